@@ -1,0 +1,29 @@
+# The CUDA module, with the toolkit that choose_cuda found.
+
+# Machine code for the two generations that the kernels are tuned for, and PTX
+# from which the driver compiles for later ones.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
+endif()
+set(CMAKE_CUDA_COMPILER "${CUDA_NVCC}")
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+enable_language(CUDA)
+
+add_native_module(_cuda ${CUDA_SOURCES})
+target_include_directories(_cuda SYSTEM PRIVATE
+  "${CUBLASLT_INCLUDE_DIR}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_link_libraries(_cuda PRIVATE "${CUBLASLT_LIBRARY}")
+
+# jax[cuda13] brings cuBLAS in the nvidia wheels, beside this package. Where it
+# does not, the toolkit's own will do, unless that is a wheel of a build
+# environment that is gone by then.
+set(rpath "$ORIGIN/../nvidia/cu13/lib")
+if(NOT CUBLASLT_LIBRARY MATCHES "/nvidia/cu13/")
+  cmake_path(GET CUBLASLT_LIBRARY PARENT_PATH toolkit_lib)
+  list(APPEND rpath "${toolkit_lib}")
+endif()
+set_target_properties(_cuda PROPERTIES
+  CUDA_VISIBILITY_PRESET hidden
+  BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${rpath}")

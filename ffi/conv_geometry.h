@@ -1,0 +1,80 @@
+// The static description of one convolution. Python's jax_convbatch/geometry.py
+// has the same struct with the same field names.
+#ifndef JAX_CONVBATCH_CONV_GEOMETRY_H_
+#define JAX_CONVBATCH_CONV_GEOMETRY_H_
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define JAX_CONVBATCH_HOST_DEVICE __host__ __device__
+#else
+#define JAX_CONVBATCH_HOST_DEVICE
+#endif
+
+namespace jax_convbatch {
+
+// One number for each spatial axis, outermost first.
+struct Axes {
+  int64_t d, h, w;
+
+  bool all(int64_t value) const {
+    return d == value && h == value && w == value;
+  }
+};
+
+// x[N, D, H, W, C], w[T, R, S, C / groups, K], y[N, O, P, Q, K], each stored in
+// that order. Problems of fewer spatial dimensions have leading sizes of 1.
+//
+// Output o reads input d where o * stride.d - pad.d + t * filter_dilation.d ==
+// d * input_dilation.d, and likewise p, h and q, w. `pad` is the low padding
+// and may be negative; the high padding is implied by O, P and Q.
+struct ConvGeometry {
+  int64_t N, D, H, W, C, K, T, R, S, O, P, Q, groups;
+  Axes stride, pad, input_dilation, filter_dilation;
+
+  // Channels of one group.
+  int64_t group_C() const { return C / groups; }
+  int64_t group_K() const { return K / groups; }
+  // Pixels of one sample of x and of y, taps of the filter.
+  int64_t input_pixels() const { return D * H * W; }
+  int64_t output_pixels() const { return O * P * Q; }
+  int64_t taps() const { return T * R * S; }
+  // Rows of one group's filter matrix: the length of a column.
+  int64_t column_size() const { return taps() * group_C(); }
+  int64_t x_size() const { return N * input_pixels() * C; }
+  int64_t w_size() const { return column_size() * K; }
+  int64_t y_size() const { return N * output_pixels() * K; }
+
+  // Whether the columns of a sample are the sample itself, so that no buffer
+  // is needed: a 1x1 filter that visits every pixel once.
+  bool is_pointwise() const {
+    return taps() == 1 && stride.all(1) && pad.all(0) &&
+           input_dilation.all(1) && O == D && P == H && Q == W;
+  }
+};
+
+// The input coordinate that tap `tap` of output coordinate `out` reads, or -1
+// where it reads padding or a hole of a dilated input.
+JAX_CONVBATCH_HOST_DEVICE inline int64_t InputCoordinate(
+    int64_t out, int64_t tap, int64_t stride, int64_t pad,
+    int64_t filter_dilation, int64_t input_dilation, int64_t input_size) {
+  const int64_t at = out * stride - pad + tap * filter_dilation;
+  if (at < 0 || at % input_dilation != 0) return -1;
+  const int64_t in = at / input_dilation;
+  return in < input_size ? in : -1;
+}
+
+// The output coordinate whose tap `tap` reads input coordinate `in`, or -1
+// where there is none: the inverse of InputCoordinate.
+JAX_CONVBATCH_HOST_DEVICE inline int64_t OutputCoordinate(
+    int64_t in, int64_t tap, int64_t stride, int64_t pad,
+    int64_t filter_dilation, int64_t input_dilation, int64_t output_size) {
+  const int64_t at = in * input_dilation + pad - tap * filter_dilation;
+  if (at < 0 || at % stride != 0) return -1;
+  const int64_t out = at / stride;
+  return out < output_size ? out : -1;
+}
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CONV_GEOMETRY_H_

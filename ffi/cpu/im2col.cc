@@ -1,0 +1,228 @@
+#include "im2col.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+// The inner loops compiled for each vector length, chosen when the module
+// loads.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && \
+    !defined(__clang__)
+#define JCB_VECTOR_CLONES \
+  __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define JCB_VECTOR_CLONES
+#endif
+
+namespace jax_convbatch {
+namespace {
+
+// Bytes of columns that one task should touch: enough to pay for handing it to
+// another thread, little enough to share the work evenly.
+constexpr int64_t kTaskBytes = 1 << 16;
+
+int64_t Grain(int64_t bytes_per_item) {
+  return std::max<int64_t>(1,
+                           kTaskBytes / std::max<int64_t>(bytes_per_item, 1));
+}
+
+// For each (outer, tap) of one axis the coordinate that they meet at, or -1:
+// the division of each pair is done once.
+class Meetings {
+ public:
+  using Rule = int64_t(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                       int64_t);
+
+  Meetings(Rule* rule, int64_t outer, int64_t taps, int64_t stride, int64_t pad,
+           int64_t filter_dilation, int64_t input_dilation, int64_t size)
+      : taps_(taps), at_(outer * taps) {
+    for (int64_t i = 0; i < outer; ++i) {
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        at_[i * taps + tap] =
+            rule(i, tap, stride, pad, filter_dilation, input_dilation, size);
+      }
+    }
+  }
+
+  const int64_t* operator[](int64_t outer) const {
+    return at_.data() + outer * taps_;
+  }
+
+ private:
+  int64_t taps_;
+  std::vector<int64_t> at_;
+};
+
+// The meetings of all three axes: outputs with inputs for Unroll, or inputs
+// with outputs for Gather.
+struct MeetingsOfAxes {
+  Meetings d, h, w;
+
+  static MeetingsOfAxes Inputs(const ConvGeometry& g) {
+    return {Make(InputCoordinate, g.O, g.T, g.stride.d, g.pad.d,
+                 g.filter_dilation.d, g.input_dilation.d, g.D),
+            Make(InputCoordinate, g.P, g.R, g.stride.h, g.pad.h,
+                 g.filter_dilation.h, g.input_dilation.h, g.H),
+            Make(InputCoordinate, g.Q, g.S, g.stride.w, g.pad.w,
+                 g.filter_dilation.w, g.input_dilation.w, g.W)};
+  }
+  static MeetingsOfAxes Outputs(const ConvGeometry& g) {
+    return {Make(OutputCoordinate, g.D, g.T, g.stride.d, g.pad.d,
+                 g.filter_dilation.d, g.input_dilation.d, g.O),
+            Make(OutputCoordinate, g.H, g.R, g.stride.h, g.pad.h,
+                 g.filter_dilation.h, g.input_dilation.h, g.P),
+            Make(OutputCoordinate, g.W, g.S, g.stride.w, g.pad.w,
+                 g.filter_dilation.w, g.input_dilation.w, g.Q)};
+  }
+
+ private:
+  template <typename... Args>
+  static Meetings Make(Args... args) {
+    return Meetings(args...);
+  }
+};
+
+template <typename T>
+void CopyRun(const T* from, Compute<T>* to, int64_t count) {
+  if constexpr (std::is_same_v<T, Compute<T>>) {
+    std::memcpy(to, from, count * sizeof(T));
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = ToCompute(from[i]);
+  }
+}
+
+template <typename A>
+void ZeroRun(A* to, int64_t count) {
+  std::memset(to, 0, count * sizeof(A));
+}
+
+JCB_VECTOR_CLONES
+void AddRun(const float* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+JCB_VECTOR_CLONES
+void AddRun(const double* from, double* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+}  // namespace
+
+template <typename T>
+void Unroll(const ConvGeometry& g, int64_t samples, const T* x,
+            Compute<T>* columns) {
+  using A = Compute<T>;
+  const MeetingsOfAxes inputs = MeetingsOfAxes::Inputs(g);
+  const int64_t Cg = g.group_C(), column = g.column_size();
+  const int64_t group_size = g.output_pixels() * column;
+  // Neighbouring taps read neighbouring pixels: one copy for all of a row.
+  const bool rows_are_runs =
+      g.groups == 1 && g.filter_dilation.w == 1 && g.input_dilation.w == 1;
+
+  // A column piece: the S taps of one (t, r) for one output pixel.
+  auto unroll_row = [&](const T* row, const int64_t* w_at, A* to) {
+    if (row == nullptr) {
+      for (int64_t i = 0; i < g.groups; ++i)
+        ZeroRun(to + i * group_size, g.S * Cg);
+    } else if (rows_are_runs) {
+      int64_t begin = 0, end = g.S;
+      while (begin < end && w_at[begin] < 0) ++begin;
+      while (end > begin && w_at[end - 1] < 0) --end;
+      ZeroRun(to, begin * Cg);
+      if (begin < end) {
+        CopyRun(row + w_at[begin] * g.C, to + begin * Cg, (end - begin) * Cg);
+      }
+      ZeroRun(to + end * Cg, (g.S - end) * Cg);
+    } else {
+      for (int64_t s = 0; s < g.S; ++s) {
+        const T* pixel = w_at[s] < 0 ? nullptr : row + w_at[s] * g.C;
+        for (int64_t i = 0; i < g.groups; ++i) {
+          A* at = to + i * group_size + s * Cg;
+          pixel ? CopyRun(pixel + i * Cg, at, Cg) : ZeroRun(at, Cg);
+        }
+      }
+    }
+  };
+
+  const int64_t rows = samples * g.O * g.P;
+  const int64_t row_bytes = g.Q * g.taps() * g.C * int64_t{sizeof(A)};
+  ParallelFor(rows, Grain(row_bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t n = i / (g.O * g.P), op = i % (g.O * g.P);
+      const int64_t *d_at = inputs.d[op / g.P], *h_at = inputs.h[op % g.P];
+      const T* sample = x + n * g.input_pixels() * g.C;
+      A* to = columns + n * ColumnsPerSample(g) + op * g.Q * column;
+      for (int64_t q = 0; q < g.Q; ++q, to += column) {
+        for (int64_t t = 0; t < g.T; ++t) {
+          for (int64_t r = 0; r < g.R; ++r) {
+            const bool inside = d_at[t] >= 0 && h_at[r] >= 0;
+            const T* row = inside
+                               ? sample + (d_at[t] * g.H + h_at[r]) * g.W * g.C
+                               : nullptr;
+            unroll_row(row, inputs.w[q], to + (t * g.R + r) * g.S * Cg);
+          }
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
+            T* dx) {
+  using A = Compute<T>;
+  const MeetingsOfAxes outputs = MeetingsOfAxes::Outputs(g);
+  const int64_t Cg = g.group_C(), column = g.column_size();
+  const int64_t group_size = g.output_pixels() * column;
+
+  auto gather_pixel = [&](const A* sample, const int64_t* o_at,
+                          const int64_t* p_at, const int64_t* q_at, A* sum) {
+    ZeroRun(sum, g.C);
+    for (int64_t t = 0; t < g.T; ++t) {
+      if (o_at[t] < 0) continue;
+      for (int64_t r = 0; r < g.R; ++r) {
+        if (p_at[r] < 0) continue;
+        const int64_t row = (o_at[t] * g.P + p_at[r]) * g.Q;
+        for (int64_t s = 0; s < g.S; ++s) {
+          if (q_at[s] < 0) continue;
+          const int64_t tap = (t * g.R + r) * g.S + s;
+          const A* from = sample + (row + q_at[s]) * column + tap * Cg;
+          for (int64_t i = 0; i < g.groups; ++i) {
+            AddRun(from + i * group_size, sum + i * Cg, Cg);
+          }
+        }
+      }
+    }
+  };
+
+  const int64_t rows = samples * g.D * g.H;
+  const int64_t row_bytes = g.W * g.C * g.taps() * int64_t{sizeof(A)};
+  ParallelFor(rows, Grain(row_bytes), [&](int64_t begin, int64_t end) {
+    std::vector<A> buffer(std::is_same_v<T, A> ? 0 : g.C);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t n = i / (g.D * g.H), dh = i % (g.D * g.H);
+      const int64_t *o_at = outputs.d[dh / g.H], *p_at = outputs.h[dh % g.H];
+      const A* sample = columns + n * ColumnsPerSample(g);
+      T* to = dx + i * g.W * g.C;
+      for (int64_t w = 0; w < g.W; ++w, to += g.C) {
+        if constexpr (std::is_same_v<T, A>) {
+          gather_pixel(sample, o_at, p_at, outputs.w[w], to);
+        } else {
+          gather_pixel(sample, o_at, p_at, outputs.w[w], buffer.data());
+          std::transform(buffer.begin(), buffer.end(), to, FromCompute<T>);
+        }
+      }
+    }
+  });
+}
+
+#define JCB_INSTANTIATE(T)                                                   \
+  template void Unroll(const ConvGeometry&, int64_t, const T*, Compute<T>*); \
+  template void Gather(const ConvGeometry&, int64_t, const Compute<T>*, T*);
+JCB_INSTANTIATE(float)
+JCB_INSTANTIATE(double)
+JCB_INSTANTIATE(Half)
+JCB_INSTANTIATE(BFloat16)
+#undef JCB_INSTANTIATE
+
+}  // namespace jax_convbatch

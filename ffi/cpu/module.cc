@@ -1,0 +1,46 @@
+// The Python module jax_convbatch._cpu: FFI targets for platform "cpu".
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "bias_grad.h"
+#include "blas.h"
+#include "im2col_gemm.h"
+#include "parallel.h"
+
+namespace nb = nanobind;
+
+namespace jax_convbatch {
+namespace {
+
+nb::capsule Handler(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict Targets() {
+  nb::dict targets;
+  for (const char* engine : {"im2col_gemm", "per_sample"}) {
+    const std::string prefix = std::string("jax_convbatch_") + engine;
+    targets[(prefix + "_fprop").c_str()] = Handler(FpropCpu);
+    targets[(prefix + "_dgrad").c_str()] = Handler(DgradCpu);
+    targets[(prefix + "_wgrad").c_str()] = Handler(WgradCpu);
+  }
+  targets["jax_convbatch_bgrad"] = Handler(BiasGradCpu);
+  return targets;
+}
+
+nb::dict BuildInfo() {
+  nb::dict info;
+  info["compiler"] = __VERSION__;
+  info["threads"] = std::to_string(ThreadCount());
+  return info;
+}
+
+}  // namespace
+}  // namespace jax_convbatch
+
+NB_MODULE(_cpu, m) {
+  jax_convbatch::LoadBlas();
+  m.def("targets", &jax_convbatch::Targets, "FFI handlers by target name.");
+  m.def("build_info", &jax_convbatch::BuildInfo,
+        "What the module was built with.");
+}

@@ -1,0 +1,121 @@
+#include "parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+#include <unistd.h>
+
+namespace jax_convbatch {
+namespace {
+
+int AvailableThreads() {
+  int available = static_cast<int>(std::thread::hardware_concurrency());
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) available = CPU_COUNT(&set);
+#endif
+  if (const char* text = std::getenv("JAX_CONVBATCH_THREADS")) {
+    const int asked = std::atoi(text);
+    if (asked > 0) available = std::min(available, asked);
+  }
+  return std::max(available, 1);
+}
+
+// One job at a time: workers and the caller take ranges off a shared counter.
+class Pool {
+ public:
+  explicit Pool(int threads) : process_(getpid()) {
+    for (int i = 1; i < threads; ++i) {
+      // Detached and never joined: the pool lives as long as the process, and
+      // joining from a static destructor would wait on threads that exit
+      // killed.
+      std::thread([this] { Work(); }).detach();
+    }
+    workers_ = threads - 1;
+  }
+
+  void Run(int64_t count, int64_t grain,
+           const std::function<void(int64_t, int64_t)>& body) {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    // A forked child has the pool but not its threads.
+    if (!turn.owns_lock() || workers_ == 0 || getpid() != process_) {
+      body(0, count);
+      return;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      body_ = &body;
+      count_ = count;
+      grain_ = grain;
+      next_.store(0);
+      busy_ = workers_;
+      ++job_;
+    }
+    wake_.notify_all();
+    TakeRanges();
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+ private:
+  void TakeRanges() {
+    for (;;) {
+      const int64_t begin = next_.fetch_add(grain_);
+      if (begin >= count_) return;
+      (*body_)(begin, std::min(begin + grain_, count_));
+    }
+  }
+
+  void Work() {
+    int64_t seen = 0;
+    for (;;) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return job_ != seen; });
+        seen = job_;
+      }
+      TakeRanges();
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  const pid_t process_;
+  int workers_ = 0;
+  std::mutex turn_;   // held by the caller whose job is running
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_, done_;
+  const std::function<void(int64_t, int64_t)>* body_ = nullptr;
+  int64_t count_ = 0, grain_ = 1, job_ = 0;
+  int busy_ = 0;
+  std::atomic<int64_t> next_{0};
+};
+
+}  // namespace
+
+int ThreadCount() {
+  static const int count = AvailableThreads();
+  return count;
+}
+
+void ParallelFor(int64_t count, int64_t grain,
+                 const std::function<void(int64_t, int64_t)>& body) {
+  if (count <= 0) return;
+  grain = std::max<int64_t>(grain, 1);
+  if (count <= grain) {
+    body(0, count);
+    return;
+  }
+  static Pool* pool = new Pool(ThreadCount());
+  pool->Run(count, grain, body);
+}
+
+}  // namespace jax_convbatch

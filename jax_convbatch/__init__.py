@@ -1,0 +1,15 @@
+"""Convolutions for JAX: differentiable in every mode, reproducible to the bit."""
+
+from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
+from jax_convbatch.explain import explain
+from jax_convbatch.layer import conv_bias_act
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "conv",
+    "conv_bias_act",
+    "conv_general_dilated",
+    "conv_transpose",
+    "explain",
+]

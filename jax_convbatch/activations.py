@@ -1,0 +1,80 @@
+"""The activations of the fused layer, and what their derivatives need saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_LEAKY_SLOPE = 0.01  # jax.nn.leaky_relu's default
+
+
+class Activation(NamedTuple):
+    """An elementwise function of the pre-activation z.
+
+    Attributes:
+      fn: y = fn(z).
+      backward: dz from (saved, dy).
+      saves_output: whether `backward` is given y; otherwise it is given z.
+    """
+
+    fn: Callable
+    backward: Callable
+    saves_output: bool
+
+
+def _from_output(fn, derivative) -> Activation:
+    return Activation(fn, lambda y, dy: dy * derivative(y), True)
+
+
+def _selected(fn, passes) -> Activation:
+    """dy where `passes(y)`, else 0: no product, so that inf and nan stay out."""
+    return Activation(
+        fn, lambda y, dy: jnp.where(passes(y), dy, jnp.zeros_like(dy)), True
+    )
+
+
+def _from_input(fn) -> Activation:
+    return Activation(fn, lambda z, dy: jax.vjp(fn, z)[1](dy)[0], False)
+
+
+def _gelu_exact(z):
+    return jax.nn.gelu(z, approximate=False)
+
+
+ACTIVATIONS: dict[str | None, Activation] = {
+    "relu": _selected(jax.nn.relu, lambda y: y > 0),
+    "relu6": _selected(jax.nn.relu6, lambda y: (y > 0) & (y < 6)),
+    "leaky_relu": Activation(
+        jax.nn.leaky_relu,
+        lambda y, dy: jnp.where(y >= 0, dy, _LEAKY_SLOPE * dy),
+        True,
+    ),
+    "elu": Activation(
+        jax.nn.elu, lambda y, dy: jnp.where(y > 0, dy, dy * (y + 1)), True
+    ),
+    "sigmoid": _from_output(jax.nn.sigmoid, lambda y: y * (1 - y)),
+    "tanh": _from_output(jnp.tanh, lambda y: 1 - y * y),
+    "gelu": _from_input(jax.nn.gelu),
+    "gelu_exact": _from_input(_gelu_exact),
+    "silu": _from_input(jax.nn.silu),
+}
+
+
+def lookup(name: str | None) -> Activation | None:
+    """The activation called `name`; None for None and "identity".
+
+    Raises:
+      ValueError: unknown name; the message lists the choices.
+    """
+    if name is None or name == "identity":
+        return None
+    try:
+        return ACTIVATIONS[name]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"unknown activation {name!r}; the choices are None, 'identity', "
+            + ", ".join(map(repr, ACTIVATIONS))
+        ) from None

@@ -1,0 +1,196 @@
+"""The bias as a pair of linear primitives: broadcast, and its transpose bgrad.
+
+bgrad sums dy over the batch and the pixels with a kernel of this package, in an
+order fixed by the number of rows. Written as primitives, both modes of
+differentiation reach that kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_convbatch import _compat, partition, plan, targets
+
+_BGRAD_ATTRIBUTES = ("B", "rows", "K", "chunk_rows")
+
+
+def bias_grad(dy: jax.Array, channel_axis: int, *, out_sharding=None) -> jax.Array:
+    """db[K]: the sum of dy over every axis but `channel_axis`.
+
+    Args:
+      dy: any shape with K channels; f64, f32, f16 or bf16.
+      channel_axis: the axis that stays.
+      out_sharding: of the result, under a mesh with explicit axes.
+
+    Returns:
+      [K] in dy's dtype, accumulated in f32 (f64 for f64) in a fixed order.
+    """
+    return bgrad_p.bind(
+        dy,
+        kept=(channel_axis % dy.ndim,),
+        out_sharding=_compat.canonicalize_sharding(out_sharding, "bias_grad"),
+    )
+
+
+def broadcast_bias(bias: jax.Array, shape, channel_axis: int, *, out_sharding=None):
+    """`bias` [K] repeated into `shape`; its transpose is `bias_grad`."""
+    return broadcast_p.bind(
+        bias,
+        shape=tuple(shape),
+        kept=(channel_axis % len(shape),),
+        out_sharding=_compat.canonicalize_sharding(out_sharding, "broadcast_bias"),
+    )
+
+
+# `kept` lists the axes that bgrad keeps, batch axes of vmap first, channel last.
+
+
+def _bgrad_shape(dy, *, kept, **_):
+    return tuple(dy.shape[i] for i in kept)
+
+
+def _bgrad_transpose(ct, dy, *, kept, **_):
+    aval = dy.aval
+    return [
+        broadcast_p.bind(
+            ct,
+            shape=aval.shape,
+            kept=kept,
+            out_sharding=_compat.canonicalize_sharding(aval.sharding, "bias_grad"),
+        )
+    ]
+
+
+def _broadcast_transpose(ct, bias, *, kept, **_):
+    sharding = _compat.canonicalize_sharding(bias.aval.sharding, "broadcast_bias")
+    return [bgrad_p.bind(ct, kept=kept, out_sharding=sharding)]
+
+
+def _with_batch_axis(sharding, axis: int, axis_data):
+    if sharding is None:
+        return None
+    spec = list(sharding.spec)
+    spec.insert(axis, axis_data.explicit_mesh_axis)
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def _bgrad_batching(axis_data, args, dims, *, kept, out_sharding):
+    (dy,), (d,) = args, dims
+    if d is None:
+        return bgrad_p.bind(dy, kept=kept, out_sharding=out_sharding), None
+    kept = (d, *(i + (i >= d) for i in kept))
+    sharding = _with_batch_axis(out_sharding, 0, axis_data)
+    return bgrad_p.bind(dy, kept=kept, out_sharding=sharding), 0
+
+
+def _broadcast_batching(axis_data, args, dims, *, shape, kept, out_sharding):
+    (bias,), (d,) = args, dims
+    if d is None:
+        out = broadcast_p.bind(
+            bias, shape=shape, kept=kept, out_sharding=out_sharding
+        )
+        return out, None
+    bias = jnp.moveaxis(bias, d, 0)
+    out = broadcast_p.bind(
+        bias,
+        shape=(bias.shape[0], *shape),
+        kept=(0, *(i + 1 for i in kept)),
+        out_sharding=_with_batch_axis(out_sharding, 0, axis_data),
+    )
+    return out, 0
+
+
+def _result_sharding(a, *, shape=None, kept, out_sharding, **_):
+    if out_sharding is not None:
+        return out_sharding
+    ndim = len(shape) if shape is not None else len(kept)
+    return NamedSharding(a.sharding.mesh, PartitionSpec(*[None] * ndim))
+
+
+# --- lowering -----------------------------------------------------------------
+
+
+def native_reason(dtype, platform: str) -> str | None:
+    """Why the native bgrad kernel does not run here, or None."""
+    return plan.unsupported(dtype, dtype, 0) or targets.problem(platform)
+
+
+class BgradSizes(NamedTuple):
+    """dy as [B, rows, K] and what summing the rows takes."""
+
+    B: int
+    rows: int
+    K: int
+    chunk_rows: int
+    workspace_bytes: int
+
+
+def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
+    outer = math.prod(shape[i] for i in kept[:-1])
+    rows = math.prod(size for i, size in enumerate(shape) if i not in kept)
+    channels = shape[kept[-1]]
+    chunk = plan.bias_grad_chunk(rows, platform)
+    partial_sums = outer * -(-rows // chunk) * channels
+    workspace = plan.aligned(partial_sums, max(np.dtype(dtype).itemsize, 4))
+    return BgradSizes(outer, rows, channels, chunk, workspace)
+
+
+def _local_bgrad(platform: str, kept, dy):
+    summed = tuple(i for i in range(dy.ndim) if i not in kept)
+    if native_reason(dy.dtype, platform):
+        return jnp.sum(jnp.transpose(dy, (*kept, *summed)), range(len(kept), dy.ndim))
+    sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
+    out, _ = jax.ffi.ffi_call(
+        "jax_convbatch_bgrad",
+        (
+            jax.ShapeDtypeStruct(tuple(dy.shape[i] for i in kept), dy.dtype),
+            jax.ShapeDtypeStruct((sizes.workspace_bytes,), np.uint8),
+        ),
+        input_layouts=[(*kept[:-1], *summed, kept[-1])],
+        output_layouts=[tuple(range(len(kept))), (0,)],
+    )(dy, **{name: np.int64(getattr(sizes, name)) for name in _BGRAD_ATTRIBUTES})
+    return out
+
+
+def _bgrad_lowering(platform: str, ctx, dy, *, kept, out_sharding):
+    fun = partition.partitioned_sum(
+        partial(_local_bgrad, platform, kept), ctx.avals_in[0].ndim, kept
+    )
+    out = _compat.lower_fun(fun, multiple_results=False)(ctx, dy)
+    return _compat.with_sharding(ctx, out)
+
+
+def _broadcast_lowering(ctx, bias, *, shape, kept, out_sharding):
+    # broadcast_in_dim wants its dimensions sorted; vmap's come first in `kept`.
+    order = sorted(range(len(kept)), key=kept.__getitem__)
+
+    def fun(b):
+        return jax.lax.broadcast_in_dim(b.transpose(order), shape, sorted(kept))
+
+    out = _compat.lower_fun(fun, multiple_results=False)(ctx, bias)
+    return _compat.with_sharding(ctx, out)
+
+
+bgrad_p = _compat.linear_primitive(
+    "conv_bgrad", _bgrad_shape, lambda dy, **_: dy.dtype, _result_sharding
+)
+broadcast_p = _compat.linear_primitive(
+    "conv_bias", lambda b, *, shape, **_: shape, lambda b, **_: b.dtype, _result_sharding
+)
+_compat.ad.deflinear2(bgrad_p, _bgrad_transpose)
+_compat.ad.deflinear2(broadcast_p, _broadcast_transpose)
+_compat.batching.fancy_primitive_batchers[bgrad_p] = _bgrad_batching
+_compat.batching.fancy_primitive_batchers[broadcast_p] = _broadcast_batching
+for _platform in ("cpu", "cuda"):
+    _compat.mlir.register_lowering(
+        bgrad_p, partial(_bgrad_lowering, _platform), platform=_platform
+    )
+_compat.mlir.register_lowering(bgrad_p, partial(_bgrad_lowering, "other"))
+_compat.mlir.register_lowering(broadcast_p, _broadcast_lowering)

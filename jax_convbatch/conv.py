@@ -1,0 +1,416 @@
+"""conv_general_dilated, conv and conv_transpose: what users call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import ConvDimensionNumbers
+
+from jax_convbatch import _compat, plan, primitives
+from jax_convbatch import geometry as geo
+
+_HALF = ("float16", "bfloat16")
+
+
+def conv_general_dilated(
+    lhs,
+    rhs,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    *,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> jax.Array:
+    """Drop-in for `jax.lax.conv_general_dilated`, run by this package's engines.
+
+    Args, result, dtypes and errors are those of `jax.lax.conv_general_dilated`;
+    only the keywords below are new. Calls that no engine covers (integers,
+    complex numbers, symbolic sizes, more than three spatial dimensions, a
+    platform without native code) run in `jax.lax`; `jax_convbatch.explain` tells.
+
+    Args:
+      algorithm: "auto", or an engine by name: "im2col_gemm" (the batch's columns
+        in one buffer, one strided-batched GEMM), "per_sample" (one unrolling and
+        one GEMM a sample, for comparison), "xla" (`jax.lax`). An engine named
+        is never replaced by another. Gradients use the same one.
+      workspace_limit: bytes that the columns may take in each of fprop, dgrad and
+        wgrad; above it the batch is cut into slices, with the same bits. None
+        is `plan.DEFAULT_WORKSPACE`: 16 MiB on the CPU, 256 MiB on CUDA, or one
+        sample's columns where those are larger.
+
+    Returns:
+      An array of the shape and dtype that `jax.lax` gives.
+
+    Raises:
+      ValueError: `algorithm` is unknown or cannot do this call, or
+        `workspace_limit` is too small for one sample (the message has the
+        smallest that works).
+      TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
+    """
+    stock = functools.partial(
+        jax.lax.conv_general_dilated,
+        lhs,
+        rhs,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        batch_group_count,
+        precision,
+        preferred_element_type,
+        out_sharding,
+    )
+    call = resolve(
+        lhs,
+        rhs,
+        precision,
+        algorithm,
+        workspace_limit,
+        window_strides=window_strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        preferred_element_type=preferred_element_type,
+    )
+    if isinstance(call, str):
+        if algorithm in ("auto", "xla"):
+            return stock()
+        stock()  # what jax.lax refuses is refused in its words
+        raise ValueError(
+            f"algorithm={algorithm!r} cannot run this convolution: {call}. "
+            "algorithm='xla' and algorithm='auto' can."
+        )
+    return primitives.bind(
+        "fprop",
+        call.x,
+        call.w,
+        call.params,
+        out_dtype=call.out_dtype,
+        out_sharding=out_sharding,
+    )
+
+
+class Call(NamedTuple):
+    """A convolution in canonical form, ready for the primitives."""
+
+    x: jax.Array
+    w: jax.Array
+    params: primitives.ConvParams
+    out_dtype: np.dtype
+
+
+def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call | str:
+    """The canonical form of a `jax.lax` call, or why it goes to `jax.lax`.
+
+    Args:
+      lhs, rhs, precision, algorithm, workspace_limit: of `conv_general_dilated`.
+      **kwargs: its other arguments, all of them but out_sharding.
+    """
+    plan.check_options(algorithm, workspace_limit)
+    if algorithm == "xla":
+        return "asked for by name"
+    problem = _not_arrays(lhs, rhs)
+    if problem:
+        return problem
+    canonical, out = _canonical(lhs, rhs, kwargs)
+    problem = plan.unsupported(lhs.dtype, out.dtype, len(out.shape) - 2)
+    if problem:
+        return problem
+    if lhs.dtype != out.dtype and not (
+        np.dtype(lhs.dtype).name in _HALF and out.dtype == np.float32
+    ):
+        # preferred_element_type asks for accumulation in the wider type.
+        lhs, rhs = lhs.astype(out.dtype), rhs.astype(out.dtype)
+    if kwargs["batch_group_count"] > 1:
+        count = canonical["feature_group_count"] = kwargs["batch_group_count"]
+        lhs = _batch_groups_to_channels(lhs, canonical["dimension_numbers"], count)
+    params = primitives.ConvParams(
+        geo.from_lax(lhs.shape, rhs.shape, out.shape, **canonical),
+        canonical["dimension_numbers"],
+        _compat.canonicalize_precision(precision),
+        algorithm,
+        None if workspace_limit is None else int(workspace_limit),
+    )
+    return Call(lhs, rhs, params, out.dtype)
+
+
+def _not_arrays(lhs, rhs) -> str | None:
+    """Why these operands have no static geometry, or None."""
+    for a in (lhs, rhs):
+        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+            return f"an operand is a {type(a).__name__}, not an array"
+        if jnp.issubdtype(a.dtype, jax.dtypes.extended):
+            return f"dtype {a.dtype}"
+        if not _compat.is_constant_shape(a.shape):
+            return "symbolic sizes"
+    return None
+
+
+def _canonical(lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
+    """jax.lax's own canonical parameters and result, or its refusal.
+
+    The call is traced by `jax.lax` itself, so that whatever it refuses is
+    refused with its exception and its words.
+    """
+    x64 = jax.config.jax_enable_x64
+    key = (lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64)
+    frozen = {name: _hashable(value) for name, value in kwargs.items()}
+    try:
+        hash(tuple(frozen.values()))
+    except TypeError:
+        params, out = _trace.__wrapped__(*key, **kwargs)
+    else:
+        params, out = _trace(*key, **frozen)
+    return dict(params), out
+
+
+def _hashable(value):
+    """Lists as tuples, as far down as they go; jax.lax takes either."""
+    if isinstance(value, ConvDimensionNumbers):
+        return ConvDimensionNumbers(*map(tuple, value))
+    return tuple(map(_hashable, value)) if type(value) in (list, tuple) else value
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, **kwargs):
+    call = functools.partial(jax.lax.conv_general_dilated, **kwargs)
+    jaxpr = jax.make_jaxpr(call)(
+        jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),
+        jax.ShapeDtypeStruct(rhs_shape, rhs_dtype),
+    )
+    (eqn,) = jaxpr.eqns
+    names = (
+        "window_strides",
+        "padding",
+        "lhs_dilation",
+        "rhs_dilation",
+        "dimension_numbers",
+        "feature_group_count",
+    )
+    (out,) = jaxpr.out_avals
+    numbers = ConvDimensionNumbers(*map(tuple, eqn.params["dimension_numbers"]))
+    params = {name: eqn.params[name] for name in names}
+    params["dimension_numbers"] = numbers
+    return params, jax.ShapeDtypeStruct(out.shape, out.dtype)
+
+
+def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
+    """Batch groups are channel groups whose samples stand in the batch."""
+    batch, feature = numbers.lhs_spec[:2]
+    size = lhs.shape[batch] // count
+    split = (*lhs.shape[:batch], count, size, *lhs.shape[batch + 1 :])
+    return primitives._fold(lhs.reshape(split), batch, feature, 1)
+
+
+_CHANNELS_LAST = {
+    0: ("NC", "IO", "NC"),
+    1: ("NWC", "WIO", "NWC"),
+    2: ("NHWC", "HWIO", "NHWC"),
+    3: ("NDHWC", "DHWIO", "NDHWC"),
+}
+
+
+def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
+    """An int for every spatial axis, or the sequence given.
+
+    Raises:
+      ValueError: a sequence of another length.
+    """
+    if isinstance(value, (int, np.integer)):
+        return (int(value),) * rank
+    value = tuple(value)
+    if len(value) != rank:
+        raise ValueError(
+            f"{name} must be an int or {rank} ints (one a spatial axis), got {value}"
+        )
+    return value
+
+
+def conv_padding(padding, rank: int):
+    """Padding as `jax.lax` takes it: a string, or (low, high) for every axis.
+
+    Raises:
+      ValueError: neither a string, an int, nor one int or pair for every axis.
+    """
+    if isinstance(padding, str):
+        return padding
+    if isinstance(padding, (int, np.integer)):
+        return ((int(padding), int(padding)),) * rank
+    pairs = tuple(
+        (int(p), int(p)) if isinstance(p, (int, np.integer)) else tuple(p)
+        for p in padding
+    )
+    if len(pairs) != rank or any(len(p) != 2 for p in pairs):
+        raise ValueError(
+            "padding must be 'SAME', 'SAME_LOWER', 'VALID', an int, or an int or a "
+            f"(low, high) pair for each of the {rank} spatial axes, got {padding!r}"
+        )
+    return pairs
+
+
+def channels_last(rank: int, dimension_numbers=None):
+    """The dimension numbers given, or channels-last ones.
+
+    Raises:
+      ValueError: more than three spatial axes and no dimension numbers.
+    """
+    if dimension_numbers is not None:
+        return dimension_numbers
+    if rank not in _CHANNELS_LAST:
+        raise ValueError(
+            f"x has {rank} spatial axes; give dimension_numbers beyond three"
+        )
+    return _CHANNELS_LAST[rank]
+
+
+def conv(
+    x,
+    w,
+    bias=None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
+    input_dilation: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dimension_numbers=None,
+    precision=None,
+    preferred_element_type=None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> jax.Array:
+    """Convolution, channels last: `x` with filter `w`, plus `bias`.
+
+    Args:
+      x: [N, *spatial, C], 0 to 3 spatial axes. floating.
+      w: [*spatial, C / groups, K], dtype of x.
+      bias: [K], dtype of the result, or None.
+      strides, input_dilation, dilation: an int, or one for each spatial axis.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, or for each spatial axis an
+        int or a (low, high) pair, negative allowed.
+      groups: number of channel groups; C groups are a depthwise convolution.
+      dimension_numbers: as in `jax.lax.conv_general_dilated`, if not channels last.
+      precision, preferred_element_type: as there.
+      algorithm, workspace_limit: as in `conv_general_dilated`.
+
+    Returns:
+      [N, *output, K].
+
+    Raises:
+      ValueError, TypeError: shapes, dtypes or options that do not fit; the
+        message names them.
+    """
+    from jax_convbatch.layer import conv_bias_act
+
+    return conv_bias_act(
+        x,
+        w,
+        bias,
+        strides=strides,
+        padding=padding,
+        input_dilation=input_dilation,
+        dilation=dilation,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        algorithm=algorithm,
+        workspace_limit=workspace_limit,
+        ad="both",
+    )
+
+
+def conv_transpose(
+    x,
+    w,
+    bias=None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
+    dilation: int | Sequence[int] = 1,
+    transpose_kernel: bool = False,
+    use_consistent_padding: bool = False,
+    dimension_numbers=None,
+    precision=None,
+    preferred_element_type=None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> jax.Array:
+    """Transposed (fractionally strided) convolution, channels last.
+
+    The semantics are those of `jax.lax.conv_transpose`: `x` is dilated by
+    `strides` and convolved with `w` at stride 1.
+
+    Args:
+      x: [N, *spatial, C].
+      w: [*spatial, C, K]; with `transpose_kernel` [*spatial, K, C], flipped in
+        its spatial axes first, which makes this the gradient of a convolution.
+      bias: [K] in the result's dtype, or None.
+      strides, dilation: an int, or one for each spatial axis.
+      padding: "SAME" or "VALID" of the convolution that this transposes; or an
+        int, or ints or (low, high) pairs, padding of the dilated input.
+      use_consistent_padding: read numbers too as padding of the convolution
+        that this transposes, as PyTorch does.
+      dimension_numbers, precision, preferred_element_type, algorithm,
+        workspace_limit: as in `conv`.
+
+    Returns:
+      [N, *output, K].
+
+    Raises:
+      ValueError, TypeError: as `conv`.
+    """
+    rank = jnp.ndim(x) - 2
+    numbers = channels_last(rank, dimension_numbers)
+    strides = per_axis("strides", strides, rank)
+    dilation = per_axis("dilation", dilation, rank)
+    pads = conv_padding(padding, rank)
+    # What jax.lax makes of `padding`, and whatever it refuses, from jax.lax.
+    jaxpr = jax.make_jaxpr(
+        lambda a, b: jax.lax.conv_transpose(
+            a,
+            b,
+            strides,
+            pads,
+            dilation,
+            numbers,
+            transpose_kernel,
+            preferred_element_type=preferred_element_type,
+            use_consistent_padding=use_consistent_padding,
+        )
+    )(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)))
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive is _compat.lax_conv_p)
+    if transpose_kernel:
+        spec = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).rhs_spec
+        w = jnp.swapaxes(jnp.flip(w, spec[2:]), spec[0], spec[1])
+    return conv(
+        x,
+        w,
+        bias,
+        padding=eqn.params["padding"],
+        input_dilation=strides,
+        dilation=dilation,
+        dimension_numbers=numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        algorithm=algorithm,
+        workspace_limit=workspace_limit,
+    )

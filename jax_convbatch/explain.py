@@ -1,0 +1,177 @@
+"""explain: which engine runs each convolution of a function, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from jax_convbatch import _compat, bias, plan, primitives
+
+
+@dataclass(frozen=True)
+class Row:
+    """One convolution, or bias gradient, of a traced function.
+
+    Attributes:
+      op: "fprop", "dgrad", "wgrad" or "bgrad".
+      geometry: its sizes in words.
+      dtype: of the operands.
+      engine: what runs it; "xla" is `jax.lax`.
+      reason: why.
+      slice: samples unrolled at a time (0 where that has no meaning).
+      workspace_bytes: memory beyond operands and result (0 for "xla", whose
+        memory is XLA's).
+    """
+
+    op: str
+    geometry: str
+    dtype: str
+    engine: str
+    reason: str
+    slice: int
+    workspace_bytes: int
+
+
+class Explanation(tuple[Row, ...]):
+    """A tuple of rows that prints as a table."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "no convolutions"
+        names = ("op", "geometry", "dtype", "engine", "slice", "workspace", "reason")
+        cells = [names] + [
+            (
+                row.op,
+                row.geometry,
+                row.dtype,
+                row.engine,
+                str(row.slice or "-"),
+                _bytes(row.workspace_bytes),
+                row.reason,
+            )
+            for row in self
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+            for line in cells
+        ]
+        lines.insert(1, "  ".join("-" * w for w in widths))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
+    """Every convolution that `fn(*args, **kwargs)` would run.
+
+    The function is traced, not run. Gradients show when they are asked for:
+    `explain(jax.grad(loss), params, batch)`. Sizes are those of the whole batch;
+    under a mesh each device runs its own part of it.
+
+    Args:
+      fn: a function of arrays that can be traced.
+      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s.
+      platform: "cpu", "cuda", ...; by default where JAX would run `fn`.
+
+    Returns:
+      A tuple of `Row` that prints as a table, in order of execution.
+      Convolutions in a loop's or a scan's body appear once.
+
+    Raises:
+      ValueError: an engine asked for by name cannot run there.
+    """
+    if platform is None:
+        platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
+    return Explanation(
+        row for eqn in _equations(jaxpr.jaxpr) if (row := _row(eqn, platform))
+    )
+
+
+def _equations(jaxpr) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in _jaxprs(list(eqn.params.values())):
+            yield from _equations(inner)
+
+
+def _jaxprs(value) -> Iterator[Any]:
+    if isinstance(value, jex.Jaxpr):
+        yield value
+    elif isinstance(value, jex.ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _jaxprs(item)
+
+
+def _row(eqn, platform: str) -> Row | None:
+    operands = [v.aval for v in eqn.invars]
+    dtype = np.dtype(operands[0].dtype).name if operands else ""
+    if eqn.primitive is _compat.lax_conv_p:
+        return _stock_row(eqn, operands, dtype)
+    if eqn.primitive is bias.bgrad_p:
+        return _bgrad_row(eqn, operands[0], dtype, platform)
+    for name, primitive in primitives.PRIMITIVES.items():
+        if eqn.primitive is primitive:
+            params = eqn.params["params"]
+            chosen = params.plan(name, operands[0].dtype, platform)
+            return Row(
+                name,
+                params.geometry.describe(params.dimension_numbers),
+                dtype,
+                chosen.engine,
+                chosen.reason,
+                chosen.slice,
+                chosen.workspace_bytes,
+            )
+    return None
+
+
+def _stock_row(eqn, operands, dtype: str) -> Row:
+    numbers = eqn.params["dimension_numbers"]
+    out = eqn.outvars[0].aval
+    rank = len(numbers.lhs_spec) - 2
+    shapes = (operands[0].shape, operands[1].shape, out.shape)
+    sizes = ["x".join(map(str, shape)) for shape in shapes]
+    reason = plan.unsupported(operands[0].dtype, out.dtype, rank)
+    if not reason and not all(map(_compat.is_constant_shape, shapes)):
+        reason = "symbolic sizes"
+    return Row(
+        "fprop",
+        f"{sizes[0]} * {sizes[1]} -> {sizes[2]}",
+        dtype,
+        "xla",
+        reason or "algorithm='xla', or jax.lax was called",
+        0,
+        0,
+    )
+
+
+def _bgrad_row(eqn, dy, dtype: str, platform: str) -> Row:
+    kept = eqn.params["kept"]
+    reason = bias.native_reason(dy.dtype, platform)
+    sizes = bias.bgrad_sizes(dy.shape, kept, dy.dtype, "cpu" if reason else platform)
+    return Row(
+        "bgrad",
+        f"{sizes.rows}x{sizes.K} -> {sizes.K}"
+        + (f", {sizes.B} times" if len(kept) > 1 else ""),
+        dtype,
+        "xla" if reason else "kernel",
+        reason or "sum in fixed chunks",
+        0,
+        0 if reason else sizes.workspace_bytes,
+    )
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B" if count else "-"

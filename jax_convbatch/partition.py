@@ -1,0 +1,130 @@
+"""Sharding below the primitives: batch and output channels stay where they are.
+
+Without a rule XLA gathers a sharded operand of a custom call, silently. With
+the one here each device convolves its own part: N and the result's channels pass
+through, and where the summed letter is sharded (N in wgrad) the partial results
+are added by one all-reduce.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_convbatch import geometry as geo
+
+
+def _factors(role: str, grouped: bool, dimension_numbers) -> list[str]:
+    """Names of `role`'s axes in the user's order, one letter a factor."""
+    first, second = geo.LETTERS[role]
+    if role == "w" and grouped:
+        second = "I"  # channels of one group: not a part of C
+    names = [first, second, *(f"{role}{i}" for i in range(len(dimension_numbers[0]) - 2))]
+    result = [""] * len(names)
+    for axis, name in zip(geo.spec_of(role, dimension_numbers), names, strict=True):
+        result[axis] = name.lower()
+    return result
+
+
+def _sharding_rule(op, params):
+    """Shardy's einsum-like rule, its reduction and its replicated factors."""
+    grouped = params.geometry.groups > 1
+    roles = (*op.operands, op.result)
+    names = {role: _factors(role, grouped, params.dimension_numbers) for role in roles}
+    rule = ", ".join(" ".join(names[role]) for role in op.operands)
+    rule += " -> " + " ".join(names[op.result])
+    every = dict.fromkeys(name for role in roles for name in names[role])
+    free = ["n"] if grouped else ["n", "c", "k"]
+    reduced = [op.contraction.lower()] if op.contraction.lower() in free else []
+    return rule, {
+        "reduction_factors": tuple(reduced),
+        "need_replication_factors": tuple(n for n in every if n not in free),
+    }
+
+
+def _spec(sharding, ndim: int) -> list:
+    if not isinstance(sharding, NamedSharding):
+        return [None] * ndim
+    return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+
+
+def _axes(entry) -> tuple[str, ...]:
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _partition(op, params, local, mesh, arg_shapes, result_shape):
+    """Assigns mesh axes to N, C and K and builds the per-device function."""
+    grouped = params.geometry.groups > 1
+    arrays = dict(zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True))
+    assigned: dict[str, tuple[str, ...]] = {}
+    for role, array in arrays.items():
+        spec = _spec(array.sharding, len(array.shape))
+        for letter in geo.LETTERS[role]:
+            if letter in assigned or (grouped and letter != "N"):
+                continue
+            axes = _axes(spec[params.axis(role, letter)])
+            size = array.shape[params.axis(role, letter)]
+            count = 1
+            for axis in axes:
+                count *= mesh.shape[axis]
+            taken = {a for other in assigned.values() for a in other}
+            # Ragged parts would be padded with values that a sum must not see.
+            if axes and size % count == 0 and not taken & {*axes}:
+                assigned[letter] = axes
+
+    def sharding(role: str) -> NamedSharding:
+        spec: list = [None] * len(arrays[role].shape)
+        for letter in geo.LETTERS[role]:
+            if letter in assigned and not (role == op.result and letter == op.contraction):
+                spec[params.axis(role, letter)] = assigned[letter]
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    def lower(a, b):
+        out = local(params, a, b)
+        axes = assigned.get(op.contraction)
+        return jax.lax.psum(out, axes) if axes else out
+
+    return mesh, lower, sharding(op.result), tuple(map(sharding, op.operands))
+
+
+def partitioned(local, op, params):
+    """`local(params, a, b)` with a partitioning rule for operation `op`."""
+    fun = custom_partitioning(partial(local, params))
+    rule, kinds = _sharding_rule(op, params)
+    fun.def_partition(
+        partition=partial(_partition, op, params, local),
+        sharding_rule=rule,
+        **kinds,
+    )
+    return fun
+
+
+def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
+    """`local(dy)`, a sum over the axes not in `kept`, with a partitioning rule."""
+    fun = custom_partitioning(local)
+    names = [f"a{i}" for i in range(ndim)]
+    rule = f"{' '.join(names)} -> {' '.join(names[i] for i in kept)}"
+    summed = [i for i in range(ndim) if i not in kept]
+
+    def partition(mesh, arg_shapes, result_shape):
+        spec = _spec(arg_shapes[0].sharding, ndim)
+        axes = [a for i in summed for a in _axes(spec[i])]
+
+        def lower(dy):
+            out = local(dy)
+            return jax.lax.psum(out, axes) if axes else out
+
+        out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
+        return mesh, lower, out, (NamedSharding(mesh, PartitionSpec(*spec)),)
+
+    fun.def_partition(
+        partition=partition,
+        sharding_rule=rule,
+        reduction_factors=tuple(names[i] for i in summed),
+    )
+    return fun

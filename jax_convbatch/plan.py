@@ -1,0 +1,205 @@
+"""Which engine runs a convolution, how it slices the batch, what memory it takes.
+
+A plan is a pure function of geometry, dtype, platform and the caller's options:
+the same program gets the same plan, and so the same bits, on every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jax_convbatch import targets
+from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
+
+OPS = ("fprop", "dgrad", "wgrad")
+
+# Engines in order of preference, with the platforms they have code for.
+ENGINES: dict[str, tuple[str, ...]] = {
+    "im2col_gemm": ("cpu", "cuda"),
+    "per_sample": ("cpu", "cuda"),
+}
+ALGORITHMS = ("auto", *ENGINES, "xla")
+
+# Bytes of workspace where the caller sets no limit. On the CPU the columns of a
+# slice should still be in the last-level cache when the GEMM reads them. On
+# CUDA a slice should be long enough to hide its launches and to fill the GPU,
+# while the buffer stays small beside the activations of a training step.
+DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
+
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: `engine` with `slice` samples at a time.
+
+    Attributes:
+      engine: a name of `ALGORITHMS` other than "auto".
+      reason: why this engine, in words.
+      slice: samples that are unrolled at a time.
+      workspace_bytes: size of the workspace buffer.
+    """
+
+    engine: str
+    reason: str
+    slice: int = 0
+    workspace_bytes: int = 0
+
+
+def check_options(algorithm: str, workspace_limit: int | None) -> None:
+    """Raises ValueError or TypeError where an option could never be valid."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(
+            f"unknown algorithm {algorithm!r}; the choices are "
+            + ", ".join(map(repr, ALGORITHMS))
+        )
+    if workspace_limit is None:
+        return
+    if isinstance(workspace_limit, bool) or not isinstance(
+        workspace_limit, (int, np.integer)
+    ):
+        raise TypeError(
+            "workspace_limit must be a number of bytes (int) or None, got "
+            f"{workspace_limit!r}"
+        )
+    if workspace_limit < 0:
+        raise ValueError(f"workspace_limit must be >= 0 bytes, got {workspace_limit}")
+
+
+def unsupported(dtype, out_dtype, rank: int) -> str | None:
+    """Why no native engine covers a convolution on any platform, or None.
+
+    Args:
+      dtype: of x and w.
+      out_dtype: of y.
+      rank: number of spatial dimensions.
+    """
+    dtype, out_dtype = np.dtype(dtype), np.dtype(out_dtype)
+    if dtype.name not in _FLOATS:
+        return f"dtype {dtype.name} (native: {', '.join(_FLOATS)})"
+    if out_dtype.name not in _FLOATS:
+        return f"result dtype {out_dtype.name} (native: {', '.join(_FLOATS)})"
+    if out_dtype != dtype and out_dtype.itemsize <= dtype.itemsize:
+        return f"result dtype {out_dtype.name} for operands of {dtype.name}"
+    if rank > MAX_SPATIAL:
+        return f"{rank} spatial dimensions (native: at most {MAX_SPATIAL})"
+    return None
+
+
+def make_plan(
+    op: str,
+    geometry: ConvGeometry,
+    dtype,
+    platform: str,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> Plan:
+    """Chooses engine and slice for one of fprop, dgrad and wgrad.
+
+    Args:
+      op: "fprop", "dgrad" or "wgrad".
+      geometry: of this device's part of the convolution.
+      dtype: of the operands.
+      platform: "cpu", "cuda" or another name that JAX lowers for.
+      algorithm: one of `ALGORITHMS`.
+      workspace_limit: bytes that the workspace may take, or None for
+        `DEFAULT_WORKSPACE[platform]` (or one sample's columns, if larger).
+
+    Raises:
+      ValueError: the engine asked for by name does not run here, or the limit
+        is too small for one sample.
+    """
+    if algorithm == "xla":
+        return Plan("xla", "asked for by name")
+    problem = _why_not(geometry, platform)
+    if problem:
+        if algorithm == "auto":
+            return Plan("xla", problem)
+        raise ValueError(
+            f"algorithm={algorithm!r} cannot run this {op} on platform "
+            f"{platform!r}: {problem}. algorithm='xla' and algorithm='auto' can."
+        )
+    if algorithm == "auto":
+        engine = next(name for name, where in ENGINES.items() if platform in where)
+        reason = f"default on {platform}"
+    else:
+        engine, reason = algorithm, "asked for by name"
+    per_sample, fixed = _workspace(op, geometry, np.dtype(dtype), platform)
+    if workspace_limit is None:
+        limit = max(DEFAULT_WORKSPACE[platform], per_sample(1) + fixed)
+    else:
+        limit = int(workspace_limit)
+    samples = 1 if engine == "per_sample" else max(geometry.N, 1)
+    samples = _largest_slice(per_sample, limit - fixed, samples)
+    if not samples:
+        raise ValueError(
+            f"workspace_limit={workspace_limit} bytes is too small for this {op}: "
+            f"one sample needs {per_sample(1) + fixed} bytes"
+        )
+    return Plan(engine, reason, samples, per_sample(samples) + fixed)
+
+
+def _why_not(geometry: ConvGeometry, platform: str) -> str | None:
+    problem = targets.problem(platform)
+    if problem:
+        return problem
+    g = geometry
+    if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
+        return "a matrix of one sample has a side over 2^31 - 1"
+    return None
+
+
+def aligned(count: int, itemsize: int) -> int:
+    """Bytes of `count` items, rounded up as the native code carves them."""
+    return -(-count * itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _workspace(op: str, g: ConvGeometry, dtype: np.dtype, platform: str):
+    """Bytes for a number of samples (a function), and bytes besides."""
+    half = dtype.itemsize == 2
+    accumulator = max(dtype.itemsize, 4)
+    column_elements = g.output_pixels * g.column_size * g.groups
+    if platform == "cpu":
+        # The BLAS has no 16-bit types: columns, y and w are converted.
+        columns = 0 if g.is_pointwise and not half else column_elements
+        y = g.output_pixels * g.K if half else 0
+        fixed = aligned(g.w_size, 4) if half else 0
+        return (
+            lambda n: aligned(n * columns, accumulator) + aligned(n * y, 4),
+            fixed,
+        )
+    columns = 0 if g.is_pointwise else column_elements
+    itemsize = accumulator if op == "dgrad" else dtype.itemsize
+    if op != "wgrad":
+        return lambda n: aligned(n * columns, itemsize), 0
+    return (
+        lambda n: aligned(n * columns, itemsize) + aligned(n * g.w_size, accumulator),
+        aligned(g.w_size, accumulator),
+    )
+
+
+def _largest_slice(cost, limit: int, most: int) -> int:
+    """The largest n <= most with cost(n) <= limit, or 0; cost is increasing."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def bias_grad_chunk(rows: int, platform: str) -> int:
+    """Rows that one partial sum of the bias gradient covers.
+
+    Enough chunks to occupy every core or multiprocessor, few enough that adding
+    their sums costs little; from the number of rows alone, so that the order of
+    summation is fixed.
+    """
+    chunks, least = {"cpu": (64, 256), "cuda": (1024, 32)}[platform]
+    return max(least, -(-rows // chunks))

@@ -1,0 +1,341 @@
+"""The linear primitives fprop, dgrad, wgrad: each one's transposes are the others.
+
+    fprop: y  from x and w       dgrad: dx from dy and w       wgrad: dw from x and dy
+
+All three are bilinear and describe the same convolution, so one table says for
+each which two arrays go in and which comes out, and one rule of each kind
+(shape, transpose, batching, lowering) serves them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import ConvDimensionNumbers, Precision
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_convbatch import _compat, partition, plan
+from jax_convbatch import geometry as geo
+from jax_convbatch.geometry import ConvGeometry
+
+
+class Op(NamedTuple):
+    name: str
+    operands: tuple[str, str]  # roles: "x", "w", "y" (dx, dw, dy have their roles)
+    result: str
+    contraction: str  # the letter that is summed over besides taps and pixels
+
+
+OPS = {
+    "fprop": Op("fprop", ("x", "w"), "y", "C"),
+    "dgrad": Op("dgrad", ("y", "w"), "x", "K"),
+    "wgrad": Op("wgrad", ("x", "y"), "w", "N"),
+}
+_OP_WITH_RESULT = {op.result: op for op in OPS.values()}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvParams:
+    """Everything static about a call, the same for all three operations.
+
+    Attributes:
+      geometry: sizes.
+      dimension_numbers: where the user keeps the axes.
+      precision: canonical `jax.lax` precision (None, one or a pair).
+      algorithm: one of `plan.ALGORITHMS`.
+      workspace_limit: bytes or None.
+    """
+
+    geometry: ConvGeometry
+    dimension_numbers: ConvDimensionNumbers
+    precision: Any = None
+    algorithm: str = "auto"
+    workspace_limit: int | None = None
+
+    def plan(self, op: str, dtype, platform: str) -> plan.Plan:
+        return plan.make_plan(
+            op, self.geometry, dtype, platform, self.algorithm, self.workspace_limit
+        )
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        return geo.shape(role, self.geometry, self.dimension_numbers)
+
+    def axis(self, role: str, letter: str) -> int:
+        return geo.axis_of(role, letter, self.dimension_numbers)
+
+    def with_sizes(self, **sizes: int) -> ConvParams:
+        return dataclasses.replace(self, geometry=self.geometry._replace(**sizes))
+
+
+def bind(
+    name: str,
+    a: jax.Array,
+    b: jax.Array,
+    params: ConvParams,
+    *,
+    out_dtype=None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
+) -> jax.Array:
+    """Applies primitive `name` to its two operands.
+
+    Args:
+      name: "fprop" (x, w), "dgrad" (dy, w) or "wgrad" (x, dy).
+      a, b: arrays of one floating dtype with the shapes that `params` gives.
+      params: the convolution.
+      out_dtype: of the result; for fprop it may be wider than the operands'.
+      out_sharding: of the result, under a mesh with explicit axes.
+    """
+    a, b = _compat.auto_insert_reshard(a, b)
+    return PRIMITIVES[name].bind(
+        a,
+        b,
+        params=params,
+        out_dtype=np.dtype(out_dtype or a.dtype),
+        out_sharding=_compat.canonicalize_sharding(out_sharding, "conv_general_dilated"),
+    )
+
+
+# --- abstract evaluation ------------------------------------------------------
+
+
+def _shape_rule(op: Op, a, b, *, params, **_):
+    for role, aval in zip(op.operands, (a, b), strict=True):
+        if aval.shape != params.shape(role):
+            raise ValueError(
+                f"{op.name}: {role} has shape {aval.shape} where the geometry says "
+                f"{params.shape(role)}"
+            )
+    return params.shape(op.result)
+
+
+def _dtype_rule(op: Op, a, b, *, out_dtype, **_):
+    if a.dtype != b.dtype:
+        raise TypeError(f"{op.name}: operand dtypes differ, {a.dtype} and {b.dtype}")
+    return out_dtype
+
+
+def _sharding_rule(op: Op, a, b, *, params, out_sharding, **_):
+    if out_sharding is None and op.name != "fprop":
+        # A gradient whose place nobody named: leave it whole on every device.
+        mesh = a.sharding.mesh if not a.sharding.mesh.empty else b.sharding.mesh
+        return NamedSharding(mesh, PartitionSpec(*[None] * a.ndim))
+    return _compat.lax_conv_sharding_rule(
+        a,
+        b,
+        batch_group_count=1,
+        out_sharding=out_sharding,
+        **geo.to_lax(params.geometry, params.dimension_numbers),
+    )
+
+
+# --- differentiation ----------------------------------------------------------
+
+
+def gradient(
+    role: str, ct, other, params: ConvParams, *, dtype=None, out_sharding=None
+) -> jax.Array:
+    """The cotangent of array `role` ("x", "w" or "y").
+
+    Args:
+      role: whose cotangent is wanted, which names the operation: the one with
+        that result.
+      ct: {role: array}, the cotangent that is known.
+      other: {role: array}, the remaining array of the convolution.
+      params: the convolution.
+      dtype: of the result; by default that of the known cotangent.
+      out_sharding: as in `bind`.
+    """
+    op = _OP_WITH_RESULT[role]
+    arrays = {**ct, **other}
+    wide = next(iter(ct.values())).dtype
+    # A result wider than the operands (preferred_element_type) is
+    # differentiated in its own dtype, as jax.lax does.
+    a, b = (arrays[r].astype(wide) for r in op.operands)
+    return bind(op.name, a, b, params, out_sharding=out_sharding).astype(dtype or wide)
+
+
+def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
+    """The cotangent of operand number `wanted`, from the other one and `ct`."""
+    other, target = (b, a) if wanted == 0 else (a, b)
+    return gradient(
+        op.operands[wanted],
+        {op.result: ct},
+        {op.operands[1 - wanted]: other},
+        params,
+        dtype=target.aval.dtype,
+        out_sharding=target.aval.sharding,
+    )
+
+
+# --- vmap ---------------------------------------------------------------------
+
+
+def _fold(a, batch_axis: int, axis: int, groups: int):
+    """Merges `batch_axis` into `axis` (counted without it), inside its groups."""
+    size = a.shape[batch_axis]
+    a = jnp.moveaxis(a, batch_axis, 0)
+    shape = a.shape[1:]
+    if groups == 1:
+        order = (*range(1, axis + 1), 0, *range(axis + 1, a.ndim))
+    else:
+        split = (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+        a = a.reshape(size, *split)
+        order = (*range(1, axis + 2), 0, *range(axis + 2, a.ndim))
+    folded = (*shape[:axis], size * shape[axis], *shape[axis + 1 :])
+    return jax.lax.reshape(a, folded, order)
+
+
+def _unfold(a, axis: int, size: int, groups: int):
+    """Splits a batch of `size` out of `axis`: its new axis stands before `axis`."""
+    whole = a.shape[axis]
+    shape = (*a.shape[:axis], groups, size, whole // groups // size, *a.shape[axis + 1 :])
+    a = jnp.swapaxes(a.reshape(shape), axis, axis + 1)
+    return a.reshape(*a.shape[: axis + 1], whole // size, *a.shape[axis + 3 :])
+
+
+def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_sharding):
+    """Batched x or y goes into N, batched w into K or C, both into the groups."""
+    if dims == (None, None):
+        kwargs = {"out_dtype": out_dtype, "out_sharding": out_sharding}
+        return bind(op.name, *args, params, **kwargs), None
+    size = axis_data.size
+    batched = {role for role, d in zip(op.operands, dims, strict=True) if d is not None}
+    batched.add(op.result)
+    if size == 0:
+        return jnp.zeros((0, *params.shape(op.result)), out_dtype), 0
+    geometry = params.geometry
+    if len(batched) == 3:
+        # Batch outermost in both channels: every problem is a group of its own.
+        letters = {"x": "C", "w": "K", "y": "K"}
+        new = params.with_sizes(
+            C=geometry.C * size, K=geometry.K * size, groups=geometry.groups * size
+        )
+    else:
+        letter = {"w": "N", "x": "K", "y": "C"}[next(iter({*"xwy"} - batched))]
+        letters = dict.fromkeys(batched, letter)
+        new = params.with_sizes(**{letter: getattr(geometry, letter) * size})
+
+    def groups_of(role: str) -> int:
+        # w carries its input channels per group, so C of w has no groups inside.
+        grouped = letters[role] != "N" and (role, letters[role]) != ("w", "C")
+        return geometry.groups if grouped and len(batched) < 3 else 1
+
+    operands = [
+        a if d is None else _fold(a, d, params.axis(role, letters[role]), groups_of(role))
+        for a, d, role in zip(args, dims, op.operands, strict=True)
+    ]
+    axis = params.axis(op.result, letters[op.result])
+    if out_sharding is not None and axis_data.explicit_mesh_axis:
+        spec = list(out_sharding.spec)
+        spec += [None] * (len(params.shape(op.result)) - len(spec))
+        if spec[axis] is not None:
+            raise NotImplementedError("vmap over an axis that is sharded already")
+        spec[axis] = axis_data.explicit_mesh_axis
+        out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*spec))
+    out = bind(op.name, *operands, new, out_dtype=out_dtype, out_sharding=out_sharding)
+    return _unfold(out, axis, size, groups_of(op.result)), axis
+
+
+# --- lowering -----------------------------------------------------------------
+
+_PRECISION = {None: 0, Precision.DEFAULT: 0, Precision.HIGH: 1, Precision.HIGHEST: 2}
+
+
+def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
+    """One FFI call: the result, and a workspace that XLA plans."""
+    pair = params.precision if isinstance(params.precision, tuple) else (params.precision,)
+    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
+    call = jax.ffi.ffi_call(
+        f"jax_convbatch_{chosen.engine}_{op.name}",
+        (
+            jax.ShapeDtypeStruct(params.shape(op.result), out_dtype),
+            jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8),
+        ),
+        input_layouts=[layouts[role] for role in op.operands],
+        output_layouts=[layouts[op.result], (0,)],
+    )
+    out, _ = call(
+        a,
+        b,
+        geometry=params.geometry.attribute(),
+        slice=np.int64(chosen.slice),
+        precision=np.int64(max(_PRECISION[p] for p in pair)),
+    )
+    return out
+
+
+def xla_call(name: str, a, b, params: ConvParams, out_dtype):
+    """The same operation by `jax.lax`, its gradients by transposing its fprop."""
+    kwargs = geo.to_lax(params.geometry, params.dimension_numbers)
+    kwargs["precision"] = params.precision
+
+    def conv(x, w):
+        wide = None if out_dtype == a.dtype else out_dtype
+        return jax.lax.conv_general_dilated(
+            x, w, **kwargs, preferred_element_type=wide
+        )
+
+    if name == "fprop":
+        return conv(a, b)
+    result = jax.ShapeDtypeStruct(params.shape(OPS[name].result), out_dtype)
+    if name == "dgrad":
+        return jax.linear_transpose(lambda x: conv(x, b), result)(a)[0]
+    return jax.linear_transpose(lambda w: conv(a, w), result)(b)[0]
+
+
+def _local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
+    """What one device does with its part of the operands."""
+    local = params.with_sizes(**_local_sizes(op, params, a, b))
+    chosen = local.plan(op.name, a.dtype, platform)
+    if chosen.engine == "xla":
+        return xla_call(op.name, a, b, local, out_dtype)
+    return _native_call(op, chosen, a, b, local, out_dtype)
+
+
+def _local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
+    """N, K and C as the operands of one device have them (groups are whole)."""
+    sizes = {}
+    for role, array in zip(op.operands, (a, b), strict=True):
+        for letter in geo.LETTERS[role]:
+            size = array.shape[params.axis(role, letter)]
+            grouped = (role, letter) == ("w", "C")
+            sizes[letter] = size * params.geometry.groups if grouped else size
+    return sizes
+
+
+def _lowering(op: Op, platform: str, ctx, a, b, *, params, out_dtype, out_sharding):
+    # The plan for the whole batch, for the errors it raises: within the
+    # partitioner's callback they would be wrapped in another type.
+    params.plan(op.name, ctx.avals_in[0].dtype, platform)
+    fun = partition.partitioned(
+        partial(_local_call, op, platform, out_dtype), op, params
+    )
+    out = _compat.lower_fun(fun, multiple_results=False)(ctx, a, b)
+    return _compat.with_sharding(ctx, out)
+
+
+def _make(op: Op):
+    primitive = _compat.linear_primitive(
+        f"conv_{op.name}",
+        partial(_shape_rule, op),
+        partial(_dtype_rule, op),
+        partial(_sharding_rule, op),
+    )
+    _compat.ad.defbilinear(
+        primitive, partial(_transpose, op, 0), partial(_transpose, op, 1)
+    )
+    _compat.batching.fancy_primitive_batchers[primitive] = partial(_batching_rule, op)
+    for platform in ("cpu", "cuda"):
+        _compat.mlir.register_lowering(
+            primitive, partial(_lowering, op, platform), platform=platform
+        )
+    _compat.mlir.register_lowering(primitive, partial(_lowering, op, "other"))
+    return primitive
+
+
+PRIMITIVES = {name: _make(op) for name, op in OPS.items()}

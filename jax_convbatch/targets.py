@@ -1,0 +1,173 @@
+"""The native modules: which can be used, and why not where one cannot.
+
+Importing this module registers the FFI targets of every native module that
+loads, and warns once where one that should be there is missing. It starts no
+JAX backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import importlib
+import importlib.util
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from types import ModuleType
+
+import jax
+
+_build: ModuleType | None
+try:
+    _build = importlib.import_module("jax_convbatch._build")  # by CMakeLists.txt
+except ImportError:  # Imported from sources that were never built.
+    _build = None
+
+# Platform as the plan names it: the module, and the platform as JAX names it.
+_MODULES = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
+
+# What exists where an NVIDIA GPU can be used; also in cmake/cuda_choice.cmake.
+_GPU_SIGNS = (
+    "/dev/nvidia[0-9]*",
+    "/proc/driver/nvidia/gpus/*",
+    "/usr/lib/wsl/lib/libcuda.so*",
+)
+
+
+def available(platform: str) -> bool:
+    """Whether native code for a platform ("cpu", "cuda", ...) can be used."""
+    return problem(platform) is None
+
+
+def problem(platform: str) -> str | None:
+    """Why no native code for a platform can be used, or None where it can."""
+    if platform not in _natives:
+        return f"jax_convbatch has no native code for platform {platform!r}"
+    return _natives[platform].problem
+
+
+def build_info() -> dict[str, dict[str, str]]:
+    """What each usable native module was compiled with, by platform."""
+    headers = {"headers": f"jaxlib {_build.JAXLIB_VERSION}"} if _build else {}
+    return {
+        platform: dict(native.module.build_info()) | headers
+        for platform, native in _natives.items()
+        if native.module is not None
+    }
+
+
+def gpu_visible() -> bool:
+    """Whether this machine shows an NVIDIA GPU. Asks the file system only."""
+    return any(glob.glob(sign) for sign in _GPU_SIGNS)
+
+
+@dataclass(frozen=True)
+class _Native:
+    """A registered module, or the problem that there is none."""
+
+    module: ModuleType | None = None
+    problem: str | None = None
+    built: bool = True
+
+
+def _load(platform: str) -> _Native:
+    name, jax_platform = _MODULES[platform]
+    if importlib.util.find_spec(f"jax_convbatch.{name}") is None:
+        return _Native(problem=_why_not_built(platform), built=False)
+    problem = _ffi_mismatch()
+    if problem:
+        return _Native(problem=f"the {platform} module is not used: {problem}")
+    try:
+        if platform == "cuda":
+            _preload_cublas()
+        module = importlib.import_module(f"jax_convbatch.{name}")
+        for target, handler in module.targets().items():
+            jax.ffi.register_ffi_target(target, handler, platform=jax_platform)
+    except Exception as error:
+        return _Native(problem=f"the {platform} module does not load: {error}")
+    return _Native(module)
+
+
+def _why_not_built(platform: str) -> str:
+    if _build is None:
+        return (
+            f"the {platform} module is not built: {os.path.dirname(__file__)} holds "
+            "sources only; install them with `pip install`"
+        )
+    reason = f" ({_build.CUDA_REASON})" if platform == "cuda" else ""
+    return f"the {platform} module is not built{reason}"
+
+
+def _ffi_mismatch() -> str | None:
+    """Why JAX would refuse our handlers, or None.
+
+    A handler built against newer headers than the running jaxlib's keeps every
+    backend of JAX from starting, so it must not be registered at all.
+    """
+    header = os.path.join(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    if _build is None or not os.path.exists(header):
+        return None
+    with open(header, encoding="utf-8") as file:
+        found = re.findall(r"#define XLA_FFI_API_M(?:AJ|IN)OR (\d+)", file.read())
+    built, running = _build.FFI_API_VERSION, tuple(map(int, found))
+    if len(running) != 2 or (built[0] == running[0] and built[1] <= running[1]):
+        return None
+    return (
+        f"it was built against FFI API {built} of jaxlib {_build.JAXLIB_VERSION}, "
+        f"and the installed jaxlib has {running}; reinstall jax_convbatch"
+    )
+
+
+def _preload_cublas() -> None:
+    """Loads cuBLAS from the nvidia wheels, where there are any.
+
+    A process holds one libcublasLt.so.13. JAX's plugin needs the one of its
+    wheels, which may lie in another folder than this package.
+    """
+    nvidia = importlib.util.find_spec("nvidia")
+    for folder in (nvidia and nvidia.submodule_search_locations) or ():
+        library = os.path.join(folder, "cu13", "lib", "libcublasLt.so.13")
+        if os.path.exists(library):
+            ctypes.CDLL(library)
+            return
+
+
+def _cuda_allowed() -> bool:
+    """Whether JAX_PLATFORMS leaves CUDA to JAX."""
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    return not platforms or bool({"cuda", "gpu"} & set(platforms.split(",")))
+
+
+def _has_cuda_plugin() -> bool:
+    plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+    return any(importlib.util.find_spec(name) for name in plugins)
+
+
+def _warning() -> str | None:
+    """What the user should know about the native modules, in one text."""
+    parts = []
+    cpu, cuda = _natives["cpu"], _natives["cuda"]
+    if cpu.problem:
+        parts.append(f"CPU convolutions run on jax.lax: {cpu.problem}.")
+    if cuda.problem and cuda.built:
+        parts.append(f"CUDA convolutions run on jax.lax: {cuda.problem}.")
+    elif cuda.problem and _has_cuda_plugin() and _cuda_allowed() and gpu_visible():
+        parts.append(
+            f"CUDA convolutions run on jax.lax: {cuda.problem}. To build it: `pip "
+            "install -C cmake.define.JAX_CONVBATCH_CUDA=ON` and the package or its "
+            "folder."
+        )
+    elif not cuda.problem and _cuda_allowed() and not gpu_visible():
+        parts.append(
+            "The CUDA module is installed, but no NVIDIA GPU is visible (there is no "
+            "/dev/nvidia0), so convolutions run on the CPU."
+        )
+    return "jax_convbatch: " + " ".join(parts) if parts else None
+
+
+_natives = {platform: _load(platform) for platform in _MODULES}
+_message = _warning()
+if _message:
+    warnings.warn(_message, RuntimeWarning, stacklevel=2)
