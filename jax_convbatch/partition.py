@@ -8,6 +8,7 @@ are added by one all-reduce.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -51,10 +52,15 @@ def _spec(sharding, ndim: int) -> list:
     return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
 
 
-def _axes(entry) -> tuple[str, ...]:
+def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
+    """Mesh axes that cut `size` into equal parts, or none.
+
+    Ragged parts would be padded with values that a sum must not see.
+    """
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
-    return entry if isinstance(entry, tuple) else (entry,)
+    axes = entry if isinstance(entry, tuple) else (entry,)
+    return () if size % math.prod(mesh.shape[a] for a in axes) else axes
 
 
 def _partition(op, params, local, mesh, arg_shapes, result_shape):
@@ -67,14 +73,10 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape):
         for letter in geo.LETTERS[role]:
             if letter in assigned or (grouped and letter != "N"):
                 continue
-            axes = _axes(spec[params.axis(role, letter)])
-            size = array.shape[params.axis(role, letter)]
-            count = 1
-            for axis in axes:
-                count *= mesh.shape[axis]
+            at = params.axis(role, letter)
+            axes = _even_axes(mesh, spec[at], array.shape[at])
             taken = {a for other in assigned.values() for a in other}
-            # Ragged parts would be padded with values that a sum must not see.
-            if axes and size % count == 0 and not taken & {*axes}:
+            if axes and not taken & {*axes}:
                 assigned[letter] = axes
 
     def sharding(role: str) -> NamedSharding:
@@ -112,8 +114,12 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
-        spec = _spec(arg_shapes[0].sharding, ndim)
-        axes = [a for i in summed for a in _axes(spec[i])]
+        (dy,) = arg_shapes
+        spec = [
+            _even_axes(mesh, entry, size) or None
+            for entry, size in zip(_spec(dy.sharding, ndim), dy.shape, strict=True)
+        ]
+        axes = [a for i in summed for a in spec[i] or ()]
 
         def lower(dy):
             out = local(dy)

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.sofie`, `python -m benchmarks.cpu_layers`."""
