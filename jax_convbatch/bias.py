@@ -144,8 +144,6 @@ def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
 
 def _local_bgrad(platform: str, kept, dy):
     summed = tuple(i for i in range(dy.ndim) if i not in kept)
-    if native_reason(dy.dtype, platform):
-        return jnp.sum(jnp.transpose(dy, (*kept, *summed)), range(len(kept), dy.ndim))
     sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
     out, _ = jax.ffi.ffi_call(
         "jax_convbatch_bgrad",
@@ -159,10 +157,18 @@ def _local_bgrad(platform: str, kept, dy):
     return out
 
 
+def _stock_bgrad(kept, dy):
+    summed = [i for i in range(dy.ndim) if i not in kept]
+    return jnp.sum(jnp.transpose(dy, (*kept, *summed)), range(len(kept), dy.ndim))
+
+
 def _bgrad_lowering(platform: str, ctx, dy, *, kept, out_sharding):
-    fun = partition.partitioned_sum(
-        partial(_local_bgrad, platform, kept), ctx.avals_in[0].ndim, kept
-    )
+    (aval,) = ctx.avals_in
+    if native_reason(aval.dtype, platform):
+        fun = partial(_stock_bgrad, kept)
+    else:
+        local = partial(_local_bgrad, platform, kept)
+        fun = partition.partitioned_sum(local, aval.ndim, kept)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, dy)
     return _compat.with_sharding(ctx, out)
 

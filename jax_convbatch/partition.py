@@ -63,6 +63,21 @@ def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
     return () if size % math.prod(mesh.shape[a] for a in axes) else axes
 
 
+def _per_device(local, mesh, axes):
+    """`local`, with its results added over mesh `axes`, as one device runs it."""
+    types = {name: jax.sharding.AxisType.Manual for name in mesh.axis_names}
+    manual = mesh.abstract_mesh.update_axis_types(types)
+
+    def lower(*arrays):
+        # Traced under a mesh with explicit axes, the addition inside psum would
+        # be lowered with a sharding, which the partitioner does not take.
+        with jax.sharding.use_abstract_mesh(manual):
+            out = local(*arrays)
+            return jax.lax.psum(out, axes) if axes else out
+
+    return lower
+
+
 def _partition(op, params, local, mesh, arg_shapes, result_shape):
     """Assigns mesh axes to N, C and K and builds the per-device function."""
     grouped = params.geometry.groups > 1
@@ -86,11 +101,7 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape):
                 spec[params.axis(role, letter)] = assigned[letter]
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    def lower(a, b):
-        out = local(params, a, b)
-        axes = assigned.get(op.contraction)
-        return jax.lax.psum(out, axes) if axes else out
-
+    lower = _per_device(partial(local, params), mesh, assigned.get(op.contraction))
     return mesh, lower, sharding(op.result), tuple(map(sharding, op.operands))
 
 
@@ -121,10 +132,7 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
         ]
         axes = [a for i in summed for a in spec[i] or ()]
 
-        def lower(dy):
-            out = local(dy)
-            return jax.lax.psum(out, axes) if axes else out
-
+        lower = _per_device(local, mesh, axes)
         out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
         return mesh, lower, out, (NamedSharding(mesh, PartitionSpec(*spec)),)
 

@@ -292,8 +292,6 @@ def _local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
     """What one device does with its part of the operands."""
     local = params.with_sizes(**_local_sizes(op, params, a, b))
     chosen = local.plan(op.name, a.dtype, platform)
-    if chosen.engine == "xla":
-        return xla_call(op.name, a, b, local, out_dtype)
     return _native_call(op, chosen, a, b, local, out_dtype)
 
 
@@ -309,12 +307,14 @@ def _local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
 
 
 def _lowering(op: Op, platform: str, ctx, a, b, *, params, out_dtype, out_sharding):
-    # The plan for the whole batch, for the errors it raises: within the
-    # partitioner's callback they would be wrapped in another type.
-    params.plan(op.name, ctx.avals_in[0].dtype, platform)
-    fun = partition.partitioned(
-        partial(_local_call, op, platform, out_dtype), op, params
-    )
+    # The plan for the whole batch: its errors would be wrapped in another type
+    # within the partitioner's callback, and what XLA runs XLA partitions.
+    chosen = params.plan(op.name, ctx.avals_in[0].dtype, platform)
+    if chosen.engine == "xla":
+        fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
+    else:
+        local = partial(_local_call, op, platform, out_dtype)
+        fun = partition.partitioned(local, op, params)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, a, b)
     return _compat.with_sharding(ctx, out)
 

@@ -1,0 +1,22 @@
+"""Flax layers with the convolution, bias and activation of this package.
+
+`jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx` hold `Conv` and
+`ConvTranspose`. Each takes the arguments of Flax's layer of the same name and
+has the same parameters, so that a checkpoint of Flax's layer loads. Needs Flax:
+`pip install 'jax_convbatch[flax]'`.
+"""
+
+try:
+    import flax as _flax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ModuleNotFoundError(
+        "jax_convbatch.flax needs Flax, which is not installed: "
+        "pip install 'jax_convbatch[flax]'",
+        name="flax",
+    ) from None
+
+from jax_convbatch.flax import linen, nnx
+
+__all__ = ["linen", "nnx"]

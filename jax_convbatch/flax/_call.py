@@ -1,0 +1,191 @@
+"""What Flax's layers do around a convolution, for linen and nnx alike.
+
+`layer` is the module that is called: the attributes read here have the same
+names in both. `kernel` and `bias` come promoted, `kernel` in Flax's shape.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jax_convbatch import activations
+from jax_convbatch.conv import (
+    channels_last,
+    conv_general_dilated,
+    conv_padding,
+    per_axis,
+)
+from jax_convbatch.layer import conv_bias_act
+
+
+def conv(layer, inputs, kernel, bias, out_sharding=None):
+    """The value of a `Conv` layer: [*batch, *output, K]."""
+    rank = kernel.ndim - 2
+    x, batch = _one_batch_axis(inputs, rank)
+    dilation = _per_axis(layer, "kernel_dilation", rank)
+    taps = _dilated(kernel.shape, dilation)
+    padding = layer.padding
+    if padding in ("CIRCULAR", "REFLECT"):
+        pads = [((t - 1) // 2, t // 2) for t in taps]
+        mode = "wrap" if padding == "CIRCULAR" else "reflect"
+        x, padding = jnp.pad(x, [(0, 0), *pads, (0, 0)], mode=mode), "VALID"
+    elif padding == "CAUSAL":
+        if rank != 1:
+            raise ValueError("Causal padding is only implemented for 1D convolutions.")
+        padding = ((taps[0] - 1, 0),)
+    y = _conv_bias_act(
+        layer,
+        x,
+        kernel,
+        bias,
+        out_sharding,
+        strides=_per_axis(layer, "strides", rank),
+        padding=padding,
+        input_dilation=_per_axis(layer, "input_dilation", rank),
+        dilation=dilation,
+        groups=layer.feature_group_count,
+    )
+    return y.reshape(*batch, *y.shape[1:])
+
+
+def conv_transpose(layer, inputs, kernel, bias):
+    """The value of a `ConvTranspose` layer: [*batch, *output, K]."""
+    rank = kernel.ndim - 2
+    x, batch = _one_batch_axis(inputs, rank)
+    strides = _per_axis(layer, "strides", rank)
+    dilation = _per_axis(layer, "kernel_dilation", rank)
+    taps = _dilated(kernel.shape, dilation)
+    padding = layer.padding
+    if layer.transpose_kernel:
+        kernel = jnp.swapaxes(jnp.flip(kernel, range(rank)), -1, -2)
+    if padding == "CIRCULAR":
+        x, padding = _periodic(x, taps, strides, layer.transpose_kernel)
+    elif padding in ("SAME", "VALID"):
+        padding = [_transposed(padding, *ts) for ts in zip(taps, strides, strict=True)]
+    y = _conv_bias_act(
+        layer,
+        x,
+        kernel,
+        bias,
+        padding=padding,
+        input_dilation=strides,
+        dilation=dilation,
+    )
+    return y.reshape(*batch, *y.shape[1:])
+
+
+def masked(kernel, mask):
+    """`kernel` where `mask` is 1; the shapes must agree."""
+    if mask is None:
+        return kernel
+    if mask.shape != kernel.shape:
+        raise ValueError(
+            "Mask needs to have the same shape as weights. "
+            f"Shapes are: {mask.shape}, {kernel.shape}"
+        )
+    return kernel * mask
+
+
+def activate(layer, y):
+    """The layer's activation of y."""
+    activation = activations.lookup(layer.activation)
+    return activation.fn(y) if activation else y
+
+
+def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
+    wanted = getattr(layer, "preferred_element_type", None)
+    dtype = x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
+    options = dict(
+        precision=layer.precision,
+        preferred_element_type=wanted,
+        algorithm=layer.algorithm,
+        workspace_limit=layer.workspace_limit,
+    )
+    if out_sharding is not None:
+        rank = x.ndim - 2
+        y = conv_general_dilated(
+            x,
+            w,
+            arguments["strides"],
+            conv_padding(arguments["padding"], rank),
+            arguments["input_dilation"],
+            arguments["dilation"],
+            channels_last(rank),
+            arguments["groups"],
+            out_sharding=out_sharding,
+            **options,
+        )
+    elif bias is None or jnp.promote_types(bias.dtype, dtype) == dtype:
+        return conv_bias_act(
+            x,
+            w,
+            None if bias is None else bias.astype(dtype),
+            activation=layer.activation,
+            ad=layer.ad,
+            **arguments,
+            **options,
+        )
+    else:
+        # Flax's sum takes the wider dtype, and so the activation does.
+        y = conv_bias_act(x, w, ad=layer.ad, **arguments, **options)
+    return activate(layer, y if bias is None else y + bias)
+
+
+def _one_batch_axis(inputs, rank: int):
+    """inputs as [N, *spatial, C], and the batch axes that N stands for."""
+    if inputs.ndim < rank + 1:
+        raise ValueError(
+            f"inputs must have {rank} spatial axes and one of features, after any "
+            f"number of batch axes, got shape {tuple(inputs.shape)}"
+        )
+    batch = inputs.shape[: inputs.ndim - rank - 1]
+    shape = inputs.shape[len(batch) :]
+    return jnp.reshape(inputs, (math.prod(batch), *shape)), batch
+
+
+def _per_axis(layer, name: str, rank: int) -> tuple[int, ...]:
+    """The layer's strides or dilation for every axis; Flax lets None stand for 1."""
+    value = getattr(layer, name)
+    return per_axis(name, 1 if value is None else value, rank)
+
+
+def _dilated(kernel_shape, dilation) -> list[int]:
+    """The width of the window, for every spatial axis."""
+    return [(t - 1) * d + 1 for t, d in zip(kernel_shape, dilation, strict=False)]
+
+
+def _transposed(padding: str, taps: int, stride: int) -> tuple[int, int]:
+    """What "SAME" and "VALID" mean in `jax.lax.conv_transpose`."""
+    if padding == "VALID":
+        return taps - 1, max(taps, stride) - 1
+    total = taps + stride - 2
+    low = taps - 1 if stride >= taps else (total + 1) // 2
+    return low, total - low
+
+
+def _periodic(x, taps, strides, transpose_kernel: bool):
+    """Input and padding of a transposed convolution on a torus.
+
+    Flax computes the "VALID" result and adds its overhang at one end to the
+    other, from an offset that centres it. The same sums come from the periodic
+    input, which leaves bias and activation in the one call that follows.
+    """
+    wrap, padding = [(0, 0)], []
+    for size, t, s in zip(x.shape[1:-1], taps, strides, strict=True):
+        period = size * s
+        if period == 0:
+            raise ValueError("padding='CIRCULAR' needs inputs that are not empty")
+        spare = -max(t - s, 0) % (2 * period)
+        offset = spare // 2 if transpose_kernel else (spare + 1) // 2
+        before = (offset + t - 1) % period  # zeros included, to the left of x
+        left = -(-before // s)
+        skipped = left * s - before
+        needed = skipped + period + t - 1
+        right = max(-(-needed // s) - size - left, 0)
+        wrap.append((left, right))
+        present = (left + size + right - 1) * s + 1
+        padding.append((-skipped, needed - present))
+    return jnp.pad(x, [*wrap, (0, 0)], mode="wrap"), padding

@@ -1,0 +1,95 @@
+"""`flax.nnx` layers whose convolution, bias and activation are one call."""
+
+from __future__ import annotations
+
+from flax import nnx
+
+from jax_convbatch import activations
+from jax_convbatch.conv import conv_general_dilated
+from jax_convbatch.flax import _call
+
+
+class Conv(nnx.Conv):
+    """`flax.nnx.Conv`, then an activation, by `jax_convbatch.conv_bias_act`.
+
+    Arguments, parameters (`kernel` [*kernel_size, C / groups, K] and `bias` [K])
+    and values are those of `flax.nnx.Conv`, for [*batch, *spatial, C]. Another
+    function given as `conv_general_dilated=` is the one that runs; bias and
+    activation are then separate from it, and `ad`, `algorithm` and
+    `workspace_limit` have no effect.
+
+    Args:
+      *args, **kwargs: the arguments of `flax.nnx.Conv`.
+      activation: None, or a name that `jax_convbatch.conv_bias_act` knows.
+      ad: "reverse", or "both" where `jax.jvp` has to work, as there.
+      algorithm, workspace_limit: as in `jax_convbatch.conv_general_dilated`.
+
+    Raises:
+      ValueError: unknown activation.
+      ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
+    """
+
+    def __init__(
+        self,
+        *args,
+        activation: str | None = None,
+        ad: str = "reverse",
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+        **kwargs,
+    ):
+        kwargs.setdefault("conv_general_dilated", conv_general_dilated)
+        super().__init__(*args, **kwargs)
+        _set_options(self, activation, ad, algorithm, workspace_limit)
+
+    def __call__(self, inputs, out_sharding=None):
+        """[*batch, *output, K]; under an explicit mesh in `out_sharding`, if given."""
+        if self.conv_general_dilated is not conv_general_dilated:
+            return _call.activate(self, super().__call__(inputs, out_sharding))
+        return _call.conv(self, *_arrays(self, inputs), out_sharding)
+
+
+class ConvTranspose(nnx.ConvTranspose):
+    """`flax.nnx.ConvTranspose`, then an activation, as `Conv` above.
+
+    Arguments, parameters and values are those of `flax.nnx.ConvTranspose`.
+
+    Args:
+      *args, **kwargs: the arguments of `flax.nnx.ConvTranspose`.
+      activation, ad, algorithm, workspace_limit: as in `Conv`.
+
+    Raises:
+      ValueError: unknown activation.
+      ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
+    """
+
+    def __init__(
+        self,
+        *args,
+        activation: str | None = None,
+        ad: str = "reverse",
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(*args, **kwargs)
+        _set_options(self, activation, ad, algorithm, workspace_limit)
+
+    def __call__(self, inputs):
+        """[*batch, *output, K]."""
+        return _call.conv_transpose(self, *_arrays(self, inputs))
+
+
+def _set_options(layer, activation, ad, algorithm, workspace_limit) -> None:
+    activations.lookup(activation)
+    layer.activation = activation
+    layer.ad = ad
+    layer.algorithm = algorithm
+    layer.workspace_limit = workspace_limit
+
+
+def _arrays(layer, inputs):
+    """inputs, kernel and bias, in the dtype to compute in."""
+    kernel = _call.masked(layer.kernel[...], layer.mask)
+    bias = None if layer.bias is None else layer.bias[...]
+    return layer.promote_dtype((inputs, kernel, bias), dtype=layer.dtype)
