@@ -1,0 +1,23 @@
+// The FFI handlers of this folder, as module.cc registers them.
+#ifndef JAX_CONVBATCH_CUDA_HANDLERS_H_
+#define JAX_CONVBATCH_CUDA_HANDLERS_H_
+
+#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_convbatch {
+
+// im2col_gemm, and per_sample, which is the same code one sample at a time.
+// Execute: unrolls, multiplies, sums. Initialize: creates what cuBLAS needs.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradExecute);
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_HANDLERS_H_

@@ -1,0 +1,340 @@
+// Convolution by unrolling samples into columns and one strided-batched matrix
+// product over them. The batch is cut into slices that fit the workspace; the
+// bits of the result do not depend on where. With slices of one sample this is
+// the engine per_sample.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "conv_geometry.h"
+#include "cuda/conv_gemms.h"
+#include "cuda/cublas.h"
+#include "cuda/dtypes.h"
+#include "cuda/handlers.h"
+#include "cuda/im2col.h"
+#include "cuda/status.h"
+#include "cuda/sum_samples.h"
+#include "ffi_checks.h"
+
+namespace jax_convbatch {
+namespace {
+
+const char* Name(Operation operation) {
+  switch (operation) {
+    case Operation::kFprop:
+      return "fprop";
+    case Operation::kDgrad:
+      return "dgrad";
+    default:
+      return "wgrad";
+  }
+}
+
+const char* At(const void* base, int64_t bytes) {
+  return static_cast<const char*>(base) + bytes;
+}
+char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
+
+// One call of a handler. fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w,
+// result dx. wgrad: lhs x, rhs dy, result dw.
+struct Call {
+  Operation operation;
+  ffi::AnyBuffer lhs, rhs, result, workspace;
+  const ConvGeometry& g;
+  int64_t slice;
+  Arithmetic arithmetic;
+
+  Call(Operation operation, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+       ffi::AnyBuffer result, ffi::AnyBuffer workspace, const ConvGeometry& g,
+       int64_t slice, int64_t precision)
+      : operation(operation),
+        lhs(lhs),
+        rhs(rhs),
+        result(result),
+        workspace(workspace),
+        g(g),
+        slice(std::clamp<int64_t>(slice, 1, MaxSamples(g))),
+        arithmetic(ArithmeticOf(lhs.element_type(), precision)) {}
+
+  const char* name() const { return Name(operation); }
+  ffi::DataType dtype() const { return lhs.element_type(); }
+  int64_t column_count() const {
+    return slice * g.output_pixels() * g.taps() * g.C;
+  }
+
+  template <typename Status>
+  ffi::Error Check(Status status) const {
+    return ToError(status, [&] { return Describe(name(), g); });
+  }
+
+  bool ResultIsEmpty() const { return result.element_count() == 0; }
+
+  // Whether the result is a sum of no terms.
+  bool SumIsEmpty() const {
+    switch (operation) {
+      case Operation::kFprop:
+        return g.column_size() == 0;
+      case Operation::kDgrad:
+        return g.K == 0 || g.taps() == 0 || g.output_pixels() == 0;
+      default:
+        return g.N == 0 || g.output_pixels() == 0;
+    }
+  }
+
+  // The type that the products are written in.
+  cudaDataType_t gemm_result() const {
+    switch (operation) {
+      case Operation::kFprop:
+        return CublasType(result.element_type());
+      case Operation::kDgrad:
+        return g.is_pointwise() ? arithmetic.operand : arithmetic.accumulator;
+      default:
+        return arithmetic.accumulator;
+    }
+  }
+
+  ffi::Error FindAlgorithm(GemmAlgorithm* algorithm) const {
+    return Check(
+        FindConvAlgorithm(operation, g, arithmetic, gemm_result(), algorithm));
+  }
+
+  ffi::Error Run(cudaStream_t stream, const GemmAlgorithm& algorithm,
+                 int64_t samples, const void* a, const void* b, void* d) const {
+    return Check(RunGemm(
+        stream, algorithm,
+        ConvGemm(operation, g, arithmetic, gemm_result(), samples), a, b, d));
+  }
+};
+
+ffi::Error CheckCall(const Call& call) {
+  const ConvGeometry& g = call.g;
+  const bool fprop = call.operation == Operation::kFprop;
+  const bool dgrad = call.operation == Operation::kDgrad;
+  JCB_RETURN_IF_ERROR(CheckSize(call.name(), g, dgrad ? "dy" : "x", call.lhs,
+                                dgrad ? g.y_size() : g.x_size()));
+  JCB_RETURN_IF_ERROR(CheckSize(
+      call.name(), g, call.operation == Operation::kWgrad ? "dy" : "w",
+      call.rhs, call.operation == Operation::kWgrad ? g.y_size() : g.w_size()));
+  JCB_RETURN_IF_ERROR(CheckSize(call.name(), g,
+                                fprop   ? "y"
+                                : dgrad ? "dx"
+                                        : "dw",
+                                call.result,
+                                fprop   ? g.y_size()
+                                : dgrad ? g.x_size()
+                                        : g.w_size()));
+  const ffi::DataType result = call.result.element_type();
+  const bool widened = fprop && result == ffi::F32 && call.dtype() != ffi::F64;
+  if (!SupportedDtype(call.dtype()) ||
+      call.rhs.element_type() != call.dtype() ||
+      (result != call.dtype() && !widened)) {
+    return ffi::Error::InvalidArgument("jax_convbatch: unsupported dtypes in " +
+                                       Describe(call.name(), g));
+  }
+  for (const ffi::AnyBuffer& buffer :
+       {call.lhs, call.rhs, call.result, call.workspace}) {
+    if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % 16 != 0) {
+      return ffi::Error::Internal(
+          "jax_convbatch: a buffer is not aligned to 16 bytes in " +
+          Describe(call.name(), g));
+    }
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error Fprop(cudaStream_t stream, const Call& call,
+                 const GemmAlgorithm& algorithm) {
+  const ConvGeometry& g = call.g;
+  const int64_t bytes = call.arithmetic.operand_bytes;
+  const int64_t x_stride = g.input_pixels() * g.C * bytes;
+  const int64_t y_stride =
+      g.output_pixels() * g.K * ffi::ByteWidth(call.result.element_type());
+  Workspace workspace(call.workspace);
+  char* cols = g.is_pointwise()
+                   ? nullptr
+                   : workspace.Take<char>(call.column_count() * bytes);
+  JCB_RETURN_IF_ERROR(workspace.Check(call.name(), g));
+
+  for (int64_t n = 0; n < g.N; n += call.slice) {
+    const int64_t samples = std::min(call.slice, g.N - n);
+    const char* x = At(call.lhs.untyped_data(), n * x_stride);
+    char* y = At(call.result.untyped_data(), n * y_stride);
+    if (cols != nullptr) {
+      JCB_RETURN_IF_ERROR(
+          call.Check(Im2Col(stream, g, samples, bytes, x, cols)));
+    }
+    JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples,
+                                 cols != nullptr ? cols : x,
+                                 call.rhs.untyped_data(), y));
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error Dgrad(cudaStream_t stream, const Call& call,
+                 const GemmAlgorithm& algorithm) {
+  const ConvGeometry& g = call.g;
+  const int64_t bytes = call.arithmetic.operand_bytes;
+  const int64_t dx_stride = g.input_pixels() * g.C * bytes;
+  const int64_t dy_stride = g.output_pixels() * g.K * bytes;
+  Workspace workspace(call.workspace);
+  char* dcols = g.is_pointwise()
+                    ? nullptr
+                    : workspace.Take<char>(call.column_count() *
+                                           call.arithmetic.accumulator_bytes);
+  JCB_RETURN_IF_ERROR(workspace.Check(call.name(), g));
+
+  for (int64_t n = 0; n < g.N; n += call.slice) {
+    const int64_t samples = std::min(call.slice, g.N - n);
+    const char* dy = At(call.lhs.untyped_data(), n * dy_stride);
+    char* dx = At(call.result.untyped_data(), n * dx_stride);
+    JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples, dy,
+                                 call.rhs.untyped_data(),
+                                 dcols != nullptr ? dcols : dx));
+    if (dcols != nullptr) {
+      JCB_RETURN_IF_ERROR(
+          call.Check(Col2Im(stream, g, samples, call.dtype(), dcols, dx)));
+    }
+  }
+  return ffi::Error::Success();
+}
+
+// partials[n] = columns[n]^T * dy[n] for the samples of one slice.
+ffi::Error WgradPartials(cudaStream_t stream, const Call& call,
+                         const GemmAlgorithm& algorithm, int64_t samples,
+                         const char* columns, const char* dy, char* partials) {
+  const ConvGeometry& g = call.g;
+  const Columns layout(g, samples);
+  const int64_t bytes = call.arithmetic.operand_bytes;
+  const int64_t acc_bytes = call.arithmetic.accumulator_bytes;
+  if (WgradRunsOverSamples(g)) {
+    for (int64_t i = 0; i < g.groups; ++i) {
+      JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples,
+                                   columns + i * layout.group_stride * bytes,
+                                   dy + i * g.group_K() * bytes,
+                                   partials + i * g.group_K() * acc_bytes));
+    }
+  } else {
+    for (int64_t n = 0; n < samples; ++n) {
+      JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples,
+                                   columns + n * layout.sample_stride * bytes,
+                                   dy + n * g.output_pixels() * g.K * bytes,
+                                   partials + n * g.w_size() * acc_bytes));
+    }
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error Wgrad(cudaStream_t stream, const Call& call,
+                 const GemmAlgorithm& algorithm) {
+  const ConvGeometry& g = call.g;
+  const int64_t bytes = call.arithmetic.operand_bytes;
+  const int64_t acc_bytes = call.arithmetic.accumulator_bytes;
+  const int64_t x_stride = g.input_pixels() * g.C * bytes;
+  const int64_t dy_stride = g.output_pixels() * g.K * bytes;
+  Workspace workspace(call.workspace);
+  char* cols = g.is_pointwise()
+                   ? nullptr
+                   : workspace.Take<char>(call.column_count() * bytes);
+  char* partials = workspace.Take<char>(call.slice * g.w_size() * acc_bytes);
+  char* accumulator = workspace.Take<char>(g.w_size() * acc_bytes);
+  JCB_RETURN_IF_ERROR(workspace.Check(call.name(), g));
+
+  for (int64_t n = 0; n < g.N; n += call.slice) {
+    const int64_t samples = std::min(call.slice, g.N - n);
+    const char* x = At(call.lhs.untyped_data(), n * x_stride);
+    const char* dy = At(call.rhs.untyped_data(), n * dy_stride);
+    if (cols != nullptr) {
+      JCB_RETURN_IF_ERROR(
+          call.Check(Im2Col(stream, g, samples, bytes, x, cols)));
+    }
+    JCB_RETURN_IF_ERROR(WgradPartials(stream, call, algorithm, samples,
+                                      cols != nullptr ? cols : x, dy,
+                                      partials));
+    const bool first = n == 0, last = n + samples == g.N;
+    JCB_RETURN_IF_ERROR(call.Check(
+        SumSamples(stream, call.dtype(), samples, g.w_size(), first, last,
+                   partials, accumulator, call.result.untyped_data())));
+  }
+  return ffi::Error::Success();
+}
+
+template <Operation operation>
+ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                   ffi::Result<ffi::AnyBuffer> result,
+                   ffi::Result<ffi::AnyBuffer> workspace, const ConvGeometry& g,
+                   int64_t slice, int64_t precision) {
+  const Call call(operation, lhs, rhs, *result, *workspace, g, slice,
+                  precision);
+  JCB_RETURN_IF_ERROR(CheckCall(call));
+  if (call.ResultIsEmpty()) return ffi::Error::Success();
+  if (call.SumIsEmpty()) {
+    return call.Check(cudaMemsetAsync(result->untyped_data(), 0,
+                                      result->size_bytes(), stream));
+  }
+  GemmAlgorithm algorithm;
+  JCB_RETURN_IF_ERROR(call.FindAlgorithm(&algorithm));
+  switch (operation) {
+    case Operation::kFprop:
+      return Fprop(stream, call, algorithm);
+    case Operation::kDgrad:
+      return Dgrad(stream, call, algorithm);
+    default:
+      return Wgrad(stream, call, algorithm);
+  }
+}
+
+// Runs before the first Execute, outside any capture, so that Execute finds
+// cuBLAS's handle and the algorithm already there.
+template <Operation operation>
+ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                      ffi::Result<ffi::AnyBuffer> result,
+                      ffi::Result<ffi::AnyBuffer> workspace,
+                      const ConvGeometry& g, int64_t slice, int64_t precision) {
+  const Call call(operation, lhs, rhs, *result, *workspace, g, slice,
+                  precision);
+  JCB_RETURN_IF_ERROR(CheckCall(call));
+  if (call.ResultIsEmpty() || call.SumIsEmpty()) return ffi::Error::Success();
+  GemmAlgorithm algorithm;
+  return call.FindAlgorithm(&algorithm);
+}
+
+// What both stages of the three operations are given.
+template <typename Binding>
+auto BindCall(Binding&& binding) {
+  return std::forward<Binding>(binding)
+      .template Arg<ffi::AnyBuffer>()  // x, dy, x
+      .template Arg<ffi::AnyBuffer>()  // w, w, dy
+      .template Ret<ffi::AnyBuffer>()  // y, dx, dw
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attr<ConvGeometry>("geometry")
+      .template Attr<int64_t>("slice")
+      .template Attr<int64_t>("precision");
+}
+
+auto BindExecute() {
+  return BindCall(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>());
+}
+
+auto BindInitialize() { return BindCall(ffi::Ffi::BindInitialize()); }
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFpropExecute, Execute<Operation::kFprop>,
+                              BindExecute(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDgradExecute, Execute<Operation::kDgrad>,
+                              BindExecute(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaWgradExecute, Execute<Operation::kWgrad>,
+                              BindExecute(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFpropInitialize,
+                              Initialize<Operation::kFprop>, BindInitialize());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDgradInitialize,
+                              Initialize<Operation::kDgrad>, BindInitialize());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaWgradInitialize,
+                              Initialize<Operation::kWgrad>, BindInitialize());
+
+}  // namespace jax_convbatch
