@@ -177,7 +177,7 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
 
   auto gather_pixel = [&](const A* sample, const int64_t* o_at,
                           const int64_t* p_at, const int64_t* q_at, A* sum) {
-    ZeroRun(sum, g.C);
+    bool first = true;  // the first tap overwrites
     for (int64_t t = 0; t < g.T; ++t) {
       if (o_at[t] < 0) continue;
       for (int64_t r = 0; r < g.R; ++r) {
@@ -188,11 +188,15 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
           const int64_t tap = (t * g.R + r) * g.S + s;
           const A* from = sample + (row + q_at[s]) * column + tap * Cg;
           for (int64_t i = 0; i < g.groups; ++i) {
-            AddRun(from + i * group_size, sum + i * Cg, Cg);
+            const A* run = from + i * group_size;
+            first ? CopyRun(run, sum + i * Cg, Cg)
+                  : AddRun(run, sum + i * Cg, Cg);
           }
+          first = false;
         }
       }
     }
+    if (first) ZeroRun(sum, g.C);
   };
 
   const int64_t rows = samples * g.D * g.H;

@@ -5,15 +5,17 @@
 //   wgrad   dw [TRSC, K]    = sum over n of columns(x[n])^T · dy[n]
 //
 // and the same on the channels of each group. A slice of samples is unrolled
-// at a time, by all threads; then each sample is one product per group. As
-// every product is of one sample, the bits depend neither on the slice nor, for
-// y and dx, on the batch.
+// at a time, by all threads; then the threads share the products of its
+// samples, cut into pieces by a rule of their sizes alone. As no product spans
+// samples, the bits depend neither on the slice nor, for y and dx, on the
+// batch, nor on the number of threads.
 #include "im2col_gemm.h"
 
 #include <algorithm>
 #include <type_traits>
 
 #include "blas.h"
+#include "blocks.h"
 #include "ffi_checks.h"
 #include "half.h"
 #include "im2col.h"
@@ -66,7 +68,14 @@ template <typename T>
 struct Columns {
   const Compute<T>* data;
   int64_t row, group_stride;
+
+  const Compute<T>* at(const ConvGeometry& g, int64_t n, int64_t group) const {
+    return data + n * ColumnsPerSample(g) + group * group_stride;
+  }
 };
+
+// No fewer rows in a piece than this: each piece packs the filter anew.
+constexpr int64_t kLeastPixels = 128;
 
 template <typename T>
 Columns<T> UnrollSlice(const ConvGeometry& g, int64_t samples, const T* x,
@@ -85,6 +94,7 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
   using A = Compute<T>;
   const A* w = AsCompute(w_data, pieces.w, g.w_size());
   const int64_t y_sample = g.output_pixels() * g.K;
+  const ResultCut cut(g.output_pixels(), g.group_K(), kLeastPixels);
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
     const Columns<T> columns = UnrollSlice(
         g, count, x + first * g.input_pixels() * g.C, pieces.columns);
@@ -94,15 +104,16 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
     } else {
       out = pieces.y;
     }
-    for (int64_t n = 0; n < count; ++n) {
-      for (int64_t i = 0; i < g.groups; ++i) {
-        Gemm<A>(
-            false, false, g.output_pixels(), g.group_K(), g.column_size(),
-            columns.data + n * ColumnsPerSample(g) + i * columns.group_stride,
-            columns.row, w + i * g.group_K(), g.K, 0,
-            out + n * y_sample + i * g.group_K(), g.K);
-      }
-    }
+    ForEachPiece(
+        count * g.groups, cut, g.column_size(),
+        [&](int64_t i, int64_t row, int64_t rows, int64_t k, int64_t ks) {
+          const int64_t n = i / g.groups, group = i % g.groups;
+          const int64_t channel = group * g.group_K() + k;
+          Gemm<A>(false, false, rows, ks, g.column_size(),
+                  columns.at(g, n, group) + row * columns.row, columns.row,
+                  w + channel, g.K, 0, out + n * y_sample + row * g.K + channel,
+                  g.K);
+        });
     if constexpr (!std::is_same_v<Y, A>) {
       ConvertAll(out, y + first * y_sample, count * y_sample);
     }
@@ -116,9 +127,10 @@ void Dgrad(const ConvGeometry& g, int64_t slice, const T* dy, const T* w_data,
   const A* w = AsCompute(w_data, pieces.w, g.w_size());
   const int64_t y_sample = g.output_pixels() * g.K;
   const bool pointwise = g.is_pointwise();
-  const int64_t row = pointwise ? g.C : g.column_size();
+  const int64_t row_length = pointwise ? g.C : g.column_size();
   const int64_t group_stride =
       pointwise ? g.group_C() : g.output_pixels() * g.column_size();
+  const ResultCut cut(g.output_pixels(), g.column_size(), kLeastPixels);
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
     const A* in = AsCompute(dy + first * y_sample, pieces.y, count * y_sample);
     T* out = dx + first * g.input_pixels() * g.C;
@@ -126,14 +138,18 @@ void Dgrad(const ConvGeometry& g, int64_t slice, const T* dy, const T* w_data,
     if constexpr (std::is_same_v<T, A>) {
       if (pointwise) columns = out;
     }
-    for (int64_t n = 0; n < count; ++n) {
-      for (int64_t i = 0; i < g.groups; ++i) {
-        Gemm<A>(false, true, g.output_pixels(), g.column_size(), g.group_K(),
-                in + n * y_sample + i * g.group_K(), g.K, w + i * g.group_K(),
-                g.K, 0, columns + n * ColumnsPerSample(g) + i * group_stride,
-                row);
-      }
-    }
+    ForEachPiece(
+        count * g.groups, cut, g.group_K(),
+        [&](int64_t i, int64_t row, int64_t rows, int64_t c, int64_t cs) {
+          const int64_t n = i / g.groups, group = i % g.groups;
+          const int64_t channel = group * g.group_K();
+          Gemm<A>(false, true, rows, cs, g.group_K(),
+                  in + n * y_sample + row * g.K + channel, g.K,
+                  w + c * g.K + channel, g.K, 0,
+                  columns + n * ColumnsPerSample(g) + group * group_stride +
+                      row * row_length + c,
+                  row_length);
+        });
     if (!pointwise) {
       Gather(g, count, columns, out);
     } else if constexpr (!std::is_same_v<T, A>) {
@@ -147,6 +163,7 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const T* x, const T* dy, T* dw,
            const Pieces<T>& pieces) {
   using A = Compute<T>;
   const int64_t y_sample = g.output_pixels() * g.K;
+  const ResultCut cut(g.column_size(), g.group_K(), 32);
   A* sum;
   if constexpr (std::is_same_v<T, A>) {
     sum = dw;
@@ -157,16 +174,18 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const T* x, const T* dy, T* dw,
     const Columns<T> columns = UnrollSlice(
         g, count, x + first * g.input_pixels() * g.C, pieces.columns);
     const A* in = AsCompute(dy + first * y_sample, pieces.y, count * y_sample);
-    for (int64_t n = 0; n < count; ++n) {
-      for (int64_t i = 0; i < g.groups; ++i) {
-        // Samples in order; the first one overwrites.
-        Gemm<A>(
-            true, false, g.column_size(), g.group_K(), g.output_pixels(),
-            columns.data + n * ColumnsPerSample(g) + i * columns.group_stride,
-            columns.row, in + n * y_sample + i * g.group_K(), g.K,
-            first + n == 0 ? 0 : 1, sum + i * g.group_K(), g.K);
-      }
-    }
+    ForEachPiece(
+        g.groups, cut, count * g.output_pixels(),
+        [&](int64_t group, int64_t c, int64_t cs, int64_t k, int64_t ks) {
+          const int64_t channel = group * g.group_K() + k;
+          // Samples in order; the first one overwrites.
+          for (int64_t n = 0; n < count; ++n) {
+            Gemm<A>(true, false, cs, ks, g.output_pixels(),
+                    columns.at(g, n, group) + c, columns.row,
+                    in + n * y_sample + channel, g.K, first + n == 0 ? 0 : 1,
+                    sum + c * g.K + channel, g.K);
+          }
+        });
   });
   if constexpr (!std::is_same_v<T, A>) ConvertAll(sum, dw, g.w_size());
 }

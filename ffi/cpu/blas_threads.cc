@@ -1,0 +1,75 @@
+#include "blas_threads.h"
+
+#include <dlfcn.h>
+#ifdef __linux__
+#include <link.h>
+#endif
+
+#include <cstring>
+#include <mutex>
+
+namespace jax_convbatch {
+namespace {
+
+struct Controls {
+  int (*get)() = nullptr;
+  void (*set)(int) = nullptr;
+};
+
+#ifdef __linux__
+// Finds OpenBLAS among the libraries that are loaded. scipy's wheels prefix its
+// symbols; numpy's wheels carry another copy, whose symbols end in "64_".
+int FindControls(dl_phdr_info* info, size_t, void* result) {
+  if (std::strstr(info->dlpi_name, "openblas") == nullptr) return 0;
+  void* library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return 0;
+  auto* controls = static_cast<Controls*>(result);
+  for (const auto& [get, set] :
+       {std::pair("scipy_openblas_get_num_threads",
+                  "scipy_openblas_set_num_threads"),
+        std::pair("openblas_get_num_threads", "openblas_set_num_threads")}) {
+    controls->get = reinterpret_cast<int (*)()>(dlsym(library, get));
+    controls->set = reinterpret_cast<void (*)(int)>(dlsym(library, set));
+    if (controls->get != nullptr && controls->set != nullptr) return 1;
+  }
+  *controls = Controls{};
+  dlclose(library);
+  return 0;
+}
+#endif
+
+const Controls& BlasControls() {
+  static const Controls controls = [] {
+    Controls found;
+#ifdef __linux__
+    dl_iterate_phdr(FindControls, &found);
+#endif
+    return found;
+  }();
+  return controls;
+}
+
+std::mutex mutex;
+int users = 0;     // guarded by mutex
+int previous = 1;  // guarded by mutex
+
+}  // namespace
+
+bool OneThreadBlas::Possible() { return BlasControls().set != nullptr; }
+
+OneThreadBlas::OneThreadBlas() {
+  if (!Possible()) return;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (users++ == 0) {
+    previous = BlasControls().get();
+    BlasControls().set(1);
+  }
+}
+
+OneThreadBlas::~OneThreadBlas() {
+  if (!Possible()) return;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (--users == 0) BlasControls().set(previous);
+}
+
+}  // namespace jax_convbatch

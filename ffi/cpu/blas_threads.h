@@ -1,0 +1,27 @@
+// Keeping the BLAS on the calling thread while this engine's threads call it.
+#ifndef JAX_CONVBATCH_CPU_BLAS_THREADS_H_
+#define JAX_CONVBATCH_CPU_BLAS_THREADS_H_
+
+namespace jax_convbatch {
+
+// While one of these lives, OpenBLAS runs every product on the thread that asks
+// for it. Its own threads meet at spinning barriers, which stand still whenever
+// another program takes a core (measured: 50 times slower with two busy cores),
+// and they are a second pool beside ours. The setting is OpenBLAS's only one
+// and belongs to the process: a product of jax.scipy at the same moment runs on
+// one thread too, and nothing else changes.
+class OneThreadBlas {
+ public:
+  OneThreadBlas();
+  ~OneThreadBlas();
+  OneThreadBlas(const OneThreadBlas&) = delete;
+  OneThreadBlas& operator=(const OneThreadBlas&) = delete;
+
+  // Whether the BLAS could be told so. Otherwise its threads are its own
+  // affair, and it should be called from one thread at a time.
+  static bool Possible();
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CPU_BLAS_THREADS_H_
