@@ -7,17 +7,17 @@
 
 #include "blas_threads.h"
 #include "parallel.h"
+#include "stopwatch.h"
 
 namespace jax_convbatch {
 
-// [0, size) in `count` pieces of `length` items; the last may be shorter.
+// [0, size) in about `parts` pieces; the last may be shorter. A multiple of 16
+// is what the BLAS's kernels like.
 struct Cut {
   int64_t size, length, count;
 
-  // Into about `parts` pieces of at least `least` items, a multiple of 16, the
-  // number of rows that the BLAS's kernels like.
-  Cut(int64_t size, int64_t parts, int64_t least) : size(size) {
-    length = std::max(least, (size + parts - 1) / parts);
+  Cut(int64_t size, int64_t parts) : size(size) {
+    length = (size + parts - 1) / parts;
     length = std::max<int64_t>(1, std::min(size, (length + 15) / 16 * 16));
     count = (size + length - 1) / length;
   }
@@ -25,15 +25,39 @@ struct Cut {
   int64_t width(int64_t i) const { return std::min(length, size - begin(i)); }
 };
 
-// A product's result [M, N] cut in rows and, where those pieces are few, in
-// columns too. The cut follows from M and N alone: no bit depends on the
-// machine. Rows first: each piece of columns reads and packs all rows of A.
+// How the result of a product [M, N] = [M, depth] [depth, N] is cut. It follows
+// from the sizes alone: no bit depends on the machine.
 struct ResultCut {
   Cut rows, columns;
 
-  ResultCut(int64_t M, int64_t N, int64_t least_rows)
-      : rows(M, 8, least_rows), columns(N, rows.count < 4 ? 4 : 1, 64) {}
+  ResultCut(int64_t M, int64_t N, int64_t depth)
+      : ResultCut(M, N, Pieces(M, N, depth)) {}
   int64_t count() const { return rows.count * columns.count; }
+
+ private:
+  struct Parts {
+    int64_t rows, columns;
+  };
+
+  ResultCut(int64_t M, int64_t N, Parts parts)
+      : rows(M, parts.rows), columns(N, parts.columns) {}
+
+  // Up to eight pieces of at least 2^24 multiply-adds (a tenth of a
+  // millisecond), in the proportions that make the BLAS copy least: each piece
+  // copies its rows of A and its columns of B into the order its kernel wants.
+  static Parts Pieces(int64_t M, int64_t N, int64_t depth) {
+    const int64_t work = M * N * depth;
+    const int64_t pieces =
+        std::clamp<int64_t>(work >> 24, work >> 20 ? 2 : 1, 8);
+    Parts best{1, pieces};
+    for (int64_t r = 1; r <= pieces; ++r) {
+      const int64_t c = pieces / r;
+      if (r * c == pieces && M * c + N * r < M * best.columns + N * best.rows) {
+        best = {r, c};
+      }
+    }
+    return best;
+  }
 };
 
 // Calls body(outer, row, rows, column, columns) for each piece of each of
@@ -48,6 +72,7 @@ void ForEachPiece(int64_t outer, const ResultCut& cut, int64_t depth,
   const int64_t grain = OneThreadBlas::Possible()
                             ? kGrainWork / std::max<int64_t>(work, 1)
                             : count;
+  const Stopwatch watch(&products_time);
   const OneThreadBlas one_thread;
   ParallelFor(count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -74,9 +74,6 @@ struct Columns {
   }
 };
 
-// No fewer rows in a piece than this: each piece packs the filter anew.
-constexpr int64_t kLeastPixels = 128;
-
 template <typename T>
 Columns<T> UnrollSlice(const ConvGeometry& g, int64_t samples, const T* x,
                        Compute<T>* buffer) {
@@ -94,7 +91,7 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
   using A = Compute<T>;
   const A* w = AsCompute(w_data, pieces.w, g.w_size());
   const int64_t y_sample = g.output_pixels() * g.K;
-  const ResultCut cut(g.output_pixels(), g.group_K(), kLeastPixels);
+  const ResultCut cut(g.output_pixels(), g.group_K(), g.column_size());
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
     const Columns<T> columns = UnrollSlice(
         g, count, x + first * g.input_pixels() * g.C, pieces.columns);
@@ -130,7 +127,7 @@ void Dgrad(const ConvGeometry& g, int64_t slice, const T* dy, const T* w_data,
   const int64_t row_length = pointwise ? g.C : g.column_size();
   const int64_t group_stride =
       pointwise ? g.group_C() : g.output_pixels() * g.column_size();
-  const ResultCut cut(g.output_pixels(), g.column_size(), kLeastPixels);
+  const ResultCut cut(g.output_pixels(), g.column_size(), g.group_K());
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
     const A* in = AsCompute(dy + first * y_sample, pieces.y, count * y_sample);
     T* out = dx + first * g.input_pixels() * g.C;
@@ -163,7 +160,7 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const T* x, const T* dy, T* dw,
            const Pieces<T>& pieces) {
   using A = Compute<T>;
   const int64_t y_sample = g.output_pixels() * g.K;
-  const ResultCut cut(g.column_size(), g.group_K(), 32);
+  const ResultCut cut(g.column_size(), g.group_K(), g.output_pixels());
   A* sum;
   if constexpr (std::is_same_v<T, A>) {
     sum = dw;
@@ -205,6 +202,7 @@ ffi::Error RunChecked(const char* op, const ConvGeometry& g, int64_t slice,
                 0);
     return ffi::Error::Success();
   }
+  const Stopwatch watch(&handlers_time);
   Workspace rest(workspace);
   const Pieces<T> pieces(g, std::min(slice, g.N), rest);
   JCB_RETURN_IF_ERROR(rest.Check(op, g));

@@ -6,6 +6,7 @@
 #include "blas.h"
 #include "im2col_gemm.h"
 #include "parallel.h"
+#include "stopwatch.h"
 
 namespace nb = nanobind;
 
@@ -35,12 +36,21 @@ nb::dict BuildInfo() {
   return info;
 }
 
+nb::dict Times() {
+  nb::dict times;
+  times["products"] = 1e-9 * products_time.load();
+  times["handlers"] = 1e-9 * handlers_time.load();
+  return times;
+}
+
 }  // namespace
 }  // namespace jax_convbatch
 
 NB_MODULE(_cpu, m) {
   jax_convbatch::LoadBlas();
   m.def("targets", &jax_convbatch::Targets, "FFI handlers by target name.");
+  m.def("times", &jax_convbatch::Times,
+        "Seconds so far in the convolution handlers, and in their products.");
   m.def("build_info", &jax_convbatch::BuildInfo,
         "What the module was built with.");
 }

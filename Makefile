@@ -1,0 +1,123 @@
+# Everything runs in a virtual environment that these targets make themselves.
+# Another Python: make test PYTHON=python3.12 VENV=.venv312
+
+PYTHON ?= python3
+VENV ?= .venv
+CUDA ?= AUTO
+PYTEST_ARGS ?= -q -n 2
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(CUDA)
+LINTERS := $(VENV)/.linters
+TOOLKIT := build/cuda-toolkit
+NATIVE := $(wildcard CMakeLists.txt pyproject.toml cmake/* ffi/*.* ffi/*/*)
+CXX_FILES := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
+COMMA := ,
+EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help demo test gpu-test cuda-compile package lint format clean
+
+help:
+	@echo "make demo          train a small convnet on handwritten digits"
+	@echo "make test          run all tests on the CPU"
+	@echo "make gpu-test      build for CUDA and run the tests that need a GPU"
+	@echo "make cuda-compile  compile the CUDA sources; needs no GPU"
+	@echo "make package       build sdist and wheel, try the wheel"
+	@echo "make lint, format  check or repair style and types"
+	@echo "make clean         remove what the others made, $(VENV) included"
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/train_digits.py $(DEMO_ARGS)
+	@echo "make demo: trained examples/train_digits.py with the environment $(VENV)"
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -c "import jax, platform as p; print('make test: the tests \
+	passed on the CPU, with Python', p.python_version(), 'and jax', jax.__version__)"
+
+gpu-test:
+	@$(MAKE) --no-print-directory VENV=.venv-gpu CUDA=ON .gpu-test
+
+.PHONY: .gpu-test
+.gpu-test: $(INSTALLED)
+	@$(BIN)/python -m pytest -q -m gpu
+	@echo "make gpu-test: the GPU tests passed"
+
+# A wheel with both modules. Where the machine has no toolkit, the one of PyPI.
+cuda-compile: $(INSTALLED)
+	@rm -rf build/cuda-wheel
+	@if ! $(BIN)/cmake -DJAX_CONVBATCH_CUDA=ON -P cmake/cuda_choice.cmake \
+	  > /dev/null 2>&1; then \
+	  $(MAKE) --no-print-directory $(TOOLKIT)/.installed && \
+	  export CUDA_HOME="$(CURDIR)/$(TOOLKIT)/nvidia/cu13"; \
+	fi; \
+	$(PIP) wheel --no-deps -w build/cuda-wheel \
+	  --config-settings=cmake.define.JAX_CONVBATCH_CUDA=ON .
+	@$(BIN)/python -m zipfile -l build/cuda-wheel/*.whl | grep '_cuda.*\.so'
+	@echo "make cuda-compile: compiled ffi/cuda for sm_80 and sm_90a"
+
+$(TOOLKIT)/.installed:
+	@echo "Found no CUDA toolkit with cuBLAS: fetching one into $(TOOLKIT)"
+	@rm -rf $(TOOLKIT)
+	@$(PIP) install --no-deps --target $(TOOLKIT) 'nvidia-cuda-nvcc==13.0.*' \
+	  'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cublas==13.0.*' \
+	  'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
+	@touch $@
+
+# The wheel is built from the sdist, and tried outside this folder.
+package: $(INSTALLED)
+	@rm -rf dist build/venv
+	@mkdir -p build
+	@$(PIP) install build
+	@$(BIN)/python -m build > build/package.log 2>&1 || \
+	  { cat build/package.log; exit 1; }
+	@$(BIN)/python -c "import glob, zipfile; \
+	  names = zipfile.ZipFile(glob.glob('dist/*.whl')[0]).namelist(); \
+	  lost = {*glob.glob('jax_convbatch/**/*.py', recursive=True)} - {*names}; \
+	  assert not lost, f'not in the wheel: {lost}'"
+	@$(PYTHON) -m venv build/venv
+	@build/venv/bin/python -m pip --disable-pip-version-check -q install dist/*.whl
+	@cd build && venv/bin/python -m jax_convbatch | grep 'im2col_gemm *cpu'
+	@echo "make package: built and tried" dist/*
+
+lint: $(LINTERS)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "make lint: style and types are in order"
+
+format: $(LINTERS)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf $(VENV) .venv-gpu build dist out .pytest_cache .hypothesis \
+	  .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "error: Python 3.11 or newer is needed and '$(PYTHON)' is not; name one" \
+	  "with: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo \
+	  "error: '$(PYTHON)' cannot make virtual environments; Debian, Ubuntu:" \
+	  "apt install python3-venv"; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Python sources are used where they lie; native ones are compiled here, once.
+$(INSTALLED): $(VENV)/.created $(NATIVE)
+	@echo "Installing jax_convbatch into $(VENV) (a minute or two the first time)"
+	@rm -f $(VENV)/.installed-*
+	@$(PIP) install -e '.[$(EXTRAS)]' \
+	  --config-settings=cmake.define.JAX_CONVBATCH_CUDA=$(CUDA)
+	@touch $@
+
+$(LINTERS): $(INSTALLED)
+	@$(PIP) install $$($(BIN)/python -c "import tomllib; print(*tomllib.load( \
+	  open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])")
+	@touch $@

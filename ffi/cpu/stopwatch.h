@@ -1,0 +1,36 @@
+// Where the time of the CPU handlers goes, for the benchmark that watches it.
+#ifndef JAX_CONVBATCH_CPU_STOPWATCH_H_
+#define JAX_CONVBATCH_CPU_STOPWATCH_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace jax_convbatch {
+
+// Nanoseconds since the process started, over all calls.
+inline std::atomic<int64_t> products_time{0};  // in matrix products
+inline std::atomic<int64_t> handlers_time{0};  // in whole handlers
+
+// Adds the time for which it lives.
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::atomic<int64_t>* total) : total_(total) {}
+  ~Stopwatch() {
+    const auto elapsed = std::chrono::steady_clock::now() - start_;
+    total_->fetch_add(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count(),
+        std::memory_order_relaxed);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  std::atomic<int64_t>* total_;
+  std::chrono::steady_clock::time_point start_ =
+      std::chrono::steady_clock::now();
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CPU_STOPWATCH_H_
