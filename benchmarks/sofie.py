@@ -137,7 +137,8 @@ def main() -> None:
     console = Console(width=110, soft_wrap=True)
     cases = [("stack", "stack", b, SOFIE_STACK, SOFIE_LAYERS) for b in SOFIE_BATCHES]
     cases += [
-        ("single", name, SOFIE_SINGLE_BATCH, row, 1) for name, row in SOFIE_SINGLE.items()
+        ("single", name, SOFIE_SINGLE_BATCH, row, 1)
+        for name, row in SOFIE_SINGLE.items()
     ]
     result: dict = {"environment": environment, "stack": [], "single": []}
     with Progress(console=console, transient=True) as progress:

@@ -7,10 +7,10 @@ axes, lowering under a mesh) cannot be written with public names alone.
 from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax.convolution import (
-    conv_general_dilated_p as lax_conv_p,
+    _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
 )
 from jax._src.lax.convolution import (
-    _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
+    conv_general_dilated_p as lax_conv_p,
 )
 from jax._src.lax.lax import canonicalize_precision
 from jax._src.lax.utils import standard_primitive

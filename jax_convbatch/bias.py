@@ -93,9 +93,7 @@ def _bgrad_batching(axis_data, args, dims, *, kept, out_sharding):
 def _broadcast_batching(axis_data, args, dims, *, shape, kept, out_sharding):
     (bias,), (d,) = args, dims
     if d is None:
-        out = broadcast_p.bind(
-            bias, shape=shape, kept=kept, out_sharding=out_sharding
-        )
+        out = broadcast_p.bind(bias, shape=shape, kept=kept, out_sharding=out_sharding)
         return out, None
     bias = jnp.moveaxis(bias, d, 0)
     out = broadcast_p.bind(
@@ -188,7 +186,10 @@ bgrad_p = _compat.linear_primitive(
     "conv_bgrad", _bgrad_shape, lambda dy, **_: dy.dtype, _result_sharding
 )
 broadcast_p = _compat.linear_primitive(
-    "conv_bias", lambda b, *, shape, **_: shape, lambda b, **_: b.dtype, _result_sharding
+    "conv_bias",
+    lambda b, *, shape, **_: shape,
+    lambda b, **_: b.dtype,
+    _result_sharding,
 )
 _compat.ad.deflinear2(bgrad_p, _bgrad_transpose)
 _compat.ad.deflinear2(broadcast_p, _broadcast_transpose)

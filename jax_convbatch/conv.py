@@ -170,7 +170,7 @@ def _canonical(lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
     The call is traced by `jax.lax` itself, so that whatever it refuses is
     refused with its exception and its words.
     """
-    x64 = jax.config.jax_enable_x64
+    x64 = jax.config.read("jax_enable_x64")
     key = (lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64)
     frozen = {name: _hashable(value) for name, value in kwargs.items()}
     try:

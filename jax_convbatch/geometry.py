@@ -7,7 +7,7 @@ dimensions are three-dimensional ones with leading sizes of 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.lax import ConvDimensionNumbers
@@ -34,7 +34,7 @@ class ConvGeometry(NamedTuple):
     T: int
     R: int
     S: int
-    O: int  # noqa: E741
+    O: int
     P: int
     Q: int
     groups: int

@@ -71,12 +71,8 @@ def _layer_bwd(layer: _Layer, residuals, dy):
     activation = activations.lookup(layer.activation)
     dz = dy if activation is None else activation.backward(saved, dy)
     gradient = partial(primitives.gradient, params=layer.params)
-    dx = gradient(
-        "x", {"y": dz}, {"w": w}, dtype=x.dtype, out_sharding=_sharding(x)
-    )
-    dw = gradient(
-        "w", {"y": dz}, {"x": x}, dtype=w.dtype, out_sharding=_sharding(w)
-    )
+    dx = gradient("x", {"y": dz}, {"w": w}, dtype=x.dtype, out_sharding=_sharding(x))
+    dw = gradient("w", {"y": dz}, {"x": x}, dtype=w.dtype, out_sharding=_sharding(w))
     if bias is None:
         return dx, dw, None
     db = bias_grad(dz, layer.channel_axis, out_sharding=_sharding(bias))

@@ -23,7 +23,11 @@ def _factors(role: str, grouped: bool, dimension_numbers) -> list[str]:
     first, second = geo.LETTERS[role]
     if role == "w" and grouped:
         second = "I"  # channels of one group: not a part of C
-    names = [first, second, *(f"{role}{i}" for i in range(len(dimension_numbers[0]) - 2))]
+    names = [
+        first,
+        second,
+        *(f"{role}{i}" for i in range(len(dimension_numbers[0]) - 2)),
+    ]
     result = [""] * len(names)
     for axis, name in zip(geo.spec_of(role, dimension_numbers), names, strict=True):
         result[axis] = name.lower()
@@ -81,7 +85,9 @@ def _per_device(local, mesh, axes):
 def _partition(op, params, local, mesh, arg_shapes, result_shape):
     """Assigns mesh axes to N, C and K and builds the per-device function."""
     grouped = params.geometry.groups > 1
-    arrays = dict(zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True))
+    arrays = dict(
+        zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
+    )
     assigned: dict[str, tuple[str, ...]] = {}
     for role, array in arrays.items():
         spec = _spec(array.sharding, len(array.shape))
@@ -97,7 +103,9 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape):
     def sharding(role: str) -> NamedSharding:
         spec: list = [None] * len(arrays[role].shape)
         for letter in geo.LETTERS[role]:
-            if letter in assigned and not (role == op.result and letter == op.contraction):
+            if letter in assigned and not (
+                role == op.result and letter == op.contraction
+            ):
                 spec[params.axis(role, letter)] = assigned[letter]
         return NamedSharding(mesh, PartitionSpec(*spec))
 

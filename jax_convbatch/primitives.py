@@ -69,7 +69,8 @@ class ConvParams:
         return geo.axis_of(role, letter, self.dimension_numbers)
 
     def with_sizes(self, **sizes: int) -> ConvParams:
-        return dataclasses.replace(self, geometry=self.geometry._replace(**sizes))
+        fields: dict[str, Any] = {**self.geometry._asdict(), **sizes}
+        return dataclasses.replace(self, geometry=ConvGeometry(**fields))
 
 
 def bind(
@@ -96,7 +97,9 @@ def bind(
         b,
         params=params,
         out_dtype=np.dtype(out_dtype or a.dtype),
-        out_sharding=_compat.canonicalize_sharding(out_sharding, "conv_general_dilated"),
+        out_sharding=_compat.canonicalize_sharding(
+            out_sharding, "conv_general_dilated"
+        ),
     )
 
 
@@ -193,7 +196,13 @@ def _fold(a, batch_axis: int, axis: int, groups: int):
 def _unfold(a, axis: int, size: int, groups: int):
     """Splits a batch of `size` out of `axis`: its new axis stands before `axis`."""
     whole = a.shape[axis]
-    shape = (*a.shape[:axis], groups, size, whole // groups // size, *a.shape[axis + 1 :])
+    shape = (
+        *a.shape[:axis],
+        groups,
+        size,
+        whole // groups // size,
+        *a.shape[axis + 1 :],
+    )
     a = jnp.swapaxes(a.reshape(shape), axis, axis + 1)
     return a.reshape(*a.shape[: axis + 1], whole // size, *a.shape[axis + 3 :])
 
@@ -201,8 +210,16 @@ def _unfold(a, axis: int, size: int, groups: int):
 def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_sharding):
     """Batched x or y goes into N, batched w into K or C, both into the groups."""
     if dims == (None, None):
-        kwargs = {"out_dtype": out_dtype, "out_sharding": out_sharding}
-        return bind(op.name, *args, params, **kwargs), None
+        first, second = args
+        out = bind(
+            op.name,
+            first,
+            second,
+            params,
+            out_dtype=out_dtype,
+            out_sharding=out_sharding,
+        )
+        return out, None
     size = axis_data.size
     batched = {role for role, d in zip(op.operands, dims, strict=True) if d is not None}
     batched.add(op.result)
@@ -225,8 +242,10 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
         grouped = letters[role] != "N" and (role, letters[role]) != ("w", "C")
         return geometry.groups if grouped and len(batched) < 3 else 1
 
-    operands = [
-        a if d is None else _fold(a, d, params.axis(role, letters[role]), groups_of(role))
+    first, second = [
+        a
+        if d is None
+        else _fold(a, d, params.axis(role, letters[role]), groups_of(role))
         for a, d, role in zip(args, dims, op.operands, strict=True)
     ]
     axis = params.axis(op.result, letters[op.result])
@@ -237,7 +256,9 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
             raise NotImplementedError("vmap over an axis that is sharded already")
         spec[axis] = axis_data.explicit_mesh_axis
         out_sharding = NamedSharding(out_sharding.mesh, PartitionSpec(*spec))
-    out = bind(op.name, *operands, new, out_dtype=out_dtype, out_sharding=out_sharding)
+    out = bind(
+        op.name, first, second, new, out_dtype=out_dtype, out_sharding=out_sharding
+    )
     return _unfold(out, axis, size, groups_of(op.result)), axis
 
 
@@ -248,7 +269,9 @@ _PRECISION = {None: 0, Precision.DEFAULT: 0, Precision.HIGH: 1, Precision.HIGHES
 
 def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
     """One FFI call: the result, and a workspace that XLA plans."""
-    pair = params.precision if isinstance(params.precision, tuple) else (params.precision,)
+    pair = (
+        params.precision if isinstance(params.precision, tuple) else (params.precision,)
+    )
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_{op.name}",
@@ -276,9 +299,7 @@ def xla_call(name: str, a, b, params: ConvParams, out_dtype):
 
     def conv(x, w):
         wide = None if out_dtype == a.dtype else out_dtype
-        return jax.lax.conv_general_dilated(
-            x, w, **kwargs, preferred_element_type=wide
-        )
+        return jax.lax.conv_general_dilated(x, w, **kwargs, preferred_element_type=wide)
 
     if name == "fprop":
         return conv(a, b)

@@ -12,12 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_convbatch import activations
-from jax_convbatch.conv import (
-    channels_last,
-    conv_general_dilated,
-    conv_padding,
-    per_axis,
-)
+from jax_convbatch.conv import conv_general_dilated, conv_padding, per_axis
 from jax_convbatch.layer import conv_bias_act
 
 
@@ -98,14 +93,15 @@ def activate(layer, y):
 def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
+    rank = x.ndim - 2
     options = dict(
+        dimension_numbers=_channels_last(rank),
         precision=layer.precision,
         preferred_element_type=wanted,
         algorithm=layer.algorithm,
         workspace_limit=layer.workspace_limit,
     )
     if out_sharding is not None:
-        rank = x.ndim - 2
         y = conv_general_dilated(
             x,
             w,
@@ -113,8 +109,7 @@ def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
             conv_padding(arguments["padding"], rank),
             arguments["input_dilation"],
             arguments["dilation"],
-            channels_last(rank),
-            arguments["groups"],
+            feature_group_count=arguments["groups"],
             out_sharding=out_sharding,
             **options,
         )
@@ -132,6 +127,12 @@ def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
         # Flax's sum takes the wider dtype, and so the activation does.
         y = conv_bias_act(x, w, ad=layer.ad, **arguments, **options)
     return activate(layer, y if bias is None else y + bias)
+
+
+def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
+    """Flax's order of axes, for any number of spatial ones."""
+    image = (0, rank + 1, *range(1, rank + 1))
+    return jax.lax.ConvDimensionNumbers(image, (rank + 1, rank, *range(rank)), image)
 
 
 def _one_batch_axis(inputs, rank: int):

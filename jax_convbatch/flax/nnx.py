@@ -46,7 +46,8 @@ class Conv(nnx.Conv):
         """[*batch, *output, K]; under an explicit mesh in `out_sharding`, if given."""
         if self.conv_general_dilated is not conv_general_dilated:
             return _call.activate(self, super().__call__(inputs, out_sharding))
-        return _call.conv(self, *_arrays(self, inputs), out_sharding)
+        inputs, kernel, bias = _arrays(self, inputs)
+        return _call.conv(self, inputs, kernel, bias, out_sharding)
 
 
 class ConvTranspose(nnx.ConvTranspose):
