@@ -142,11 +142,14 @@ def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
 
 def _local_bgrad(platform: str, kept, dy):
     summed = tuple(i for i in range(dy.ndim) if i not in kept)
+    shape = tuple(dy.shape[i] for i in kept)
+    if dy.size == 0:
+        return jnp.zeros(shape, dy.dtype)  # as in primitives._native_call
     sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
     out, _ = jax.ffi.ffi_call(
         "jax_convbatch_bgrad",
         (
-            jax.ShapeDtypeStruct(tuple(dy.shape[i] for i in kept), dy.dtype),
+            jax.ShapeDtypeStruct(shape, dy.dtype),
             jax.ShapeDtypeStruct((sizes.workspace_bytes,), np.uint8),
         ),
         input_layouts=[(*kept[:-1], *summed, kept[-1])],

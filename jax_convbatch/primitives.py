@@ -10,6 +10,7 @@ each which two arrays go in and which comes out, and one rule of each kind
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -269,6 +270,11 @@ _PRECISION = {None: 0, Precision.DEFAULT: 0, Precision.HIGH: 1, Precision.HIGHES
 
 def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
     """One FFI call: the result, and a workspace that XLA plans."""
+    shape = params.shape(op.result)
+    if 0 in (a.size, b.size, math.prod(shape)):
+        # A sum of nothing. XLA's layout copies of empty arrays divide by zero
+        # on the CPU (jaxlib 0.10.2), so they must not reach the call.
+        return jnp.zeros(shape, out_dtype)
     pair = (
         params.precision if isinstance(params.precision, tuple) else (params.precision,)
     )
@@ -276,7 +282,7 @@ def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype)
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_{op.name}",
         (
-            jax.ShapeDtypeStruct(params.shape(op.result), out_dtype),
+            jax.ShapeDtypeStruct(shape, out_dtype),
             jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8),
         ),
         input_layouts=[layouts[role] for role in op.operands],
