@@ -28,7 +28,7 @@ def profiled(call, args, folder):
                     if line.name.startswith("Stream"):
                         kernels[event.name] += 1
                 elif "Graph" in event.name:
-                    graphs[event.name] += 1
+                    graphs[event.name.split(" ")[0]] += 1
     return kernels, graphs
 
 

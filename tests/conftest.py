@@ -1,0 +1,43 @@
+"""Fixtures: where a test runs, and 64-bit numbers.
+
+The whole session sees 8 virtual CPU devices, so that tests of sharding need no
+process of their own. Everything else runs on the first of them.
+"""
+
+import jax
+import pytest
+from engines import PLATFORMS, RUNS
+from hypothesis import HealthCheck, settings
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+# The same examples on every run: a failure that CI shows is one that anybody gets.
+settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("fixed")
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request):
+    """Runs the test on the CPU and, marked `gpu`, on CUDA."""
+    with jax.default_device(jax.devices(request.param)[0]):
+        yield request.param
+
+
+@pytest.fixture(params=RUNS)
+def engine(request):
+    """Runs the test with every engine, on every platform it has code for."""
+    name, platform = request.param
+    with jax.default_device(jax.devices(platform)[0]):
+        yield name
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,158 @@
+"""Random convolution problems: what hypothesis draws, and its arrays."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+from hypothesis import assume
+from hypothesis import strategies as st
+
+import jax_convbatch as jc
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+class Problem(NamedTuple):
+    """A convolution in the oracle's channels-last terms, and how a user keeps it.
+
+    Attributes:
+      x, w: shapes, [N, *spatial, C] and [*taps, C / groups, K].
+      conv: how the filter moves.
+      specs: letters of x, w and y in the user's order, as `jax.lax` reads them.
+    """
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    conv: oracle.Conv
+    specs: tuple[str, str, str]
+
+    @property
+    def y(self):
+        outputs = self.conv.outputs(self.x[1:-1], self.w[:-2])
+        return (self.x[0], *outputs, self.w[-1])
+
+    @property
+    def kwargs(self):
+        """For `conv_general_dilated`, which reads the spatial axes in w's order."""
+        letters = "DHW"[3 - self.conv.rank :]
+        order = [letters.index(c) for c in self.specs[1] if c in letters]
+
+        def axes(values):
+            return tuple(values[i] for i in order)
+
+        return dict(
+            window_strides=axes(self.conv.strides),
+            padding=axes(self.conv.padding),
+            lhs_dilation=axes(self.conv.input_dilation),
+            rhs_dilation=axes(self.conv.filter_dilation),
+            dimension_numbers=self.specs,
+            feature_group_count=self.conv.groups,
+        )
+
+    def user(self, role, a):
+        """A channels-last array as the user keeps it."""
+        return a.transpose(self._order(role))
+
+    def canonical(self, role, a):
+        """The inverse of `user`, as a numpy array."""
+        return np.asarray(a).transpose(np.argsort(self._order(role)))
+
+    def _order(self, role):
+        spatial = "DHW"[3 - self.conv.rank :]
+        letters = {"x": f"N{spatial}C", "w": f"{spatial}IO", "y": f"N{spatial}C"}[role]
+        return [letters.index(c) for c in self.specs["xwy".index(role)]]
+
+
+@st.composite
+def problems(draw, ranks=(0, 1, 2, 3), empty=True):
+    """Problems of every kind, small enough to compile and compare in no time."""
+    rank = draw(st.sampled_from(ranks))
+
+    def axes(strategy):
+        return draw(st.tuples(*[strategy] * rank))
+
+    def size(most):
+        # Zero makes most of a problem trivial, so it should be rare.
+        zero = empty and draw(st.integers(0, 24)) == 0
+        return 0 if zero else draw(st.integers(1, most))
+
+    batch = size(3)
+    inputs = tuple(size(7 if rank < 3 else 4) for _ in range(rank))
+    taps = axes(st.integers(1, 3))  # jax.lax refuses an empty filter
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    channels, filters = groups * size(5), groups * size(5)
+    conv = oracle.Conv(
+        axes(st.integers(1, 3)),
+        axes(st.tuples(st.integers(-2, 3), st.integers(-2, 3))),
+        axes(st.integers(1, 3)),
+        axes(st.integers(1, 3)),
+        groups,
+    )
+    # jax.lax refuses what takes away more than there is.
+    assume(all(n >= 0 for n in conv.padded_sizes(inputs)))
+    spatial = "DHW"[3 - rank :]
+    specs = tuple(
+        "".join(draw(st.permutations(letters)))
+        for letters in (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+    )
+    problem = Problem(
+        (batch, *inputs, channels), (*taps, channels // groups, filters), conv, specs
+    )
+    if not empty:
+        assume(np.prod(problem.y) > 0)
+    return problem
+
+
+def normal(seed, shape, dtype="float64"):
+    """Numbers of size 1, rounded to `dtype`."""
+    numbers = np.random.default_rng(seed).standard_normal(shape)
+    return numbers.astype(jnp.dtype(dtype))
+
+
+def whole(seed, shape, dtype="float64", most=3):
+    """Whole numbers between -most and most."""
+    numbers = np.random.default_rng(seed).integers(-most, most + 1, shape)
+    return numbers.astype(jnp.dtype(dtype))
+
+
+class Results(NamedTuple):
+    y: Any
+    dx: Any
+    dw: Any
+
+
+def run(problem, x, w, dy, **options) -> Results:
+    """y, dx and dw, channels last, computed in the user's layout."""
+
+    def fun(x, w):
+        return jc.conv_general_dilated(x, w, **problem.kwargs, **options)
+
+    @jax.jit
+    def all_three(x, w, dy):
+        y, pullback = jax.vjp(fun, x, w)
+        return y, *pullback(dy.astype(y.dtype))
+
+    arrays = [problem.user(r, a) for r, a in zip("xwy", (x, w, dy), strict=True)]
+    results = all_three(*arrays)
+    return Results(*(problem.canonical(r, a) for r, a in zip("yxw", results, strict=True)))
+
+
+def exact(problem, x, w, dy) -> Results:
+    """What the oracle says of the same."""
+    x, w, dy = (oracle.float64(a) for a in (x, w, dy))
+    conv = problem.conv
+    return Results(
+        oracle.fprop(x, w, conv),
+        oracle.dgrad(dy, w, conv, problem.x[1:-1]),
+        oracle.wgrad(x, dy, conv, problem.w[:-2]),
+    )
+
+
+def terms(problem) -> Results:
+    """How many products each element of y, dx and dw sums, at most."""
+    taps = int(np.prod(problem.w[:-2]))
+    pixels = int(np.prod(problem.y[:-1]))
+    per_group = problem.w[-1] // problem.conv.groups
+    return Results(taps * problem.w[-2], taps * per_group, pixels)

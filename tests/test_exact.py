@@ -1,0 +1,208 @@
+"""Whole numbers leave nothing to round: every engine, slice and layout agrees."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from engines import ENGINES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import FLOATS, exact, problems, run, whole
+
+import jax_convbatch as jc
+
+
+def operands(problem, dtype):
+    return [
+        # -1, 0 and 1: even bfloat16 holds the sums of the largest problem.
+        whole(i, shape, dtype, most=1)
+        for i, shape in enumerate((problem.x, problem.w, problem.y))
+    ]
+
+
+def assert_exact(got, want):
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(oracle.float64(a), b)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(problem=problems())
+@settings(max_examples=30)
+def test_every_engine_is_exact(engine, x64, dtype, problem):
+    arrays = operands(problem, dtype)
+    assert max(abs(a).max(initial=0) for a in exact(problem, *arrays)) <= 256
+    got = run(problem, *arrays, algorithm=engine)
+    assert_exact(got, exact(problem, *arrays))
+
+
+@given(problem=problems(empty=False), budget=st.floats(0, 1))
+@settings(max_examples=40)
+def test_every_slice_of_the_batch_is_exact(engine, problem, budget):
+    """Limits from what one sample needs to what the whole batch takes."""
+    problem = problem._replace(x=(7, *problem.x[1:]))
+    arrays = operands(problem, "float32")
+    x, w = (problem.user(r, a) for r, a in zip("xw", arrays, strict=False))
+
+    def both(x, w):
+        return jax.vjp(
+            lambda x, w: jc.conv_general_dilated(x, w, **problem.kwargs), x, w
+        )[1](problem.user("y", arrays[2]))
+
+    most = [row.workspace_bytes for row in jc.explain(both, x, w)]
+    least = [-(-b // (256 * 7)) * 256 for b in most]
+    limit = int(max(least) + budget * (max(most) - max(least)))
+    got = run(problem, *arrays, algorithm=engine, workspace_limit=limit)
+    assert_exact(got, exact(problem, *arrays))
+
+
+@given(problem=problems(ranks=(0, 1, 2)), axis=st.integers(0, 2))
+@settings(max_examples=40)
+def test_a_spatial_axis_of_one_changes_nothing(engine, problem, axis):
+    """1-D is 2-D with a size of 1, and 2-D is 3-D with one."""
+    arrays = operands(problem, "float32")
+    axis %= problem.conv.rank + 1
+    trivial = (1, (0, 0), 1, 1)
+    conv = problem.conv._replace(
+        **{
+            field: (*old[:axis], new, *old[axis:])
+            for field, old, new in zip(
+                problem.conv._fields, problem.conv[:-1], trivial, strict=False
+            )
+        }
+    )
+    spatial = "DHW"[3 - conv.rank :]
+    lifted = problem._replace(
+        x=(*problem.x[: 1 + axis], 1, *problem.x[1 + axis :]),
+        w=(*problem.w[:axis], 1, *problem.w[axis:]),
+        conv=conv,
+        specs=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"),
+    )
+    x, w, dy = arrays
+    places = (1 + axis, axis, 1 + axis)
+    higher = run(
+        lifted,
+        *(np.expand_dims(a, i) for a, i in zip(arrays, places, strict=True)),
+        algorithm=engine,
+    )
+    lower = run(problem, x, w, dy, algorithm=engine)
+    for a, b, place in zip(higher, lower, (1 + axis, 1 + axis, axis), strict=True):
+        np.testing.assert_array_equal(a.squeeze(place), b)
+
+
+def test_a_filter_without_spatial_axes_is_a_matrix_product(engine):
+    x, w = whole(0, (5, 7), "float32"), whole(1, (7, 3), "float32")
+    np.testing.assert_array_equal(jc.conv(x, w, algorithm=engine), x @ w)
+
+
+# --- the convenient functions are conv_general_dilated ------------------------
+
+CONVS = {
+    "one number for all axes": (
+        dict(strides=2, dilation=2, padding=1),
+        dict(window_strides=(2, 2), rhs_dilation=(2, 2), padding=((1, 1), (1, 1))),
+    ),
+    "one number an axis": (
+        dict(strides=(2, 1), input_dilation=(1, 3), padding=(2, 0)),
+        dict(window_strides=(2, 1), lhs_dilation=(1, 3), padding=((2, 2), (0, 0))),
+    ),
+    "pairs": (
+        dict(padding=((-1, 2), 0), dilation=(1, 2)),
+        dict(window_strides=(1, 1), padding=((-1, 2), (0, 0)), rhs_dilation=(1, 2)),
+    ),
+    "same": (
+        dict(strides=(2, 3)),
+        dict(window_strides=(2, 3), padding="SAME"),
+    ),
+    "same, lower": (
+        dict(strides=2, padding="SAME_LOWER"),
+        dict(window_strides=(2, 2), padding="SAME_LOWER"),
+    ),
+    "valid": (dict(padding="VALID"), dict(window_strides=(1, 1), padding="VALID")),
+}
+
+
+@pytest.mark.parametrize("function", [jc.conv, jc.conv_bias_act])
+@pytest.mark.parametrize("call", CONVS)
+def test_conv_is_conv_general_dilated(engine, function, call):
+    x, w = whole(0, (2, 9, 8, 4), "float32"), whole(1, (3, 3, 4, 6), "float32")
+    bias = whole(2, (6,), "float32")
+    short, long = CONVS[call]
+    want = jc.conv_general_dilated(
+        x, w, **long, dimension_numbers=("NHWC", "HWIO", "NHWC"), algorithm=engine
+    )
+    np.testing.assert_array_equal(function(x, w, algorithm=engine, **short), want)
+    got = function(x, w, bias, algorithm=engine, **short)
+    np.testing.assert_array_equal(got, want + bias)
+
+
+def test_conv_takes_groups_and_dimension_numbers(engine):
+    x, w = whole(0, (2, 4, 9, 8), "float32"), whole(1, (6, 2, 3, 3), "float32")
+    bias, numbers = whole(2, (6,), "float32"), ("NCHW", "OIHW", "NCHW")
+    got = jc.conv(x, w, bias, groups=2, dimension_numbers=numbers, algorithm=engine)
+    want = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=2)
+    np.testing.assert_array_equal(got, want + bias[:, None, None])
+
+
+TRANSPOSED = {
+    "same": {},
+    "valid": {"padding": "VALID"},
+    "stride one": {"strides": 1},
+    "pairs": {"padding": ((2, 1), (0, 3))},
+    "dilated": {"dilation": (2, 1), "padding": "VALID"},
+    "a gradient": {"transpose_kernel": True},
+    "a gradient, valid": {"transpose_kernel": True, "padding": "VALID"},
+    "consistent": {"padding": ((1, 1), (0, 1)), "use_consistent_padding": True},
+}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("call", TRANSPOSED)
+def test_conv_transpose_is_jax_laxs(engine, call, rank):
+    kwargs = {"strides": 2, "padding": "SAME"} | TRANSPOSED[call]
+    strides = (kwargs["strides"],) * rank
+    for name in ("padding", "dilation"):
+        value = kwargs.get(name)
+        if isinstance(value, tuple):
+            kwargs[name] = (*value, value[0])[:rank]
+    kwargs["strides"] = strides
+    x = whole(0, (2, *(5, 4, 3)[:rank], 4), "float32")
+    w = whole(1, (*(3, 2, 3)[:rank], 4, 6), "float32")
+    bias = whole(2, (6,), "float32")
+    if kwargs.get("transpose_kernel"):
+        w = w.swapaxes(-1, -2)
+    lax_kwargs = {"rhs_dilation" if k == "dilation" else k: v for k, v in kwargs.items()}
+    # Computed here from its own definition: x with holes, then an ordinary
+    # convolution, both by the oracle.
+    want = reference_transpose(x, w, **lax_kwargs)
+    ours = functools.partial(jc.conv_transpose, algorithm=engine, **kwargs)
+    np.testing.assert_array_equal(ours(x, w), want)
+    np.testing.assert_array_equal(ours(x, w, bias), want + bias)
+
+
+def reference_transpose(x, w, **kwargs):
+    jaxpr = jax.make_jaxpr(functools.partial(jax.lax.conv_transpose, **kwargs))(x, w)
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated")
+    if kwargs.get("transpose_kernel"):
+        w = np.flip(w, range(w.ndim - 2)).swapaxes(-1, -2)
+    conv = oracle.Conv(
+        eqn.params["window_strides"],
+        eqn.params["padding"],
+        eqn.params["lhs_dilation"],
+        eqn.params["rhs_dilation"],
+    )
+    return oracle.fprop(oracle.float64(x), oracle.float64(w), conv)
+
+
+def test_conv_transpose_with_a_transposed_kernel_is_a_gradient(engine):
+    x, w = whole(0, (2, 9, 8, 4), "float32"), whole(1, (3, 3, 4, 6), "float32")
+    conv = functools.partial(jc.conv, w=w, strides=(2, 2), algorithm=engine)
+    y, pullback = jax.vjp(lambda x: conv(x), jnp.asarray(x[:, :8]))
+    got = jc.conv_transpose(y, w, strides=2, transpose_kernel=True, algorithm=engine)
+    np.testing.assert_array_equal(got, pullback(y)[0])
+
+
+def test_all_engines_are_tested():
+    assert {"im2col_gemm", "per_sample"} <= {*ENGINES}

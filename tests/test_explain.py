@@ -1,0 +1,243 @@
+"""explain tells what runs; used here as a guard against silent fallbacks."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import FLOATS
+
+import jax_convbatch as jc
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+X, W = jnp.ones((8, 14, 14, 16)), jnp.ones((3, 3, 16, 32))
+BIAS = jnp.ones(32)
+
+# Calls that an engine covers: none of them may go to jax.lax.
+NATIVE = {
+    "conv": jc.conv,
+    "strided": functools.partial(jc.conv, strides=2),
+    "dilated": functools.partial(jc.conv, dilation=(2, 3)),
+    "input dilated": functools.partial(jc.conv, input_dilation=2, padding=1),
+    "negative padding": functools.partial(jc.conv, padding=((-1, 3), (0, -2))),
+    "valid": functools.partial(jc.conv, padding="VALID"),
+    "same, lower": functools.partial(jc.conv, padding="SAME_LOWER"),
+    "transposed": functools.partial(jc.conv_transpose, strides=2),
+    "f32 result": functools.partial(jc.conv, preferred_element_type=jnp.float32),
+    "precise": functools.partial(jc.conv, precision="highest"),
+    "layer": functools.partial(jc.conv_bias_act, activation="gelu"),
+    "both modes": functools.partial(jc.conv_bias_act, activation="gelu", ad="both"),
+    "general": lambda x, w: jc.conv_general_dilated(
+        x, w, [1, 1], [(0, 0), (0, 0)], dimension_numbers=NHWC
+    ),
+    "batch groups": lambda x, w: jc.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=NHWC, batch_group_count=4
+    ),
+}
+
+
+def engines(rows):
+    return {row.engine for row in rows if row.op != "bgrad"}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("call", NATIVE)
+def test_these_calls_and_their_gradients_run_natively(x64, platform, call, dtype):
+    x, w = X.astype(dtype), W.astype(dtype)
+    if call == "f32 result" and dtype == "float64":
+        pytest.skip("jax.lax refuses a narrower result")
+    step = jax.grad(lambda x, w: NATIVE[call](x, w).sum(), argnums=(0, 1))
+    rows = jc.explain(step, x, w, platform=platform)
+    assert [row.op for row in rows].count("fprop") == 1
+    assert {row.op for row in rows} == {"fprop", "dgrad", "wgrad"}
+    assert engines(rows) == {"im2col_gemm"}
+    assert {row.reason for row in rows} == {f"default on {platform}"}
+
+
+@pytest.mark.parametrize("call", NATIVE)
+def test_what_explain_says_is_what_is_lowered(call):
+    text = jax.jit(NATIVE[call]).lower(X, W).as_text()
+    assert "jax_convbatch_im2col_gemm_fprop" in text
+    assert "stablehlo.convolution" not in text
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_up_to_three_spatial_axes_are_native(platform, rank):
+    rows = jc.explain(
+        jc.conv, jnp.ones((2, *[5] * rank, 4)), jnp.ones((*[3] * rank, 4, 8)), platform=platform
+    )
+    assert [row.engine for row in rows] == ["im2col_gemm"]
+
+
+def test_groups_are_native(platform):
+    w = jnp.ones((3, 3, 1, 16))
+    rows = jc.explain(functools.partial(jc.conv, groups=16), X, w, platform=platform)
+    assert engines(rows) == {"im2col_gemm"}
+    assert "groups 16" in rows[0].geometry
+
+
+def shaped(*shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+FALLBACKS = {
+    "integers": (np.int32, 2, {}, "dtype int32"),
+    "complex": (np.complex64, 2, {}, "dtype complex64"),
+    "float8": (jnp.float8_e5m2, 2, {}, "dtype float8_e5m2"),
+    "four axes": (np.float32, 4, {}, "4 spatial dimensions"),
+    "by name": (np.float32, 2, {"algorithm": "xla"}, "algorithm='xla'"),
+}
+
+
+@pytest.mark.parametrize("call", FALLBACKS)
+def test_a_fallback_has_its_reason(platform, call):
+    dtype, rank, kwargs, reason = FALLBACKS[call]
+    x, w = shaped(2, 3, *[6] * rank, dtype=dtype), shaped(4, 3, *[3] * rank, dtype=dtype)
+    fun = functools.partial(
+        jc.conv_general_dilated, window_strides=(1,) * rank, padding="SAME", **kwargs
+    )
+    (row,) = jc.explain(fun, x, w, platform=platform)
+    assert row.engine == "xla"
+    assert row.op == "fprop"
+    assert reason in row.reason
+    assert row.workspace_bytes == 0
+
+
+def test_jax_lax_itself_is_seen(platform):
+    fun = functools.partial(jax.lax.conv_general_dilated, window_strides=(1,), padding="SAME")
+    (row,) = jc.explain(fun, jnp.ones((1, 2, 5)), jnp.ones((3, 2, 3)), platform=platform)
+    assert (row.engine, row.geometry) == ("xla", "1x2x5 * 3x2x3 -> 1x3x5")
+    assert "jax.lax was called" in row.reason
+
+
+def test_a_platform_without_native_code_is_the_reason():
+    (row,) = jc.explain(jc.conv, X, W, platform="tpu")
+    assert row.engine == "xla"
+    assert "'tpu'" in row.reason
+    rows = jc.explain(jax.grad(lambda b: jc.conv(X, W, b).sum()), BIAS, platform="tpu")
+    assert {row.engine for row in rows} == {"xla"}
+
+
+def test_symbolic_sizes_are_the_reason(platform):
+    from jax import export
+
+    (n,) = export.symbolic_shape("n")
+    (row,) = jc.explain(jc.conv, shaped(n, 5, 5, 2, dtype="float32"), jnp.ones((3, 3, 2, 4)))
+    assert row.engine == "xla"
+    assert row.reason == "symbolic sizes"
+
+
+@pytest.mark.parametrize("algorithm", ["im2col_gemm", "per_sample"])
+def test_an_engine_by_name_is_the_one_of_every_gradient(platform, algorithm):
+    fun = functools.partial(jc.conv_bias_act, algorithm=algorithm)
+    step = jax.grad(lambda *a: fun(*a).sum(), argnums=(0, 1, 2))
+    rows = jc.explain(step, X, W, BIAS, platform=platform)
+    assert engines(rows) == {algorithm}
+    assert {r.reason for r in rows if r.op != "bgrad"} == {"asked for by name"}
+    assert [r.slice for r in rows if r.op == "fprop"] == [1 if algorithm == "per_sample" else 8]
+
+
+def twice(fun):
+    return lambda *args: fun(*args) + fun(*args)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "count"),
+    [
+        (jax.jit, 1),
+        (jax.remat, 1),
+        (twice, 2),
+        (lambda f: jax.jit(jax.remat(jax.jit(f))), 1),
+        (lambda f: lambda x, w: jax.lax.scan(lambda c, _: (c + f(x, w), None), 0.0, None, 3)[0], 1),
+        (lambda f: lambda x, w: jax.lax.fori_loop(0, 3, lambda _, c: c + f(x, w), 0.0), 1),
+        (lambda f: lambda x, w: jax.lax.cond(True, f, lambda x, w: 2 * f(x, w), x, w), 2),
+        (jax.custom_jvp, 1),
+        (lambda f: jax.vmap(f, (0, None)), None),
+    ],
+    ids=["jit", "remat", "twice", "nested", "scan", "loop", "cond", "custom_jvp", "vmap"],
+)
+def test_convolutions_are_found_inside(platform, wrap, count):
+    fun = wrap(lambda x, w: jc.conv_bias_act(x, w, activation="relu").sum())
+    if count is None:
+        rows = jc.explain(fun, X[None], W, platform=platform)
+        count = 1
+    else:
+        rows = jc.explain(fun, X, W, platform=platform)
+    assert [row.engine for row in rows] == ["im2col_gemm"] * count
+
+
+def test_the_backward_rule_of_the_layer_shows(platform):
+    step = jax.value_and_grad(
+        lambda *a: jc.conv_bias_act(*a, activation="relu").sum(), argnums=(0, 1, 2)
+    )
+    rows = jc.explain(jax.jit(step), X, W, BIAS, platform=platform)
+    assert [row.op for row in rows][0] == "fprop"
+    assert sorted(row.op for row in rows) == ["bgrad", "dgrad", "fprop", "wgrad"]
+    assert next(row for row in rows if row.op == "bgrad").engine == "kernel"
+
+
+def test_gradients_that_nobody_asks_for_do_not_show(platform):
+    rows = jc.explain(jax.grad(lambda w: jc.conv_bias_act(X, w).sum()), W, platform=platform)
+    assert "wgrad" in {row.op for row in rows}
+
+
+@pytest.mark.parametrize("limit", [None, 1_000_000, 300_000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_workspace_bytes_are_those_of_the_lowered_buffer(engine, dtype, limit):
+    x, w, bias = (a.astype(dtype) for a in (X, W, BIAS))
+    fun = functools.partial(jc.conv_bias_act, algorithm=engine, workspace_limit=limit)
+    step = jax.grad(lambda *a: fun(*a).sum(), argnums=(0, 1, 2))
+    rows = jc.explain(step, x, w, bias)
+    text = jax.jit(step).lower(x, w, bias).as_text()
+    calls = re.findall(r"custom_call @jax_convbatch_(?:\w+_)?(\w+?)\(.*tensor<(\d+)xui8>\)", text)
+    lowered = {op: int(size) for op, size in calls}
+    assert lowered == {row.op: row.workspace_bytes for row in rows if row.op in lowered}
+    assert {"dgrad", "wgrad", "bgrad"} <= lowered.keys()
+    for row in rows:
+        assert limit is None or row.op == "bgrad" or row.workspace_bytes <= limit
+
+
+def test_no_workspace_where_the_filter_is_pointwise():
+    (row,) = jc.explain(jc.conv, X, jnp.ones((1, 1, 16, 8)))
+    assert row.workspace_bytes == 0
+    assert row.slice == 8
+
+
+def test_it_prints_as_a_table(platform):
+    fun = functools.partial(jc.conv_bias_act, strides=2)
+    step = jax.grad(lambda *a: fun(*a).sum(), argnums=(1, 2))
+    rows = jc.explain(step, X, W, BIAS, platform=platform)
+    lines = str(rows).splitlines()
+    assert lines[0].split() == "op geometry dtype engine slice workspace reason".split()
+    assert len(lines) == len(rows) + 2
+    for line, row in zip(lines[2:], rows, strict=True):
+        assert line.startswith(row.op)
+        assert row.geometry in line
+        assert row.engine in line
+        assert row.reason in line
+    assert "8x14x14x16 * 3x3x16x32 -> 8x7x7x32, stride 2" in lines[2]
+    assert repr(rows) == str(rows)
+
+
+def test_without_convolutions_it_says_so():
+    assert str(jc.explain(jnp.sin, 1.0)) == "no convolutions"
+
+
+def test_it_takes_keyword_arguments_and_shapes_and_runs_nothing():
+    calls = []
+
+    def fun(x, *, w):
+        jax.debug.callback(lambda: calls.append(1))
+        return jc.conv(x, w)
+
+    huge = shaped(1 << 20, 1024, 1024, 16, dtype="float32")
+    (row,) = jc.explain(fun, huge, w=shaped(3, 3, 16, 32, dtype="float32"))
+    assert row.slice == 1
+    assert not calls
+
+
+def test_an_engine_that_cannot_is_refused():
+    with pytest.raises(ValueError, match="no native code for platform 'tpu'"):
+        jc.explain(functools.partial(jc.conv, algorithm="per_sample"), X, W, platform="tpu")

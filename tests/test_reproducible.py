@@ -1,0 +1,173 @@
+"""The same bits: whatever the slice, the rest of the batch, the run, the threads."""
+
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from problems import FLOATS, normal, problems, run
+
+import jax_convbatch as jc
+from jax_convbatch.bias import bias_grad
+
+LAYERS = {
+    "3x3": dict(x=(20, 20, 16), w=(3, 3, 16, 24)),
+    "strided": dict(x=(21, 20, 8), w=(5, 3, 8, 16), strides=2),
+    "pointwise": dict(x=(14, 14, 64), w=(1, 1, 64, 48)),
+    "grouped": dict(x=(12, 12, 24), w=(3, 3, 8, 30), groups=3),
+    "depthwise": dict(x=(12, 12, 24), w=(3, 3, 1, 24), groups=24),
+    "dilated": dict(x=(9, 11, 8), w=(3, 3, 8, 8), input_dilation=2, dilation=(1, 2), padding=2),
+    "3-D": dict(x=(4, 7, 7, 6), w=(3, 3, 3, 6, 8), padding=((1, 0),) * 3),
+    "1-D": dict(x=(300, 5), w=(7, 5, 9)),
+}
+each_layer = pytest.mark.parametrize("layer", LAYERS)
+
+
+def make(layer, batch, dtype="float32"):
+    kwargs = dict(LAYERS[layer])
+    x = normal(0, (batch, *kwargs.pop("x")), dtype)
+    w = normal(1, kwargs.pop("w"), dtype)
+    bias = normal(2, w.shape[-1:], dtype)
+    y = jax.eval_shape(functools.partial(jc.conv, **kwargs), x, w)
+    return (x, w, bias, normal(3, y.shape, dtype)), kwargs
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _results(x, w, bias, dy, options):
+    y, pullback = jax.vjp(functools.partial(jc.conv_bias_act, **dict(options)), x, w, bias)
+    return dict(zip(("y", "dx", "dw", "db"), (y, *pullback(dy)), strict=True))
+
+
+def results(args, **kwargs):
+    """y, dx, dw and db of a layer as arrays of bits."""
+    out = _results(*args, options=tuple(kwargs.items()))
+    return {name: bits(a) for name, a in out.items()}
+
+
+def bits(a):
+    a = np.asarray(a)
+    return a.view(f"u{a.itemsize}")
+
+
+def assert_same_bits(got, want, names=("y", "dx", "dw", "db")):
+    for name in names:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@each_layer
+def test_an_engine_is_bit_identical_to_the_loop_over_samples(engine, x64, layer, dtype):
+    args, kwargs = make(layer, 6, dtype)
+    want = results(args, algorithm="per_sample", **kwargs)
+    assert_same_bits(results(args, algorithm=engine, **kwargs), want)
+
+
+@given(problem=problems())
+@settings(max_examples=40)
+def test_any_problem_is_bit_identical_to_the_loop_over_samples(engine, problem):
+    arrays = [normal(i, s, "float32") for i, s in enumerate((problem.x, problem.w, problem.y))]
+    want = run(problem, *arrays, algorithm="per_sample")
+    for a, b in zip(run(problem, *arrays, algorithm=engine), want, strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each_layer
+def test_the_bits_do_not_depend_on_the_workspace_limit(platform, layer, dtype):
+    args, kwargs = make(layer, 9, dtype)
+    grad = jax.grad(lambda *a: jc.conv_bias_act(*a, **kwargs).sum(), argnums=(0, 1))
+    rows = [r for r in jc.explain(grad, *args[:3], platform=platform) if r.op != "bgrad"]
+    assert {r.slice for r in rows} == {9}, "the whole batch fits the default limit"
+    want = results(args, **kwargs)
+    most = max(r.workspace_bytes for r in rows)
+    slices = set()
+    for samples in (1, 2, 4, 8):
+        limit = -(-most * samples // 9) + 4 * args[1].size + 4096
+        options = {**kwargs, "workspace_limit": limit}
+        step = jax.grad(lambda *a, o=options: jc.conv_bias_act(*a, **o).sum())
+        slices |= {r.slice for r in jc.explain(step, *args[:3], platform=platform)}
+        assert_same_bits(results(args, **options), want)
+    assert len(slices) > 1 or most == 0, "no limit changed the slices"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each_layer
+def test_a_samples_bits_do_not_depend_on_its_batch(engine, layer, dtype):
+    args, kwargs = make(layer, 33, dtype)
+    want = results(args, algorithm=engine, **kwargs)
+    x, w, bias, dy = args
+    for first, count in ((0, 1), (32, 1), (5, 2), (7, 3), (25, 8), (0, 32)):
+        part = slice(first, first + count)
+        got = results((x[part], w, bias, dy[part]), algorithm=engine, **kwargs)
+        for name in ("y", "dx"):
+            np.testing.assert_array_equal(got[name], want[name][part], err_msg=name)
+
+
+def test_a_samples_bits_do_not_depend_on_its_place(engine):
+    (x, w, bias, dy), kwargs = make("3x3", 8)
+    order = np.random.default_rng(0).permutation(8)
+    want = results((x, w, bias, dy), algorithm=engine, **kwargs)
+    got = results((x[order], w, bias, dy[order]), algorithm=engine, **kwargs)
+    for name in ("y", "dx"):
+        np.testing.assert_array_equal(got[name], want[name][order])
+
+
+@each_layer
+def test_every_run_gives_the_same_bits(engine, layer):
+    args, kwargs = make(layer, 8)
+    want = results(args, algorithm=engine, **kwargs)
+    for _ in range(4):
+        assert_same_bits(results(args, algorithm=engine, **kwargs), want)
+
+
+@pytest.mark.parametrize("shape", [(50_000, 3), (7, 5000), (1 << 20, 1)])
+def test_every_bias_gradient_gives_the_same_bits(platform, shape):
+    dy = jnp.asarray(normal(0, shape, "float32"))
+    want = bits(bias_grad(dy, -1))
+    for _ in range(4):
+        np.testing.assert_array_equal(bits(bias_grad(dy, -1)), want)
+
+
+def test_jit_and_eager_give_the_same_bits(engine):
+    args, kwargs = make("strided", 4)
+    want = results(args, algorithm=engine, **kwargs)
+    with jax.disable_jit():
+        assert_same_bits(results(args, algorithm=engine, **kwargs), want)
+
+
+# Prints a hash of the bits; run below with several numbers of threads.
+DIGEST = """
+import sys
+sys.path.insert(0, {folder!r})
+import test_reproducible
+print(test_reproducible.digest())
+"""
+
+
+def digest():
+    found = hashlib.sha256()
+    for layer in LAYERS:
+        for dtype in ("float32", "bfloat16"):
+            args, kwargs = make(layer, 9, dtype)
+            for array in results(args, **kwargs).values():
+                found.update(array.tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_the_bits_do_not_depend_on_the_number_of_threads(threads):
+    output = subprocess.run(
+        [sys.executable, "-c", DIGEST.format(folder=os.path.dirname(__file__))],
+        env={**os.environ, "JAX_CONVBATCH_THREADS": threads, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert output.returncode == 0, output.stderr
+    assert output.stdout.split()[-1] == digest()
