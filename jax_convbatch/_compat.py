@@ -6,6 +6,7 @@ axes, lowering under a mesh) cannot be written with public names alone.
 
 from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.lax.convolution import (
     _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "batching",
     "canonicalize_precision",
     "canonicalize_sharding",
+    "dce_jaxpr",
     "is_constant_shape",
     "lax_conv_p",
     "lax_conv_sharding_rule",

@@ -149,6 +149,10 @@ def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call |
         algorithm,
         None if workspace_limit is None else int(workspace_limit),
     )
+    if algorithm != "auto" or workspace_limit is not None:
+        plan.check_somewhere(
+            "fprop", params.geometry, lhs.dtype, algorithm, workspace_limit
+        )
     return Call(lhs, rhs, params, out.dtype)
 
 
@@ -343,6 +347,7 @@ def conv_transpose(
     w,
     bias=None,
     *,
+    activation: str | None = None,
     strides: int | Sequence[int] = 1,
     padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
     dilation: int | Sequence[int] = 1,
@@ -353,6 +358,7 @@ def conv_transpose(
     preferred_element_type=None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
+    ad: str = "both",
 ) -> jax.Array:
     """Transposed (fractionally strided) convolution, channels last.
 
@@ -364,6 +370,7 @@ def conv_transpose(
       w: [*spatial, C, K]; with `transpose_kernel` [*spatial, K, C], flipped in
         its spatial axes first, which makes this the gradient of a convolution.
       bias: [K] in the result's dtype, or None.
+      activation, ad: as in `conv_bias_act`; here every mode by default.
       strides, dilation: an int, or one for each spatial axis.
       padding: "SAME" or "VALID" of the convolution that this transposes; or an
         int, or ints or (low, high) pairs, padding of the dilated input.
@@ -378,34 +385,22 @@ def conv_transpose(
     Raises:
       ValueError, TypeError: as `conv`.
     """
+    from jax_convbatch.layer import conv_bias_act
+
     rank = jnp.ndim(x) - 2
     numbers = channels_last(rank, dimension_numbers)
     strides = per_axis("strides", strides, rank)
     dilation = per_axis("dilation", dilation, rank)
-    pads = conv_padding(padding, rank)
-    # What jax.lax makes of `padding`, and whatever it refuses, from jax.lax.
-    jaxpr = jax.make_jaxpr(
-        lambda a, b: jax.lax.conv_transpose(
-            a,
-            b,
-            strides,
-            pads,
-            dilation,
-            numbers,
-            transpose_kernel,
-            preferred_element_type=preferred_element_type,
-            use_consistent_padding=use_consistent_padding,
-        )
-    )(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)))
-    (eqn,) = (e for e in jaxpr.eqns if e.primitive is _compat.lax_conv_p)
-    if transpose_kernel:
-        spec = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).rhs_spec
-        w = jnp.swapaxes(jnp.flip(w, spec[2:]), spec[0], spec[1])
-    return conv(
+    w, pads = transposed(
+        x, w, strides, padding, dilation, numbers, transpose_kernel,
+        use_consistent_padding, preferred_element_type,
+    )  # fmt: skip
+    return conv_bias_act(
         x,
         w,
         bias,
-        padding=eqn.params["padding"],
+        activation=activation,
+        padding=pads,
         input_dilation=strides,
         dilation=dilation,
         dimension_numbers=numbers,
@@ -413,4 +408,43 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         algorithm=algorithm,
         workspace_limit=workspace_limit,
+        ad=ad,
     )
+
+
+def transposed(
+    x,
+    w,
+    strides: tuple[int, ...],
+    padding,
+    dilation: tuple[int, ...],
+    dimension_numbers,
+    transpose_kernel: bool,
+    use_consistent_padding: bool = False,
+    preferred_element_type=None,
+):
+    """Filter and padding with which a convolution of dilated x is a transposed one.
+
+    What `jax.lax.conv_transpose` makes of its arguments, and whatever it
+    refuses, from `jax.lax` itself.
+    """
+    pads = conv_padding(padding, len(strides))
+    jaxpr = jax.make_jaxpr(
+        lambda a, b: jax.lax.conv_transpose(
+            a,
+            b,
+            strides,
+            pads,
+            dilation,
+            dimension_numbers,
+            transpose_kernel,
+            preferred_element_type=preferred_element_type,
+            use_consistent_padding=use_consistent_padding,
+        )
+    )(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)))
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive is _compat.lax_conv_p)
+    if transpose_kernel:
+        numbers = jax.lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
+        spec = numbers.rhs_spec
+        w = jnp.swapaxes(jnp.flip(w, spec[2:]), spec[0], spec[1])
+    return w, eqn.params["padding"]

@@ -88,10 +88,10 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
     """
     if platform is None:
         platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
-    return Explanation(
-        row for eqn in _equations(jaxpr.jaxpr) if (row := _row(eqn, platform))
-    )
+    jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr
+    # What nobody reads XLA drops: the first layer's dgrad, most often.
+    jaxpr, _ = _compat.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return Explanation(row for eqn in _equations(jaxpr) if (row := _row(eqn, platform)))
 
 
 def _equations(jaxpr) -> Iterator[Any]:

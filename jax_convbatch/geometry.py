@@ -120,13 +120,20 @@ class ConvGeometry(NamedTuple):
         ]
         x, w, y = ("x".join(map(str, s)) for s in sizes)
         parts = [f"{x} * {w} -> {y}"]
-        for name, value, plain in (
+        # The high side only where it shows: less than a stride makes no output.
+        pads = tuple(
+            str(low) if low - stride < high <= low else f"{low}:{high}"
+            for low, high, stride in zip(
+                self.pad, self.pad_high, self.stride, strict=True
+            )
+        )
+        for name, values, plain in (
             ("stride", self.stride, 1),
-            ("pad", self.pad, 0),
+            ("pad", pads, "0"),
             ("input dilation", self.input_dilation, 1),
             ("filter dilation", self.filter_dilation, 1),
         ):
-            own = value[MAX_SPATIAL - rank :]
+            own = values[MAX_SPATIAL - rank :]
             if any(v != plain for v in own):
                 same = len(set(own)) == 1
                 parts.append(f"{name} {own[0] if same else 'x'.join(map(str, own))}")

@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, activations, primitives
 from jax_convbatch.bias import bias_grad, broadcast_bias
@@ -28,13 +29,21 @@ class _Layer:
     params: primitives.ConvParams
     out_dtype: np.dtype
     activation: str | None
+    out_sharding: NamedSharding | None
 
     @property
     def channel_axis(self) -> int:
         return self.params.axis("y", "K")
 
     def pre_activation(self, x, w, bias):
-        z = primitives.bind("fprop", x, w, self.params, out_dtype=self.out_dtype)
+        z = primitives.bind(
+            "fprop",
+            x,
+            w,
+            self.params,
+            out_dtype=self.out_dtype,
+            out_sharding=self.out_sharding,
+        )
         return z if bias is None else _add_bias(z, bias, self.channel_axis)
 
 
@@ -98,6 +107,7 @@ def conv_bias_act(
     preferred_element_type=None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     ad: str = "reverse",
 ) -> jax.Array:
     """activation(conv(x, w) + bias), the layer of a network.
@@ -121,6 +131,7 @@ def conv_bias_act(
         is 0 (1 for leaky_relu, as in `jax.nn`).
       strides, padding, input_dilation, dilation, groups, dimension_numbers,
         precision, preferred_element_type, algorithm, workspace_limit: as in `conv`.
+      out_sharding: as in `jax.lax.conv_general_dilated`.
       ad: "reverse" or "both", see above.
 
     Returns:
@@ -150,14 +161,20 @@ def conv_bias_act(
     )
     if isinstance(call, str):
         y = conv_general_dilated(
-            x, w, **arguments, precision=precision, algorithm=algorithm
+            x,
+            w,
+            **arguments,
+            precision=precision,
+            algorithm=algorithm,
+            out_sharding=out_sharding,
         )
         axis = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).out_spec[1]
         _check_bias(bias, y.shape[axis], y.dtype)
         if bias is not None:
             y = y + jax.lax.broadcast_in_dim(bias, y.shape, (axis,))
         return chosen.fn(y) if chosen else y
-    layer = _Layer(call.params, np.dtype(call.out_dtype), activation)
+    sharding = _compat.canonicalize_sharding(out_sharding, "conv_bias_act")
+    layer = _Layer(call.params, np.dtype(call.out_dtype), activation, sharding)
     _check_bias(bias, call.params.geometry.K, layer.out_dtype)
     # Outside the custom_vjp function, so that under shard_map the cotangent of
     # a replicated operand is summed by the transpose of this cast.

@@ -143,6 +143,26 @@ def make_plan(
     return Plan(engine, reason, samples, per_sample(samples) + fixed)
 
 
+def check_somewhere(*args) -> None:
+    """Raises what `make_plan` raises on every platform there is code for.
+
+    For use while tracing, before it is known where the convolution will run.
+
+    Args:
+      *args: of `make_plan`, without the platform.
+    """
+    op, geometry, dtype, *options = args
+    refusal: ValueError | None = None
+    for platform in filter(targets.available, DEFAULT_WORKSPACE):
+        try:
+            make_plan(op, geometry, dtype, platform, *options)
+            return
+        except ValueError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+
+
 def _why_not(geometry: ConvGeometry, platform: str) -> str | None:
     problem = targets.problem(platform)
     if problem:

@@ -8,6 +8,7 @@ import jax
 import pytest
 from engines import PLATFORMS, RUNS
 from hypothesis import HealthCheck, settings
+from jax.sharding import AxisType
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -20,6 +21,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("fixed")
+
+
+def pytest_configure(config):
+    # Tests that are not marked `gpu` do not depend on there being one.
+    if config.option.markexpr == "not gpu":
+        jax.config.update("jax_platforms", "cpu")
 
 
 @pytest.fixture(params=PLATFORMS)
@@ -41,3 +48,33 @@ def engine(request):
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+def make_mesh(kind=AxisType.Auto, **axes):
+    return jax.make_mesh(
+        tuple(axes.values()),
+        tuple(axes),
+        axis_types=(kind,) * len(axes),
+        devices=jax.devices("cpu"),
+    )
+
+
+@pytest.fixture
+def mesh():
+    return make_mesh(data=8)
+
+
+@pytest.fixture
+def mesh_2d():
+    return make_mesh(data=4, model=2)
+
+
+@pytest.fixture
+def explicit_axes():
+    return make_mesh(AxisType.Explicit, data=4, model=2)
+
+
+@pytest.fixture
+def explicit_mesh(explicit_axes):
+    with jax.set_mesh(explicit_axes):
+        yield explicit_axes

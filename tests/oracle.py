@@ -27,12 +27,16 @@ class Conv(NamedTuple):
         return len(self.strides)
 
     def padded_sizes(self, inputs):
-        dilated = (dilate(n, d) for n, d in zip(inputs, self.input_dilation))
-        return tuple(n + sum(p) for n, p in zip(dilated, self.padding))
+        dilated = (
+            dilate(n, d) for n, d in zip(inputs, self.input_dilation, strict=True)
+        )
+        return tuple(n + sum(p) for n, p in zip(dilated, self.padding, strict=True))
 
     def outputs(self, inputs, taps):
-        windows = (dilate(n, d) for n, d in zip(taps, self.filter_dilation))
-        sizes = zip(self.padded_sizes(inputs), windows, self.strides)
+        windows = (
+            dilate(n, d) for n, d in zip(taps, self.filter_dilation, strict=True)
+        )
+        sizes = zip(self.padded_sizes(inputs), windows, self.strides, strict=True)
         return tuple(max((n - window) // s + 1, 0) for n, window, s in sizes)
 
 
@@ -42,7 +46,9 @@ def dilate(size, dilation):
 
 def _dilated(x, conv):
     """x with zeros between its pixels."""
-    sizes = (dilate(n, d) for n, d in zip(x.shape[1:-1], conv.input_dilation))
+    sizes = (
+        dilate(n, d) for n, d in zip(x.shape[1:-1], conv.input_dilation, strict=True)
+    )
     out = np.zeros((x.shape[0], *sizes, x.shape[-1]), x.dtype)
     out[(slice(None), *(slice(None, None, d) for d in conv.input_dilation))] = x
     return out
@@ -64,7 +70,9 @@ def _taps(shape, outputs, conv):
     for tap in itertools.product(*map(range, shape)):
         pixels = tuple(
             slice(t * d, t * d + s * n, s) if n else slice(0, 0)
-            for t, d, s, n in zip(tap, conv.filter_dilation, conv.strides, outputs)
+            for t, d, s, n in zip(
+                tap, conv.filter_dilation, conv.strides, outputs, strict=True
+            )
         )
         yield tap, (slice(None), *pixels)
 

@@ -136,7 +136,9 @@ def run(problem, x, w, dy, **options) -> Results:
 
     arrays = [problem.user(r, a) for r, a in zip("xwy", (x, w, dy), strict=True)]
     results = all_three(*arrays)
-    return Results(*(problem.canonical(r, a) for r, a in zip("yxw", results, strict=True)))
+    return Results(
+        *(problem.canonical(r, a) for r, a in zip("yxw", results, strict=True))
+    )
 
 
 def exact(problem, x, w, dy) -> Results:

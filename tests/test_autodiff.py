@@ -47,7 +47,10 @@ FUNCTIONS = {
     ),
     "no spatial axes": (jc.conv, ((3, 4), (4, 5))),
     "conv": (functools.partial(jc.conv, strides=(2, 1), dilation=2), (*SHAPES, (6,))),
-    "conv_transpose": (functools.partial(jc.conv_transpose, strides=2), (*SHAPES, (6,))),
+    "conv_transpose": (
+        functools.partial(jc.conv_transpose, strides=2),
+        (*SHAPES, (6,)),
+    ),
     "conv_transpose of a gradient": (
         functools.partial(jc.conv_transpose, strides=2, transpose_kernel=True),
         ((2, 3, 3, 6), (3, 2, 4, 6), (4,)),
@@ -100,7 +103,9 @@ def test_gradients_of_both_modes_and_two_orders(platform, name):
 def test_reverse_gradients_of_two_orders_of_the_layer(platform, activation):
     fun = functools.partial(jc.conv_bias_act, activation=activation, strides=2)
     linear = functools.partial(jc.conv_bias_act, strides=2)
-    args = away_from_kinks(linear, arguments((*SHAPES, (6,))), KINKS.get(activation, []))
+    args = away_from_kinks(
+        linear, arguments((*SHAPES, (6,))), KINKS.get(activation, [])
+    )
     check_grads(fun, args, order=2, modes=["rev"], eps=1e-5)
 
 

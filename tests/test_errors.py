@@ -59,7 +59,11 @@ REFUSED = {
     "a float and an integer": (X, shaped(6, 4, 3, 3, dtype=np.int32), {}),
     "narrower result": (X, W, {"preferred_element_type": jnp.bfloat16}),
     "integer result": (X, W, {"preferred_element_type": np.int32}),
-    "dimension numbers of another rank": (X, W, {"dimension_numbers": ("NC", "OI", "NC")}),
+    "dimension numbers of another rank": (
+        X,
+        W,
+        {"dimension_numbers": ("NC", "OI", "NC")},
+    ),
     "dimension numbers without N": (
         X,
         W,
@@ -123,7 +127,10 @@ REFUSED_LATE = {
 @pytest.mark.parametrize("algorithm", ["auto", *ENGINES])
 @pytest.mark.parametrize("call", [*REFUSED_LATE, "empty filter"])
 def test_what_jax_lax_refuses_to_compile_is_refused_in_its_words(call, algorithm):
-    x, w = jnp.ones(X.shape), jnp.ones(W.shape if call in REFUSED_LATE else (6, 4, 0, 3))
+    x, w = (
+        jnp.ones(X.shape),
+        jnp.ones(W.shape if call in REFUSED_LATE else (6, 4, 0, 3)),
+    )
     kwargs = SAME | REFUSED_LATE.get(call, {})
     messages = []
     for function in (
@@ -132,7 +139,9 @@ def test_what_jax_lax_refuses_to_compile_is_refused_in_its_words(call, algorithm
     ):
         with pytest.raises(ValueError) as caught:
             function(x, w, **kwargs)
-        messages.append(next(m for m in str(caught.value).splitlines() if "expects" in m))
+        messages.append(
+            next(m for m in str(caught.value).splitlines() if "expects" in m)
+        )
     assert messages[0] == messages[1]
 
 
@@ -234,7 +243,9 @@ def test_a_platform_without_the_engine_is_refused_by_name(named, what):
     if what == "gradient":
         fun = jax.grad(lambda x, w, fun=fun: fun(x, w).sum())
     lowered = jax.jit(fun).trace(IMAGE, FILTER)
-    with pytest.raises(ValueError, match="no native code for platform 'rocm'") as caught:
+    with pytest.raises(
+        ValueError, match="no native code for platform 'rocm'"
+    ) as caught:
         lowered.lower(lowering_platforms=("rocm",))
     assert repr(named) in str(caught.value)
     assert "algorithm='xla' and algorithm='auto' can" in str(caught.value)
@@ -294,7 +305,9 @@ def test_a_negative_workspace_is_refused(function):
 @pytest.mark.parametrize("limit", [1.5, "1 MiB", True])
 def test_a_workspace_that_is_no_number_of_bytes_is_refused(function, limit):
     with pytest.raises(TypeError, match="number of bytes"):
-        jax.eval_shape(functools.partial(function, workspace_limit=limit), IMAGE, FILTER)
+        jax.eval_shape(
+            functools.partial(function, workspace_limit=limit), IMAGE, FILTER
+        )
 
 
 def test_a_workspace_limit_may_be_a_numpy_integer():

@@ -106,7 +106,9 @@ def test_what_is_not_finite_spreads_as_the_definition_says(engine, bad, where, p
         specs = ("NHWC", "HWIO", "NHWC")
         return function(x, w, (1, 1), padding, dimension_numbers=specs, **options)
 
-    y, pullback = jax.vjp(functools.partial(fun, algorithm=engine), *list(arrays.values())[:2])
+    y, pullback = jax.vjp(
+        functools.partial(fun, algorithm=engine), *list(arrays.values())[:2]
+    )
     ours = y, *pullback(arrays["dy"])
     pads = ((1, 1),) * 2 if padding == "SAME" else ((0, 0),) * 2
     conv = oracle.Conv((1, 1), pads, (1, 1), (1, 1))
@@ -117,7 +119,9 @@ def test_what_is_not_finite_spreads_as_the_definition_says(engine, bad, where, p
             oracle.dgrad(dy, w, conv, (6, 6)),
             oracle.wgrad(x, dy, conv, (3, 3)),
         )
-        stock = fun(x.astype("float32"), w.astype("float32"), jax.lax.conv_general_dilated)
+        stock = fun(
+            x.astype("float32"), w.astype("float32"), jax.lax.conv_general_dilated
+        )
     for got, want in zip((*ours, y), (*right, stock), strict=True):
         # Also the signs of infinities, and that the rest is untouched.
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

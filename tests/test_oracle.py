@@ -24,8 +24,8 @@ def by_definition(x, w, conv):
                 at = i * conv.strides[axis] - conv.padding[axis][0]
                 at += t * conv.filter_dilation[axis]
                 d, rest = divmod(at, conv.input_dilation[axis])
-                # The high padding may take away pixels that outputs count on
-                # nowhere else: `outputs` has room for those that remain.
+                # Pixels that negative padding takes away at the high end are out
+                # of every output's reach.
                 if rest or not 0 <= d < x.shape[1 + axis]:
                     break
                 pixel.append(d)

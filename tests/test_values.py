@@ -42,10 +42,8 @@ def check(problem, engine, dtype, out_dtype=None, seed=0, **options):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @given(problem=problems(), seed=st.integers(0, 9))
-@settings(max_examples=60)
-def test_results_are_the_exact_ones_but_for_rounding(
-    engine, x64, dtype, problem, seed
-):
+@settings(max_examples=40)
+def test_results_are_the_exact_ones_but_for_rounding(engine, x64, dtype, problem, seed):
     check(problem, engine, dtype, seed=seed)
 
 
@@ -59,7 +57,7 @@ WIDER = [
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), WIDER)
 @given(problem=problems())
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_wider_result_is_accumulated_in_its_own_dtype(
     engine, x64, dtype, out_dtype, problem
 ):
@@ -67,7 +65,7 @@ def test_a_wider_result_is_accumulated_in_its_own_dtype(
 
 
 @given(problem=problems(empty=False), limit=st.integers(0, 3))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_slices_of_the_batch_are_within_the_same_bound(engine, problem, limit):
     samples = problem._replace(x=(5, *problem.x[1:]))
     # Enough for 1 to 4 samples at a time, whatever the operation.
@@ -115,7 +113,7 @@ def test_layers_of_ordinary_size(engine, layer, dtype):
     axis=st.integers(0, 3),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_the_bias_gradient_is_a_sum(platform, x64, dtype, shape, axis, seed):
     axis %= len(shape)
     dy = normal(seed, shape, dtype)
@@ -149,7 +147,7 @@ def test_the_bias_is_added_to_its_channels(platform, axis):
 
 
 @given(problem=problems(empty=False))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_batch_groups_are_jax_laxs(engine, problem):
     """jax.lax defines them; whole numbers and no negative padding make it safe."""
     count = problem.conv.groups

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_convbatch import activations
-from jax_convbatch.conv import conv_general_dilated, conv_padding, per_axis
+from jax_convbatch.conv import per_axis, transposed
 from jax_convbatch.layer import conv_bias_act
 
 
@@ -54,18 +54,25 @@ def conv_transpose(layer, inputs, kernel, bias):
     dilation = _per_axis(layer, "kernel_dilation", rank)
     taps = _dilated(kernel.shape, dilation)
     padding = layer.padding
-    if layer.transpose_kernel:
-        kernel = jnp.swapaxes(jnp.flip(kernel, range(rank)), -1, -2)
-    if padding == "CIRCULAR":
-        x, padding = _periodic(x, taps, strides, layer.transpose_kernel)
-    elif padding in ("SAME", "VALID"):
-        padding = [_transposed(padding, *ts) for ts in zip(taps, strides, strict=True)]
+    # Flax's CIRCULAR is the periodic sum of its "VALID".
+    periodic = padding == "CIRCULAR"
+    kernel, pads = transposed(
+        x,
+        kernel,
+        strides,
+        "VALID" if periodic else padding,
+        dilation,
+        _channels_last(rank),
+        layer.transpose_kernel,
+    )
+    if periodic:
+        x, pads = _periodic(x, taps, strides, layer.transpose_kernel)
     y = _conv_bias_act(
         layer,
         x,
         kernel,
         bias,
-        padding=padding,
+        padding=pads,
         input_dilation=strides,
         dilation=dilation,
     )
@@ -94,39 +101,20 @@ def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
     rank = x.ndim - 2
-    options = dict(
+    arguments |= dict(
         dimension_numbers=_channels_last(rank),
         precision=layer.precision,
         preferred_element_type=wanted,
         algorithm=layer.algorithm,
         workspace_limit=layer.workspace_limit,
+        out_sharding=out_sharding,
+        ad=layer.ad,
     )
-    if out_sharding is not None:
-        y = conv_general_dilated(
-            x,
-            w,
-            arguments["strides"],
-            conv_padding(arguments["padding"], rank),
-            arguments["input_dilation"],
-            arguments["dilation"],
-            feature_group_count=arguments["groups"],
-            out_sharding=out_sharding,
-            **options,
-        )
-    elif bias is None or jnp.promote_types(bias.dtype, dtype) == dtype:
-        return conv_bias_act(
-            x,
-            w,
-            None if bias is None else bias.astype(dtype),
-            activation=layer.activation,
-            ad=layer.ad,
-            **arguments,
-            **options,
-        )
-    else:
-        # Flax's sum takes the wider dtype, and so the activation does.
-        y = conv_bias_act(x, w, ad=layer.ad, **arguments, **options)
-    return activate(layer, y if bias is None else y + bias)
+    if bias is None or jnp.promote_types(bias.dtype, dtype) == dtype:
+        bias = None if bias is None else bias.astype(dtype)
+        return conv_bias_act(x, w, bias, activation=layer.activation, **arguments)
+    # Flax's sum takes the wider dtype, and so the activation does.
+    return activate(layer, conv_bias_act(x, w, **arguments) + bias)
 
 
 def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
@@ -156,15 +144,6 @@ def _per_axis(layer, name: str, rank: int) -> tuple[int, ...]:
 def _dilated(kernel_shape, dilation) -> list[int]:
     """The width of the window, for every spatial axis."""
     return [(t - 1) * d + 1 for t, d in zip(kernel_shape, dilation, strict=False)]
-
-
-def _transposed(padding: str, taps: int, stride: int) -> tuple[int, int]:
-    """What "SAME" and "VALID" mean in `jax.lax.conv_transpose`."""
-    if padding == "VALID":
-        return taps - 1, max(taps, stride) - 1
-    total = taps + stride - 2
-    low = taps - 1 if stride >= taps else (total + 1) // 2
-    return low, total - low
 
 
 def _periodic(x, taps, strides, transpose_kernel: bool):

@@ -1,0 +1,108 @@
+"""Arrays of more than 2^31 elements: every index is 64-bit."""
+
+import os
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import whole
+
+import jax_convbatch as jc
+
+
+def free_memory():
+    """Bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as file:
+            (line,) = (line for line in file if line.startswith("MemAvailable"))
+    except OSError:
+        return 0
+    return int(line.split()[1]) << 10
+
+
+def needs(gigabytes):
+    return pytest.mark.skipif(
+        free_memory() < gigabytes << 30, reason=f"needs {gigabytes} GiB of free memory"
+    )
+
+
+def test_the_memory_of_a_long_filter_is_bounded():
+    """Only the workspace may grow with outputs times taps, and it is planned."""
+    x = whole(0, (1, 2**17, 1), "float32")
+    w = whole(1, (2048, 1, 1), "float32")
+    (row,) = jc.explain(jc.conv, x, w)
+    before = peak()
+    y = jax.jit(jc.conv)(x, w).block_until_ready()
+    hidden = peak() - before - row.workspace_bytes
+    assert hidden < 256 << 20, f"{hidden >> 20} MiB beside the workspace"
+    want = np.convolve(np.pad(x[0, :, 0], (1023, 1024)), w[::-1, 0, 0], "valid")
+    np.testing.assert_array_equal(y[0, :, 0], want)
+
+
+def peak():
+    """The most memory that this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+PERIOD, WIDTH, CHANNELS = 8, 1024, 256
+REPEATS = 2**31 // (PERIOD * WIDTH * CHANNELS) + 1
+
+
+@needs(8)
+def test_a_batch_of_more_than_2_31_elements():
+    """x repeats a few samples, so y and dw are known from those alone."""
+    x = jnp.asarray(whole(0, (PERIOD, WIDTH, CHANNELS), "bfloat16", most=1))
+    w = jnp.asarray(whole(1, (1, CHANNELS, 2), "bfloat16", most=1))
+
+    @jax.jit
+    def fprop(x, w):
+        x = jnp.broadcast_to(x, (REPEATS, *x.shape)).reshape(-1, *x.shape[1:])
+        assert x.size > 2**31
+        y = jc.conv(x, w, algorithm="im2col_gemm")
+        return y.reshape(REPEATS, PERIOD, WIDTH, 2)
+
+    y = fprop(x, w)
+    want = jc.conv(x, w, algorithm="im2col_gemm")
+    assert want.any()
+    np.testing.assert_array_equal(y, jnp.broadcast_to(want, y.shape))
+
+
+@needs(8)
+def test_a_gradient_of_more_than_2_31_elements():
+    dy = jnp.asarray(whole(0, (PERIOD, WIDTH, 1), "bfloat16", most=1))
+    w = jnp.asarray(whole(1, (1, CHANNELS, 1), "bfloat16", most=1))
+
+    def dgrad(dy):
+        x = jax.ShapeDtypeStruct((len(dy), WIDTH, CHANNELS), "bfloat16")
+        return jax.linear_transpose(lambda x: jc.conv(x, w), x)(dy)[0]
+
+    @jax.jit
+    def mismatches(dy):
+        many = jnp.broadcast_to(dy, (REPEATS, *dy.shape)).reshape(-1, *dy.shape[1:])
+        dx = dgrad(many)
+        assert dx.size > 2**31
+        parts = dx.reshape(REPEATS, PERIOD, WIDTH, CHANNELS) != want
+        return parts.any((1, 2, 3))
+
+    want = dgrad(dy)
+    assert want.any()
+    assert not mismatches(dy).any()
+
+
+@needs(14)
+@pytest.mark.skipif(
+    "JAX_CONVBATCH_TEST_LARGE" not in os.environ,
+    reason="takes 9 GiB; set JAX_CONVBATCH_TEST_LARGE to run it",
+)
+def test_one_sample_of_more_than_2_31_column_elements():
+    taps, width = 2048, 2**20 + 2048
+    x = whole(0, (1, width, 1), "float32")
+    w = whole(1, (taps, 1, 1), "float32")
+    y = jax.jit(lambda x, w: jc.conv(x, w, padding="VALID", algorithm="im2col_gemm"))(
+        x, w
+    )
+    assert y.shape[1] * taps > 2**31
+    want = np.correlate(x[0, :, 0], w[:, 0, 0], "valid")
+    np.testing.assert_array_equal(y[0, :, 0], want)

@@ -1,0 +1,160 @@
+"""Inside shard_map and pmap the gradients are those of a single device."""
+
+import functools
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+from problems import normal, whole
+from sharded import (
+    CHANNELS_LAST,
+    arrays,
+    assert_same,
+    collectives,
+    layer,
+    put,
+    training_step,
+)
+
+import jax_convbatch as jc
+
+LAYERS = {
+    "reverse": layer,
+    "both": functools.partial(layer, ad="both"),
+    "general": lambda x, w, bias: (
+        bias
+        + jc.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=CHANNELS_LAST)
+    ),
+}
+each_layer = pytest.mark.parametrize("fun", LAYERS.values(), ids=LAYERS.keys())
+check_vma = pytest.mark.parametrize("check_vma", [True, False])
+
+
+@each_layer
+@check_vma
+def test_the_gradient_of_a_shard_map_is_a_single_devices(mesh, fun, check_vma):
+    mapped = jax.shard_map(
+        fun,
+        mesh=mesh,
+        in_specs=(P("data"), P(), P()),
+        out_specs=P("data"),
+        check_vma=check_vma,
+    )
+    args = arrays(whole)
+    want = jax.jit(training_step(fun))(*args)
+    assert_same(jax.jit(training_step(mapped))(*args), want)
+
+
+@each_layer
+def test_a_gradient_inside_a_shard_map_is_summed_over_the_devices(mesh, fun):
+    """With check_vma JAX sums the cotangents of replicated operands itself."""
+
+    def step(x, w, bias):
+        (loss, y), gradients = training_step(fun)(x, w, bias)
+        return (jax.lax.psum(loss, "data"), y), gradients
+
+    data, none = P("data"), P()
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(data, none, none),
+        out_specs=((none, data), (data, none, none)),
+    )
+    args = arrays(whole)
+    compiled = jax.jit(mapped).lower(*put(mesh, args, data, none, none)).compile()
+    assert collectives(compiled) == {"all-reduce"}
+    assert_same(jax.jit(mapped)(*args), jax.jit(training_step(fun))(*args))
+
+
+@each_layer
+def test_without_check_vma_the_user_sums(mesh, fun):
+    def step(x, w, bias):
+        (loss, y), (dx, *rest) = training_step(fun)(x, w, bias)
+        loss, dw, db = jax.lax.psum((loss, *rest), "data")
+        return (loss, y), (dx, dw, db)
+
+    data, none = P("data"), P()
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(data, none, none),
+        out_specs=((none, data), (data, none, none)),
+        check_vma=False,
+    )
+    args = arrays(whole)
+    assert_same(jax.jit(mapped)(*args), jax.jit(training_step(fun))(*args))
+
+
+@check_vma
+def test_a_shard_map_over_filters(mesh_2d, check_vma):
+    filters = P(None, None, None, "model")
+    mapped = jax.shard_map(
+        layer,
+        mesh=mesh_2d,
+        in_specs=(P("data"), filters, P("model")),
+        out_specs=P("data", None, None, "model"),
+        check_vma=check_vma,
+    )
+    args = arrays(whole)
+    want = jax.jit(training_step(layer))(*args)
+    assert_same(jax.jit(training_step(mapped))(*args), want)
+
+
+@pytest.mark.parametrize("fun", [LAYERS["both"], LAYERS["general"]])
+@check_vma
+def test_forward_mode_in_a_shard_map(mesh, fun, check_vma):
+    mapped = jax.shard_map(
+        fun,
+        mesh=mesh,
+        in_specs=(P("data"), P(), P()),
+        out_specs=P("data"),
+        check_vma=check_vma,
+    )
+    args = arrays(whole)
+    want = jax.jvp(fun, args, args)
+    assert_same(jax.jvp(jax.jit(mapped), args, args), want)
+
+
+@check_vma
+def test_scan_and_remat_in_a_shard_map(mesh, check_vma):
+    x = normal(0, (16, 5, 5, 4), "float32")
+    w = normal(1, (3, 3, 3, 4, 4), "float32") / 4
+
+    def stack(x, w):
+        @jax.remat
+        def body(x, w):
+            return jc.conv_bias_act(x, w, activation="tanh"), None
+
+        return jax.lax.scan(body, x, w)[0]
+
+    mapped = jax.shard_map(
+        stack,
+        mesh=mesh,
+        in_specs=(P("data"), P()),
+        out_specs=P("data"),
+        check_vma=check_vma,
+    )
+    got, want = (
+        jax.jit(jax.grad(lambda x, f=f: (f(x, w) ** 2).sum()))(x)
+        for f in (mapped, stack)
+    )
+    assert_same(got, want)
+
+
+def test_pmap_of_a_training_step():
+    x, w, bias = arrays(whole)
+    x = x.reshape(8, 2, *x.shape[1:])
+
+    def step(x, w, bias):
+        (loss, y), (dx, *rest) = training_step(layer)(x, w, bias)
+        return (jax.lax.psum(loss, "i"), y), (dx, *jax.lax.psum(rest, "i"))
+
+    (loss, y), (dx, dw, db) = jax.pmap(step, axis_name="i", in_axes=(0, None, None))(
+        x, w, bias
+    )
+    want = jax.jit(training_step(layer))(x.reshape(16, *x.shape[2:]), w, bias)
+    got = (
+        (loss[0], y.reshape(16, *y.shape[2:])),
+        (dx.reshape(16, *dx.shape[2:]), dw[0], db[0]),
+    )
+    assert_same(got, want)
