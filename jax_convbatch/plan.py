@@ -143,19 +143,21 @@ def make_plan(
     return Plan(engine, reason, samples, per_sample(samples) + fixed)
 
 
-def check_somewhere(*args) -> None:
+def check_somewhere(
+    op: str,
+    geometry: ConvGeometry,
+    dtype,
+    algorithm: str,
+    workspace_limit: int | None,
+) -> None:
     """Raises what `make_plan` raises on every platform there is code for.
 
     For use while tracing, before it is known where the convolution will run.
-
-    Args:
-      *args: of `make_plan`, without the platform.
     """
-    op, geometry, dtype, *options = args
     refusal: ValueError | None = None
     for platform in filter(targets.available, DEFAULT_WORKSPACE):
         try:
-            make_plan(op, geometry, dtype, platform, *options)
+            make_plan(op, geometry, dtype, platform, algorithm, workspace_limit)
             return
         except ValueError as error:
             refusal = refusal or error
