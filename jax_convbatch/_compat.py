@@ -4,7 +4,10 @@ A JAX primitive that behaves as a built-in one (sharding in types, varying manua
 axes, lowering under a mesh) cannot be written with public names alone.
 """
 
-from jax._src import core, dispatch
+import os
+from functools import partial
+
+from jax._src import checkify, core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.lax.convolution import (
@@ -15,7 +18,15 @@ from jax._src.lax.convolution import (
 )
 from jax._src.lax.lax import canonicalize_precision
 from jax._src.lax.utils import standard_primitive
-from jax._src.sharding_impls import canonicalize_sharding
+from jax._src.sharding import IndivisibleError
+from jax._src.sharding_impls import (
+    ShardingContext,
+    canonicalize_sharding,
+    parse_flatten_op_sharding,
+)
+from jax.experimental import jet
+from jax.extend import source_info_util
+from jax.sharding import PartitionSpec
 
 __all__ = [
     "ad",
@@ -24,6 +35,10 @@ __all__ = [
     "canonicalize_precision",
     "canonicalize_sharding",
     "dce_jaxpr",
+    "decode_sharding",
+    "defbilinear",
+    "deflinear",
+    "devices_known",
     "is_constant_shape",
     "lax_conv_p",
     "lax_conv_sharding_rule",
@@ -35,6 +50,9 @@ __all__ = [
     "with_sharding",
 ]
 
+# Messages and profiles name the user's line, as they do for jax.lax.
+source_info_util.register_exclusion(os.path.dirname(__file__))
+
 auto_insert_reshard = core.auto_insert_reshard
 is_constant_shape = core.is_constant_shape
 lower_fun = mlir.lower_fun
@@ -43,8 +61,6 @@ typeof = core.typeof
 
 def linear_primitive(name, shape_rule, dtype_rule, sharding_rule):
     """A primitive with one array result, as `jax.lax` makes its own."""
-    from functools import partial
-
     primitive = standard_primitive(
         shape_rule,
         dtype_rule,
@@ -52,9 +68,22 @@ def linear_primitive(name, shape_rule, dtype_rule, sharding_rule):
         sharding_rule=sharding_rule,
         vma_rule=partial(core.standard_vma_rule, name),
     )
+    checkify.error_checks[primitive] = partial(checkify.nan_error_check, primitive)
     # custom_partitioning, which the lowering uses, wants the device assignment.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
+
+
+def defbilinear(primitive, *transposes):
+    """Derivatives of a primitive linear in each operand, Taylor mode included."""
+    ad.defbilinear(primitive, *transposes)
+    jet.jet_rules[primitive] = partial(jet._bilinear_taylor_rule, primitive)
+
+
+def deflinear(primitive, transpose):
+    """As `defbilinear`, for one operand."""
+    ad.deflinear2(primitive, transpose)
+    jet.deflinear(primitive)
 
 
 def with_sharding(ctx, values):
@@ -63,3 +92,25 @@ def with_sharding(ctx, values):
         mlir.lower_with_sharding_in_types(ctx, value, aval)
         for value, aval in zip(values, ctx.avals_out, strict=True)
     ]
+
+
+def decode_sharding(sharding, mesh):
+    """A partitioner's sharding as a PartitionSpec of `mesh`; P() if none says it."""
+    if sharding is None or mesh.empty:
+        return PartitionSpec()
+    try:
+        return parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(0), mesh)[0]
+    except (AssertionError, IndivisibleError, KeyError, StopIteration):
+        return PartitionSpec()
+
+
+def devices_known(ctx) -> bool:
+    """Whether the devices are known here, without which nothing is partitioned.
+
+    They are not inside the lowering of a primitive that never asked for them.
+    """
+    context = ctx.module_context.axis_context
+    return (
+        not isinstance(context, ShardingContext)
+        or context.device_assignment is not None
+    )

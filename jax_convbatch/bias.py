@@ -163,13 +163,15 @@ def _stock_bgrad(kept, dy):
     return jnp.sum(jnp.transpose(dy, (*kept, *summed)), range(len(kept), dy.ndim))
 
 
-def _bgrad_lowering(platform: str, ctx, dy, *, kept, out_sharding):
+def _bgrad_lowering(platform: str | None, ctx, dy, *, kept, out_sharding):
     (aval,) = ctx.avals_in
+    platform = platform or ctx.module_context.platforms[0]
     if native_reason(aval.dtype, platform):
         fun = partial(_stock_bgrad, kept)
     else:
-        local = partial(_local_bgrad, platform, kept)
-        fun = partition.partitioned_sum(local, aval.ndim, kept)
+        fun = partial(_local_bgrad, platform, kept)
+        if _compat.devices_known(ctx):
+            fun = partition.partitioned_sum(fun, aval.ndim, kept)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, dy)
     return _compat.with_sharding(ctx, out)
 
@@ -194,13 +196,13 @@ broadcast_p = _compat.linear_primitive(
     lambda b, **_: b.dtype,
     _result_sharding,
 )
-_compat.ad.deflinear2(bgrad_p, _bgrad_transpose)
-_compat.ad.deflinear2(broadcast_p, _broadcast_transpose)
+_compat.deflinear(bgrad_p, _bgrad_transpose)
+_compat.deflinear(broadcast_p, _broadcast_transpose)
 _compat.batching.fancy_primitive_batchers[bgrad_p] = _bgrad_batching
 _compat.batching.fancy_primitive_batchers[broadcast_p] = _broadcast_batching
 for _platform in ("cpu", "cuda"):
     _compat.mlir.register_lowering(
         bgrad_p, partial(_bgrad_lowering, _platform), platform=_platform
     )
-_compat.mlir.register_lowering(bgrad_p, partial(_bgrad_lowering, "other"))
+_compat.mlir.register_lowering(bgrad_p, partial(_bgrad_lowering, None))
 _compat.mlir.register_lowering(broadcast_p, _broadcast_lowering)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.lax import ConvDimensionNumbers
 
-from jax_convbatch import _compat, plan, primitives
-from jax_convbatch import geometry as geo
-
-_HALF = ("float16", "bfloat16")
+from jax_convbatch import _compat, primitives
+from jax_convbatch.canonical import resolve
 
 
 def conv_general_dilated(
@@ -106,122 +102,6 @@ def conv_general_dilated(
         out_dtype=call.out_dtype,
         out_sharding=out_sharding,
     )
-
-
-class Call(NamedTuple):
-    """A convolution in canonical form, ready for the primitives."""
-
-    x: jax.Array
-    w: jax.Array
-    params: primitives.ConvParams
-    out_dtype: np.dtype
-
-
-def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call | str:
-    """The canonical form of a `jax.lax` call, or why it goes to `jax.lax`.
-
-    Args:
-      lhs, rhs, precision, algorithm, workspace_limit: of `conv_general_dilated`.
-      **kwargs: its other arguments, all of them but out_sharding.
-    """
-    plan.check_options(algorithm, workspace_limit)
-    if algorithm == "xla":
-        return "asked for by name"
-    problem = _not_arrays(lhs, rhs)
-    if problem:
-        return problem
-    canonical, out = _canonical(lhs, rhs, kwargs)
-    problem = plan.unsupported(lhs.dtype, out.dtype, len(out.shape) - 2)
-    if problem:
-        return problem
-    if lhs.dtype != out.dtype and not (
-        np.dtype(lhs.dtype).name in _HALF and out.dtype == np.float32
-    ):
-        # preferred_element_type asks for accumulation in the wider type.
-        lhs, rhs = lhs.astype(out.dtype), rhs.astype(out.dtype)
-    if kwargs["batch_group_count"] > 1:
-        count = canonical["feature_group_count"] = kwargs["batch_group_count"]
-        lhs = _batch_groups_to_channels(lhs, canonical["dimension_numbers"], count)
-    params = primitives.ConvParams(
-        geo.from_lax(lhs.shape, rhs.shape, out.shape, **canonical),
-        canonical["dimension_numbers"],
-        _compat.canonicalize_precision(precision),
-        algorithm,
-        None if workspace_limit is None else int(workspace_limit),
-    )
-    if algorithm != "auto" or workspace_limit is not None:
-        plan.check_somewhere(
-            "fprop", params.geometry, lhs.dtype, algorithm, workspace_limit
-        )
-    return Call(lhs, rhs, params, out.dtype)
-
-
-def _not_arrays(lhs, rhs) -> str | None:
-    """Why these operands have no static geometry, or None."""
-    for a in (lhs, rhs):
-        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
-            return f"an operand is a {type(a).__name__}, not an array"
-        if jnp.issubdtype(a.dtype, jax.dtypes.extended):
-            return f"dtype {a.dtype}"
-        if not _compat.is_constant_shape(a.shape):
-            return "symbolic sizes"
-    return None
-
-
-def _canonical(lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
-    """jax.lax's own canonical parameters and result, or its refusal.
-
-    The call is traced by `jax.lax` itself, so that whatever it refuses is
-    refused with its exception and its words.
-    """
-    x64 = jax.config.read("jax_enable_x64")
-    key = (lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64)
-    frozen = {name: _hashable(value) for name, value in kwargs.items()}
-    try:
-        hash(tuple(frozen.values()))
-    except TypeError:
-        params, out = _trace.__wrapped__(*key, **kwargs)
-    else:
-        params, out = _trace(*key, **frozen)
-    return dict(params), out
-
-
-def _hashable(value):
-    """Lists as tuples, as far down as they go; jax.lax takes either."""
-    if isinstance(value, ConvDimensionNumbers):
-        return ConvDimensionNumbers(*map(tuple, value))
-    return tuple(map(_hashable, value)) if type(value) in (list, tuple) else value
-
-
-@functools.lru_cache(maxsize=4096, typed=True)
-def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, **kwargs):
-    call = functools.partial(jax.lax.conv_general_dilated, **kwargs)
-    jaxpr = jax.make_jaxpr(call)(
-        jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),
-        jax.ShapeDtypeStruct(rhs_shape, rhs_dtype),
-    )
-    (eqn,) = jaxpr.eqns
-    names = (
-        "window_strides",
-        "padding",
-        "lhs_dilation",
-        "rhs_dilation",
-        "dimension_numbers",
-        "feature_group_count",
-    )
-    (out,) = jaxpr.out_avals
-    numbers = ConvDimensionNumbers(*map(tuple, eqn.params["dimension_numbers"]))
-    params = {name: eqn.params[name] for name in names}
-    params["dimension_numbers"] = numbers
-    return params, jax.ShapeDtypeStruct(out.shape, out.dtype)
-
-
-def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
-    """Batch groups are channel groups whose samples stand in the batch."""
-    batch, feature = numbers.lhs_spec[:2]
-    size = lhs.shape[batch] // count
-    split = (*lhs.shape[:batch], count, size, *lhs.shape[batch + 1 :])
-    return primitives._fold(lhs.reshape(split), batch, feature, 1)
 
 
 _CHANNELS_LAST = {

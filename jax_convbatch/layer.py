@@ -13,12 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, activations, primitives
 from jax_convbatch.bias import bias_grad, broadcast_bias
+from jax_convbatch.canonical import canonical_dtype, resolve
 from jax_convbatch.conv import (
     channels_last,
     conv_general_dilated,
     conv_padding,
     per_axis,
-    resolve,
 )
 
 
@@ -145,6 +145,7 @@ def conv_bias_act(
     chosen = activations.lookup(activation)
     if ad not in ("reverse", "both"):
         raise ValueError(f"ad must be 'reverse' or 'both', got {ad!r}")
+    bias = canonical_dtype(bias)
     rank = jnp.ndim(x) - 2
     numbers = channels_last(rank, dimension_numbers)
     arguments = dict(

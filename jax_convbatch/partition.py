@@ -13,8 +13,9 @@ from functools import partial
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jax_convbatch import _compat
 from jax_convbatch import geometry as geo
 
 
@@ -50,10 +51,34 @@ def _sharding_rule(op, params):
     }
 
 
-def _spec(sharding, ndim: int) -> list:
-    if not isinstance(sharding, NamedSharding):
-        return [None] * ndim
-    return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+def _fine_mesh(mesh) -> Mesh:
+    """`mesh` with each of its axes split into the prime factors of its size.
+
+    XLA also shards by a part of an axis, as where a sharded batch is cut into
+    microbatches. No PartitionSpec of the user's mesh says that; one of this does.
+    """
+    sizes = {
+        f"{name}:{i}": prime
+        for name, size in mesh.shape.items()
+        for i, prime in enumerate(_primes(size))
+    }
+    return Mesh(mesh.devices.reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def _primes(n: int) -> list[int]:
+    factors, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            factors.append(p)
+            n //= p
+        p += 1
+    return factors
+
+
+def _spec(array, mesh: Mesh) -> list:
+    """How `array` is sharded by the axes of `mesh`, an entry for each axis."""
+    spec = _compat.decode_sharding(array.sharding, mesh)
+    return [*spec, *[None] * (len(array.shape) - len(spec))]
 
 
 def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
@@ -88,9 +113,10 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape):
     arrays = dict(
         zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
     )
+    mesh = _fine_mesh(mesh)
     assigned: dict[str, tuple[str, ...]] = {}
     for role, array in arrays.items():
-        spec = _spec(array.sharding, len(array.shape))
+        spec = _spec(array, mesh)
         for letter in geo.LETTERS[role]:
             if letter in assigned or (grouped and letter != "N"):
                 continue
@@ -120,6 +146,7 @@ def partitioned(local, op, params):
     fun.def_partition(
         partition=partial(_partition, op, params, local),
         sharding_rule=rule,
+        decode_shardings=False,  # `_spec` does, where the user's mesh cannot say it
         **kinds,
     )
     return fun
@@ -134,9 +161,10 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
 
     def partition(mesh, arg_shapes, result_shape):
         (dy,) = arg_shapes
+        mesh = _fine_mesh(mesh)
         spec = [
             _even_axes(mesh, entry, size) or None
-            for entry, size in zip(_spec(dy.sharding, ndim), dy.shape, strict=True)
+            for entry, size in zip(_spec(dy, mesh), dy.shape, strict=True)
         ]
         axes = [a for i in summed for a in spec[i] or ()]
 
@@ -147,6 +175,7 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
     fun.def_partition(
         partition=partition,
         sharding_rule=rule,
+        decode_shardings=False,
         reduction_factors=tuple(names[i] for i in summed),
     )
     return fun

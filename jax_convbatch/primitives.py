@@ -159,8 +159,14 @@ def gradient(
     wide = next(iter(ct.values())).dtype
     # A result wider than the operands (preferred_element_type) is
     # differentiated in its own dtype, as jax.lax does.
-    a, b = (arrays[r].astype(wide) for r in op.operands)
-    return bind(op.name, a, b, params, out_sharding=out_sharding).astype(dtype or wide)
+    a, b = (_cast(arrays[r], wide) for r in op.operands)
+    out = bind(op.name, a, b, params, out_sharding=out_sharding)
+    return _cast(out, dtype or wide)
+
+
+def _cast(a, dtype):
+    """`a` in `dtype`; as it is where that changes nothing, its weak type included."""
+    return a if a.dtype == dtype else a.astype(dtype)
 
 
 def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
@@ -333,15 +339,21 @@ def _local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
     return sizes
 
 
-def _lowering(op: Op, platform: str, ctx, a, b, *, params, out_dtype, out_sharding):
+def _lowering(
+    op: Op, platform: str | None, ctx, a, b, *, params, out_dtype, out_sharding
+):
+    platform = platform or ctx.module_context.platforms[0]
     # The plan for the whole batch: its errors would be wrapped in another type
     # within the partitioner's callback, and what XLA runs XLA partitions.
     chosen = params.plan(op.name, ctx.avals_in[0].dtype, platform)
     if chosen.engine == "xla":
         fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
     else:
-        local = partial(_local_call, op, platform, out_dtype)
-        fun = partition.partitioned(local, op, params)
+        fun = partial(_local_call, op, platform, out_dtype)
+        if _compat.devices_known(ctx):
+            fun = partition.partitioned(fun, op, params)
+        else:
+            fun = partial(fun, params)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, a, b)
     return _compat.with_sharding(ctx, out)
 
@@ -353,7 +365,7 @@ def _make(op: Op):
         partial(_dtype_rule, op),
         partial(_sharding_rule, op),
     )
-    _compat.ad.defbilinear(
+    _compat.defbilinear(
         primitive, partial(_transpose, op, 0), partial(_transpose, op, 1)
     )
     _compat.batching.fancy_primitive_batchers[primitive] = partial(_batching_rule, op)
@@ -361,7 +373,7 @@ def _make(op: Op):
         _compat.mlir.register_lowering(
             primitive, partial(_lowering, op, platform), platform=platform
         )
-    _compat.mlir.register_lowering(primitive, partial(_lowering, op, "other"))
+    _compat.mlir.register_lowering(primitive, partial(_lowering, op, None))
     return primitive
 
 
