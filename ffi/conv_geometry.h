@@ -5,12 +5,6 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define JAX_CONVBATCH_HOST_DEVICE __host__ __device__
-#else
-#define JAX_CONVBATCH_HOST_DEVICE
-#endif
-
 namespace jax_convbatch {
 
 // One number for each spatial axis, outermost first.
@@ -52,28 +46,6 @@ struct ConvGeometry {
            input_dilation.all(1) && O == D && P == H && Q == W;
   }
 };
-
-// The input coordinate that tap `tap` of output coordinate `out` reads, or -1
-// where it reads padding or a hole of a dilated input.
-JAX_CONVBATCH_HOST_DEVICE inline int64_t InputCoordinate(
-    int64_t out, int64_t tap, int64_t stride, int64_t pad,
-    int64_t filter_dilation, int64_t input_dilation, int64_t input_size) {
-  const int64_t at = out * stride - pad + tap * filter_dilation;
-  if (at < 0 || at % input_dilation != 0) return -1;
-  const int64_t in = at / input_dilation;
-  return in < input_size ? in : -1;
-}
-
-// The output coordinate whose tap `tap` reads input coordinate `in`, or -1
-// where there is none: the inverse of InputCoordinate.
-JAX_CONVBATCH_HOST_DEVICE inline int64_t OutputCoordinate(
-    int64_t in, int64_t tap, int64_t stride, int64_t pad,
-    int64_t filter_dilation, int64_t input_dilation, int64_t output_size) {
-  const int64_t at = in * input_dilation + pad - tap * filter_dilation;
-  if (at < 0 || at % stride != 0) return -1;
-  const int64_t out = at / stride;
-  return out < output_size ? out : -1;
-}
 
 }  // namespace jax_convbatch
 

@@ -26,60 +26,63 @@ int64_t Grain(int64_t bytes_per_item) {
                            kTaskBytes / std::max<int64_t>(bytes_per_item, 1));
 }
 
-// For each (outer, tap) of one axis the coordinate that they meet at, or -1:
-// the division of each pair is done once.
+// Where the taps of one outer coordinate meet the other side of an axis: the
+// coordinate there for each tap, or -1.
+class Taps {
+ public:
+  Taps(const int64_t* first, int64_t step) : first_(first), step_(step) {}
+  int64_t operator[](int64_t tap) const { return first_[tap * step_]; }
+
+ private:
+  const int64_t* first_;
+  int64_t step_;
+};
+
+// The meetings of outputs and inputs along one axis, from either side. They
+// depend on one number only, outer * outer_step + tap * tap_step, so that a
+// table over it does each division once and grows with the axis, not with its
+// square.
 class Meetings {
  public:
-  using Rule = int64_t(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                       int64_t);
+  // For outputs: which inputs they read.
+  static Meetings Inputs(int64_t out, int64_t taps, int64_t stride, int64_t pad,
+                         int64_t filter_dilation, int64_t input_dilation,
+                         int64_t in) {
+    return Meetings(out, taps, stride, filter_dilation, -pad, input_dilation,
+                    in);
+  }
+  // For inputs: which outputs read them.
+  static Meetings Outputs(int64_t in, int64_t taps, int64_t stride, int64_t pad,
+                          int64_t filter_dilation, int64_t input_dilation,
+                          int64_t out) {
+    return Meetings(in, taps, input_dilation, -filter_dilation, pad, stride,
+                    out);
+  }
 
-  Meetings(Rule* rule, int64_t outer, int64_t taps, int64_t stride, int64_t pad,
-           int64_t filter_dilation, int64_t input_dilation, int64_t size)
-      : taps_(taps), at_(outer * taps) {
-    for (int64_t i = 0; i < outer; ++i) {
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        at_[i * taps + tap] =
-            rule(i, tap, stride, pad, filter_dilation, input_dilation, size);
-      }
+  Taps operator[](int64_t outer) const {
+    return Taps(at_.data() + origin_ + outer * outer_step_, tap_step_);
+  }
+
+ private:
+  // They meet where outer * outer_step + tap * tap_step + offset is other *
+  // other_step, with `other` in [0, size).
+  Meetings(int64_t outer, int64_t taps, int64_t outer_step, int64_t tap_step,
+           int64_t offset, int64_t other_step, int64_t size)
+      : outer_step_(outer_step), tap_step_(tap_step) {
+    const int64_t reach = (taps - 1) * tap_step;
+    origin_ = std::max<int64_t>(0, -reach);
+    at_.resize(origin_ + (outer - 1) * outer_step +
+               std::max<int64_t>(0, reach) + 1);
+    for (int64_t i = 0; i < static_cast<int64_t>(at_.size()); ++i) {
+      const int64_t at = i - origin_ + offset;
+      const bool meets =
+          at >= 0 && at % other_step == 0 && at / other_step < size;
+      at_[i] = meets ? at / other_step : -1;
     }
   }
 
-  const int64_t* operator[](int64_t outer) const {
-    return at_.data() + outer * taps_;
-  }
-
- private:
-  int64_t taps_;
+  int64_t outer_step_, tap_step_, origin_;
   std::vector<int64_t> at_;
-};
-
-// The meetings of all three axes: outputs with inputs for Unroll, or inputs
-// with outputs for Gather.
-struct MeetingsOfAxes {
-  Meetings d, h, w;
-
-  static MeetingsOfAxes Inputs(const ConvGeometry& g) {
-    return {Make(InputCoordinate, g.O, g.T, g.stride.d, g.pad.d,
-                 g.filter_dilation.d, g.input_dilation.d, g.D),
-            Make(InputCoordinate, g.P, g.R, g.stride.h, g.pad.h,
-                 g.filter_dilation.h, g.input_dilation.h, g.H),
-            Make(InputCoordinate, g.Q, g.S, g.stride.w, g.pad.w,
-                 g.filter_dilation.w, g.input_dilation.w, g.W)};
-  }
-  static MeetingsOfAxes Outputs(const ConvGeometry& g) {
-    return {Make(OutputCoordinate, g.D, g.T, g.stride.d, g.pad.d,
-                 g.filter_dilation.d, g.input_dilation.d, g.O),
-            Make(OutputCoordinate, g.H, g.R, g.stride.h, g.pad.h,
-                 g.filter_dilation.h, g.input_dilation.h, g.P),
-            Make(OutputCoordinate, g.W, g.S, g.stride.w, g.pad.w,
-                 g.filter_dilation.w, g.input_dilation.w, g.Q)};
-  }
-
- private:
-  template <typename... Args>
-  static Meetings Make(Args... args) {
-    return Meetings(args...);
-  }
 };
 
 template <typename T>
@@ -112,7 +115,12 @@ template <typename T>
 void Unroll(const ConvGeometry& g, int64_t samples, const T* x,
             Compute<T>* columns) {
   using A = Compute<T>;
-  const MeetingsOfAxes inputs = MeetingsOfAxes::Inputs(g);
+  const auto d = Meetings::Inputs(g.O, g.T, g.stride.d, g.pad.d,
+                                  g.filter_dilation.d, g.input_dilation.d, g.D);
+  const auto h = Meetings::Inputs(g.P, g.R, g.stride.h, g.pad.h,
+                                  g.filter_dilation.h, g.input_dilation.h, g.H);
+  const auto w = Meetings::Inputs(g.Q, g.S, g.stride.w, g.pad.w,
+                                  g.filter_dilation.w, g.input_dilation.w, g.W);
   const int64_t Cg = g.group_C(), column = g.column_size();
   const int64_t group_size = g.output_pixels() * column;
   // Neighbouring taps read neighbouring pixels: one copy for all of a row.
@@ -120,7 +128,7 @@ void Unroll(const ConvGeometry& g, int64_t samples, const T* x,
       g.groups == 1 && g.filter_dilation.w == 1 && g.input_dilation.w == 1;
 
   // A column piece: the S taps of one (t, r) for one output pixel.
-  auto unroll_row = [&](const T* row, const int64_t* w_at, A* to) {
+  auto unroll_row = [&](const T* row, Taps w_at, A* to) {
     if (row == nullptr) {
       for (int64_t i = 0; i < g.groups; ++i)
         ZeroRun(to + i * group_size, g.S * Cg);
@@ -149,7 +157,7 @@ void Unroll(const ConvGeometry& g, int64_t samples, const T* x,
   ParallelFor(rows, Grain(row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t n = i / (g.O * g.P), op = i % (g.O * g.P);
-      const int64_t *d_at = inputs.d[op / g.P], *h_at = inputs.h[op % g.P];
+      const Taps d_at = d[op / g.P], h_at = h[op % g.P];
       const T* sample = x + n * g.input_pixels() * g.C;
       A* to = columns + n * ColumnsPerSample(g) + op * g.Q * column;
       for (int64_t q = 0; q < g.Q; ++q, to += column) {
@@ -159,7 +167,7 @@ void Unroll(const ConvGeometry& g, int64_t samples, const T* x,
             const T* row = inside
                                ? sample + (d_at[t] * g.H + h_at[r]) * g.W * g.C
                                : nullptr;
-            unroll_row(row, inputs.w[q], to + (t * g.R + r) * g.S * Cg);
+            unroll_row(row, w[q], to + (t * g.R + r) * g.S * Cg);
           }
         }
       }
@@ -171,12 +179,20 @@ template <typename T>
 void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
             T* dx) {
   using A = Compute<T>;
-  const MeetingsOfAxes outputs = MeetingsOfAxes::Outputs(g);
+  const auto d =
+      Meetings::Outputs(g.D, g.T, g.stride.d, g.pad.d, g.filter_dilation.d,
+                        g.input_dilation.d, g.O);
+  const auto h =
+      Meetings::Outputs(g.H, g.R, g.stride.h, g.pad.h, g.filter_dilation.h,
+                        g.input_dilation.h, g.P);
+  const auto w =
+      Meetings::Outputs(g.W, g.S, g.stride.w, g.pad.w, g.filter_dilation.w,
+                        g.input_dilation.w, g.Q);
   const int64_t Cg = g.group_C(), column = g.column_size();
   const int64_t group_size = g.output_pixels() * column;
 
-  auto gather_pixel = [&](const A* sample, const int64_t* o_at,
-                          const int64_t* p_at, const int64_t* q_at, A* sum) {
+  auto gather_pixel = [&](const A* sample, Taps o_at, Taps p_at, Taps q_at,
+                          A* sum) {
     bool first = true;  // the first tap overwrites
     for (int64_t t = 0; t < g.T; ++t) {
       if (o_at[t] < 0) continue;
@@ -205,14 +221,14 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
     std::vector<A> buffer(std::is_same_v<T, A> ? 0 : g.C);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t n = i / (g.D * g.H), dh = i % (g.D * g.H);
-      const int64_t *o_at = outputs.d[dh / g.H], *p_at = outputs.h[dh % g.H];
+      const Taps o_at = d[dh / g.H], p_at = h[dh % g.H];
       const A* sample = columns + n * ColumnsPerSample(g);
       T* to = dx + i * g.W * g.C;
-      for (int64_t w = 0; w < g.W; ++w, to += g.C) {
+      for (int64_t iw = 0; iw < g.W; ++iw, to += g.C) {
         if constexpr (std::is_same_v<T, A>) {
-          gather_pixel(sample, o_at, p_at, outputs.w[w], to);
+          gather_pixel(sample, o_at, p_at, w[iw], to);
         } else {
-          gather_pixel(sample, o_at, p_at, outputs.w[w], buffer.data());
+          gather_pixel(sample, o_at, p_at, w[iw], buffer.data());
           std::transform(buffer.begin(), buffer.end(), to, FromCompute<T>);
         }
       }
