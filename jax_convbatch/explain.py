@@ -121,7 +121,8 @@ def _row(eqn, platform: str) -> Row | None:
     for name, primitive in primitives.PRIMITIVES.items():
         if eqn.primitive is primitive:
             params = eqn.params["params"]
-            chosen = params.plan(name, operands[0].dtype, platform)
+            out_dtype = eqn.params["out_dtype"]
+            chosen = params.plan(name, operands[0].dtype, out_dtype, platform)
             return Row(
                 name,
                 params.geometry.describe(params.dimension_numbers),

@@ -6,7 +6,9 @@ the same program gets the same plan, and so the same bits, on every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,9 +19,12 @@ OPS = ("fprop", "dgrad", "wgrad")
 
 # Engines in order of preference, with the platforms they have code for.
 ENGINES: dict[str, tuple[str, ...]] = {
+    "implicit_gemm": ("cuda",),
     "im2col_gemm": ("cpu", "cuda"),
     "per_sample": ("cpu", "cuda"),
 }
+# Those that cover every geometry and floating dtype.
+GENERAL_ENGINES = ("im2col_gemm", "per_sample")
 ALGORITHMS = ("auto", *ENGINES, "xla")
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -94,6 +99,7 @@ def make_plan(
     op: str,
     geometry: ConvGeometry,
     dtype,
+    out_dtype,
     platform: str,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
@@ -104,6 +110,7 @@ def make_plan(
       op: "fprop", "dgrad" or "wgrad".
       geometry: of this device's part of the convolution.
       dtype: of the operands.
+      out_dtype: of the result.
       platform: "cpu", "cuda" or another name that JAX lowers for.
       algorithm: one of `ALGORITHMS`.
       workspace_limit: bytes that the workspace may take, or None for
@@ -111,24 +118,63 @@ def make_plan(
 
     Raises:
       ValueError: the engine asked for by name does not run here, or the limit
-        is too small for one sample.
+        is too small for it.
     """
     if algorithm == "xla":
         return Plan("xla", "asked for by name")
-    problem = _why_not(geometry, platform)
-    if problem:
-        if algorithm == "auto":
-            return Plan("xla", problem)
-        raise ValueError(
-            f"algorithm={algorithm!r} cannot run this {op} on platform "
-            f"{platform!r}: {problem}. algorithm='xla' and algorithm='auto' can."
-        )
+    names = [n for n, platforms in ENGINES.items() if platform in platforms]
+    if algorithm != "auto":
+        names = [algorithm]
+    refusals: list[str] = []
+    for name in names:
+        try:
+            _check(name, geometry, platform)
+            chosen = _PLANNERS[name](
+                op,
+                geometry,
+                np.dtype(dtype),
+                np.dtype(out_dtype),
+                platform,
+                workspace_limit,
+            )
+        except Unable as unable:
+            refusals.append(f"{name} does not cover {unable}")
+            continue
+        if algorithm != "auto":
+            return replace(chosen, reason="asked for by name")
+        return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
     if algorithm == "auto":
-        engine = next(name for name, where in ENGINES.items() if platform in where)
-        reason = f"default on {platform}"
-    else:
-        engine, reason = algorithm, "asked for by name"
-    per_sample, fixed = _workspace(op, geometry, np.dtype(dtype), platform)
+        return Plan("xla", refusals[-1] if refusals else _no_code(platform))
+    raise ValueError(
+        f"algorithm={algorithm!r} cannot run this {op} on platform {platform!r}: "
+        f"{refusals[0]}. algorithm='xla' and algorithm='auto' can."
+    )
+
+
+class Unable(Exception):
+    """What an engine does not cover, in words."""
+
+
+def _plan_implicit_gemm(op, geometry, dtype, out_dtype, platform, workspace_limit):
+    if dtype.name not in ("bfloat16", "float16") or out_dtype != dtype:
+        raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
+    native = targets.implicit_gemm_plan(op, geometry)
+    if isinstance(native, str):
+        raise Unable(native)
+    workspace, tile = native["workspace"], native["tile"]
+    if workspace_limit is not None and workspace > workspace_limit:
+        raise Unable(
+            f"its partial sums take {workspace} bytes, over the workspace_limit of "
+            f"{workspace_limit}"
+        )
+    return Plan("implicit_gemm", f"tiles of {tile}", 0, workspace)
+
+
+def _plan_columns(
+    engine, op, geometry, dtype, out_dtype, platform, workspace_limit
+) -> Plan:
+    """im2col_gemm and per_sample: as many samples as the limit allows, or one."""
+    per_sample, fixed = _workspace(op, geometry, dtype, platform)
     if workspace_limit is None:
         limit = max(DEFAULT_WORKSPACE[platform], per_sample(1) + fixed)
     else:
@@ -140,13 +186,21 @@ def make_plan(
             f"workspace_limit={workspace_limit} bytes is too small for this {op}: "
             f"one sample needs {per_sample(1) + fixed} bytes"
         )
-    return Plan(engine, reason, samples, per_sample(samples) + fixed)
+    return Plan(engine, f"default on {platform}", samples, per_sample(samples) + fixed)
+
+
+_PLANNERS: dict[str, Callable[..., Plan]] = {
+    "implicit_gemm": _plan_implicit_gemm,
+    "im2col_gemm": partial(_plan_columns, "im2col_gemm"),
+    "per_sample": partial(_plan_columns, "per_sample"),
+}
 
 
 def check_somewhere(
     op: str,
     geometry: ConvGeometry,
     dtype,
+    out_dtype,
     algorithm: str,
     workspace_limit: int | None,
 ) -> None:
@@ -157,7 +211,9 @@ def check_somewhere(
     refusal: ValueError | None = None
     for platform in filter(targets.available, DEFAULT_WORKSPACE):
         try:
-            make_plan(op, geometry, dtype, platform, algorithm, workspace_limit)
+            make_plan(
+                op, geometry, dtype, out_dtype, platform, algorithm, workspace_limit
+            )
             return
         except ValueError as error:
             refusal = refusal or error
@@ -165,14 +221,16 @@ def check_somewhere(
         raise refusal
 
 
-def _why_not(geometry: ConvGeometry, platform: str) -> str | None:
-    problem = targets.problem(platform)
-    if problem:
-        return problem
-    g = geometry
+def _no_code(platform: str) -> str:
+    return targets.problem(platform) or f"no engine for platform {platform!r}"
+
+
+def _check(engine: str, g: ConvGeometry, platform: str) -> None:
+    """Raises Unable where no geometry would do."""
+    if targets.problem(platform) or platform not in ENGINES[engine]:
+        raise Unable(f"this: {_no_code(platform)}")
     if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
-        return "a matrix of one sample has a side over 2^31 - 1"
-    return None
+        raise Unable("a matrix of one sample with a side over 2^31 - 1")
 
 
 def aligned(count: int, itemsize: int) -> int:

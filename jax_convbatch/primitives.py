@@ -58,9 +58,15 @@ class ConvParams:
     algorithm: str = "auto"
     workspace_limit: int | None = None
 
-    def plan(self, op: str, dtype, platform: str) -> plan.Plan:
+    def plan(self, op: str, dtype, out_dtype, platform: str) -> plan.Plan:
         return plan.make_plan(
-            op, self.geometry, dtype, platform, self.algorithm, self.workspace_limit
+            op,
+            self.geometry,
+            dtype,
+            out_dtype,
+            platform,
+            self.algorithm,
+            self.workspace_limit,
         )
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -324,7 +330,7 @@ def xla_call(name: str, a, b, params: ConvParams, out_dtype):
 def _local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
     """What one device does with its part of the operands."""
     local = params.with_sizes(**_local_sizes(op, params, a, b))
-    chosen = local.plan(op.name, a.dtype, platform)
+    chosen = local.plan(op.name, a.dtype, out_dtype, platform)
     return _native_call(op, chosen, a, b, local, out_dtype)
 
 
@@ -345,7 +351,7 @@ def _lowering(
     platform = platform or ctx.module_context.platforms[0]
     # The plan for the whole batch: its errors would be wrapped in another type
     # within the partitioner's callback, and what XLA runs XLA partitions.
-    chosen = params.plan(op.name, ctx.avals_in[0].dtype, platform)
+    chosen = params.plan(op.name, ctx.avals_in[0].dtype, out_dtype, platform)
     if chosen.engine == "xla":
         fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
     else:

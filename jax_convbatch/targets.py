@@ -8,6 +8,7 @@ JAX backend.
 from __future__ import annotations
 
 import ctypes
+import functools
 import glob
 import importlib
 import importlib.util
@@ -56,6 +57,37 @@ def build_info() -> dict[str, dict[str, str]]:
         for platform, native in _natives.items()
         if native.module is not None
     }
+
+
+def implicit_gemm_plan(op: str, geometry) -> dict | str:
+    """What the Hopper kernels say of a convolution, or why they cannot run it.
+
+    Args:
+      op: "fprop", "dgrad" or "wgrad".
+      geometry: a `ConvGeometry`.
+
+    Returns:
+      {"workspace": bytes, "tile": text, ...} or a reason.
+    """
+    module = _natives["cuda"].module
+    if module is None:
+        return "this: the cuda module is not there"
+    capability, multiprocessors = _gpu()
+    if capability != "9.0":
+        return f"a GPU of compute capability {capability} (it needs 9.0, Hopper)"
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    native = module.implicit_gemm_plan(op, fields, multiprocessors)
+    return native or "a geometry that the copy engine or the tiles cannot express"
+
+
+@functools.cache
+def _gpu() -> tuple[str, int]:
+    """Compute capability and multiprocessors of JAX's first GPU."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return "unknown", 0
+    return device.compute_capability, device.core_count
 
 
 def gpu_visible() -> bool:

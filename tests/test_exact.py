@@ -38,22 +38,30 @@ def test_every_engine_is_exact(engine, x64, dtype, problem):
     assert_exact(got, exact(problem, *arrays))
 
 
+def workspace(problem, engine, samples):
+    """Bytes that the largest of the three operations plans for these samples."""
+    part = problem._replace(x=(samples, *problem.x[1:]))
+    arrays = operands(part, "float32")
+
+    def all_three(x, w, dy):
+        kwargs = {**part.kwargs, "algorithm": engine}
+        y, pullback = jax.vjp(
+            lambda x, w: jc.conv_general_dilated(x, w, **kwargs), x, w
+        )
+        return y, pullback(dy)
+
+    user = [part.user(r, a) for r, a in zip("xwy", arrays, strict=True)]
+    return max(row.workspace_bytes for row in jc.explain(all_three, *user))
+
+
 @given(problem=problems(empty=False), budget=st.floats(0, 1))
 @settings(max_examples=25)
 def test_every_slice_of_the_batch_is_exact(engine, problem, budget):
     """Limits from what one sample needs to what the whole batch takes."""
     problem = problem._replace(x=(7, *problem.x[1:]))
     arrays = operands(problem, "float32")
-    x, w = (problem.user(r, a) for r, a in zip("xw", arrays, strict=False))
-
-    def both(x, w):
-        return jax.vjp(
-            lambda x, w: jc.conv_general_dilated(x, w, **problem.kwargs), x, w
-        )[1](problem.user("y", arrays[2]))
-
-    most = [row.workspace_bytes for row in jc.explain(both, x, w)]
-    least = [-(-b // (256 * 7)) * 256 for b in most]
-    limit = int(max(least) + budget * (max(most) - max(least)))
+    least, most = (workspace(problem, engine, samples) for samples in (1, 7))
+    limit = int(least + budget * (most - least))
     got = run(problem, *arrays, algorithm=engine, workspace_limit=limit)
     assert_exact(got, exact(problem, *arrays))
 

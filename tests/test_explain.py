@@ -126,7 +126,8 @@ def test_a_platform_without_native_code_is_the_reason():
     (row,) = jc.explain(jc.conv, X, W, platform="tpu")
     assert row.engine == "xla"
     assert "'tpu'" in row.reason
-    rows = jc.explain(jax.value_and_grad(lambda b: jc.conv(X, W, b).sum()), BIAS, platform="tpu")
+    step = jax.value_and_grad(lambda b: jc.conv(X, W, b).sum())
+    rows = jc.explain(step, BIAS, platform="tpu")
     assert {row.engine for row in rows} == {"xla"}
 
 
