@@ -1,0 +1,193 @@
+"""The Hopper engine: exact, reproducible, batch-invariant, and refused elsewhere."""
+
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import Problem, exact, normal, run, terms, whole
+
+import jax_convbatch as jc
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.fixture
+def hopper():
+    """The first CUDA device, which these tests need to be a Hopper GPU."""
+    device = jax.devices("cuda")[0]
+    if device.compute_capability != "9.0":
+        pytest.skip(f"compute capability {device.compute_capability}")
+    with jax.default_device(device):
+        yield
+
+
+def problem(
+    n, size, c, k, taps, stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1)
+):
+    conv = oracle.Conv(stride, padding, (1, 1), dilation, 1)
+    return Problem((n, *size, c), (*taps, c, k), conv, NHWC)
+
+
+SAME = ((1, 1), (1, 1))
+EDGES = {
+    "one pixel": problem(1, (1, 1), 8, 8, (1, 1)),
+    "one pixel, 3x3": problem(3, (1, 1), 8, 16, (3, 3), padding=SAME),
+    "3x3": problem(5, (14, 14), 64, 64, (3, 3), padding=SAME),
+    "odd": problem(3, (13, 17), 72, 40, (3, 5), padding=((1, 1), (2, 2))),
+    "wide channels": problem(2, (7, 7), 520, 1032, (1, 1)),
+    "strided": problem(3, (15, 16), 64, 72, (3, 3), (2, 2), SAME),
+    "strided beyond the filter": problem(2, (17, 19), 16, 24, (2, 2), (3, 4)),
+    "1x1 strided": problem(4, (14, 14), 64, 128, (1, 1), (2, 2)),
+    "patches": problem(2, (32, 32), 8, 96, (4, 4), (4, 4)),
+    "dilated": problem(
+        2, (33, 33), 32, 64, (3, 3), padding=((4, 4), (4, 4)), dilation=(4, 4)
+    ),
+    "asymmetric": problem(2, (12, 11), 24, 32, (3, 2), padding=((2, 0), (0, 1))),
+    "negative": problem(2, (16, 16), 16, 16, (3, 3), padding=((-2, 1), (0, -1))),
+    "padding past the image": problem(
+        2, (3, 4), 8, 8, (5, 5), padding=((6, 7), (5, 5))
+    ),
+    "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
+}
+
+
+def arrays(case, make, dtype):
+    return [make(i, s, dtype) for i, s in enumerate((case.x, case.w, case.y))]
+
+
+def assert_exact(case, dtype):
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    want = exact(case, x, w, dy)
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b, right in zip(got, columns, want, strict=True):
+        # Sums of ones are exact; the result is rounded once.
+        np.testing.assert_array_equal(a, right.astype(a.dtype))
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", EDGES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    assert_exact(EDGES[name], dtype)
+
+
+@st.composite
+def supported(draw):
+    def two(low, high):
+        return draw(st.tuples(*[st.integers(low, high)] * 2))
+
+    channels = st.sampled_from([8, 16, 40, 64, 72, 136])
+    padding = draw(st.tuples(*[st.tuples(*[st.integers(-2, 5)] * 2)] * 2))
+    case = problem(
+        draw(st.integers(1, 5)),
+        two(1, 24),
+        draw(channels),
+        draw(channels),
+        two(1, 5),
+        two(1, 3),
+        padding,
+        two(1, 4),
+    )
+    assume(all(n >= 0 for n in case.conv.padded_sizes(case.x[1:-1])))
+    assume(np.prod(case.y) > 0)
+    return case
+
+
+@pytest.mark.gpu
+@given(case=supported())
+@settings(max_examples=60)
+def test_any_supported_problem_is_exact(hopper, case):
+    assert_exact(case, "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["odd", "strided", "wide channels", "dilated"])
+def test_real_numbers_are_right_but_for_rounding(hopper, name):
+    case = EDGES[name]
+    x, w, dy = arrays(case, normal, "bfloat16")
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    right = exact(case, x, w, dy)
+    size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
+    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
+        oracle.assert_within_bound(a, b, magnitude, count, "float32")
+
+
+def bits(a):
+    return np.asarray(a).view(np.uint16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["3x3", "odd", "strided", "1x1 strided", "wide channels"]
+)
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
+    case = EDGES[name]
+    large = case._replace(x=(256, *case.x[1:]))
+    x, w, dy = arrays(large, normal, "bfloat16")
+    want = run(large, x, w, dy, algorithm="implicit_gemm")
+    for n in (1, 2, 3, 8, 33):
+        small = case._replace(x=(n, *case.x[1:]))
+        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
+        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
+        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "strided", "many samples"])
+def test_a_hundred_runs_give_the_same_bits(hopper, name):
+    case = EDGES[name]
+    args = arrays(case, normal, "bfloat16")
+    kwargs = case.kwargs
+
+    @jax.jit
+    def step(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, **kwargs)
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    want = [bits(a) for a in step(*args)]
+    for _ in range(100):
+        for a, b in zip(step(*args), want, strict=True):
+            np.testing.assert_array_equal(bits(a), b)
+
+
+@pytest.mark.gpu
+def test_it_is_the_default_where_it_covers_a_call(hopper):
+    x, w, _ = arrays(EDGES["3x3"], normal, "bfloat16")
+    step = jax.value_and_grad(lambda x, w: jc.conv(x, w).sum(), argnums=(0, 1))
+    assert {row.engine for row in jc.explain(step, x, w)} == {"implicit_gemm"}
+    rows = jc.explain(step, x.astype("float32"), w.astype("float32"))
+    assert {row.engine for row in rows} == {"im2col_gemm"}
+    assert "implicit_gemm does not cover operands of float32" in rows[0].reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("x", "w", "kwargs"),
+    [
+        ((2, 8, 8, 3), (3, 3, 3, 8), {}),
+        ((2, 8, 8, 16), (3, 3, 8, 16), {"groups": 2}),
+        ((2, 8, 8, 8), (3, 3, 8, 8), {"input_dilation": 2, "padding": 1}),
+        ((2, 8, 8), (3, 8, 8), {}),
+    ],
+)
+def test_what_it_does_not_cover_is_refused_by_name(hopper, x, w, kwargs):
+    x, w = normal(0, x, "bfloat16"), normal(1, w, "bfloat16")
+    call = functools.partial(jc.conv, algorithm="implicit_gemm", **kwargs)
+    with pytest.raises(ValueError, match=r"implicit_gemm.*cannot run this fprop"):
+        jax.jit(call)(x, w)
+
+
+def test_it_is_refused_on_the_cpu():
+    x, w, _ = arrays(EDGES["3x3"], normal, "bfloat16")
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        pytest.raises(ValueError, match=r"implicit_gemm.*platform 'cpu'"),
+    ):
+        jax.jit(functools.partial(jc.conv, algorithm="implicit_gemm"))(x, w)
