@@ -10,7 +10,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(CUDA)
 LINTERS := $(VENV)/.linters
 TOOLKIT := build/cuda-toolkit
-NATIVE := $(wildcard CMakeLists.txt pyproject.toml cmake/* ffi/*.* ffi/*/*)
+NATIVE := $(wildcard CMakeLists.txt pyproject.toml cmake/* ffi/*.* ffi/*/*.* \
+  ffi/*/*/*)
 CXX_FILES := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
 COMMA := ,
 EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)

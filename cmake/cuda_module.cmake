@@ -16,6 +16,13 @@ target_include_directories(_cuda SYSTEM PRIVATE
   "${CUBLASLT_INCLUDE_DIR}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(_cuda PRIVATE "${CUBLASLT_LIBRARY}")
 
+# For no other architecture: elsewhere such a kernel fails to launch.
+add_library(hopper OBJECT ${HOPPER_SOURCES})
+set_target_properties(hopper PROPERTIES
+  CUDA_ARCHITECTURES 90a-real CUDA_VISIBILITY_PRESET hidden)
+target_include_directories(hopper PRIVATE ffi)
+target_link_libraries(_cuda PRIVATE hopper)
+
 # jax[cuda13] brings cuBLAS in the nvidia wheels, beside this package. Where it
 # does not, the toolkit's own will do, unless that is a wheel of a build
 # environment that is gone by then.

@@ -5,12 +5,11 @@
 #include <cstdint>
 
 #include "conv_geometry.h"
+#include "cuda/conv_call.h"
 #include "cuda/cublas.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_convbatch {
-
-enum class Operation { kFprop, kDgrad, kWgrad };
 
 // How products of one dtype are computed.
 struct Arithmetic {

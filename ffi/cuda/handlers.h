@@ -16,6 +16,14 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradExecute);
 
+// implicit_gemm. Initialize: loads the kernels.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradExecute);
+
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
 
 }  // namespace jax_convbatch

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "conv_geometry.h"
+#include "cuda/conv_call.h"
 #include "cuda/conv_gemms.h"
 #include "cuda/cublas.h"
 #include "cuda/dtypes.h"
@@ -21,24 +21,12 @@
 namespace jax_convbatch {
 namespace {
 
-const char* Name(Operation operation) {
-  switch (operation) {
-    case Operation::kFprop:
-      return "fprop";
-    case Operation::kDgrad:
-      return "dgrad";
-    default:
-      return "wgrad";
-  }
-}
-
 const char* At(const void* base, int64_t bytes) {
   return static_cast<const char*>(base) + bytes;
 }
 char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// One call of a handler. fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w,
-// result dx. wgrad: lhs x, rhs dy, result dw.
+// One call of a handler.
 struct Call {
   Operation operation;
   ffi::AnyBuffer lhs, rhs, result, workspace;
@@ -109,37 +97,16 @@ struct Call {
 };
 
 ffi::Error CheckCall(const Call& call) {
-  const ConvGeometry& g = call.g;
-  const bool fprop = call.operation == Operation::kFprop;
-  const bool dgrad = call.operation == Operation::kDgrad;
-  JCB_RETURN_IF_ERROR(CheckSize(call.name(), g, dgrad ? "dy" : "x", call.lhs,
-                                dgrad ? g.y_size() : g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize(
-      call.name(), g, call.operation == Operation::kWgrad ? "dy" : "w",
-      call.rhs, call.operation == Operation::kWgrad ? g.y_size() : g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize(call.name(), g,
-                                fprop   ? "y"
-                                : dgrad ? "dx"
-                                        : "dw",
-                                call.result,
-                                fprop   ? g.y_size()
-                                : dgrad ? g.x_size()
-                                        : g.w_size()));
+  JCB_RETURN_IF_ERROR(
+      CheckBuffers(call.operation, call.g,
+                   {call.lhs, call.rhs, call.result, call.workspace}));
   const ffi::DataType result = call.result.element_type();
-  const bool widened = fprop && result == ffi::F32 && call.dtype() != ffi::F64;
+  const bool widened = call.operation == Operation::kFprop &&
+                       result == ffi::F32 && call.dtype() != ffi::F64;
   if (!SupportedDtype(call.dtype()) ||
       call.rhs.element_type() != call.dtype() ||
       (result != call.dtype() && !widened)) {
-    return ffi::Error::InvalidArgument("jax_convbatch: unsupported dtypes in " +
-                                       Describe(call.name(), g));
-  }
-  for (const ffi::AnyBuffer& buffer :
-       {call.lhs, call.rhs, call.result, call.workspace}) {
-    if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % 16 != 0) {
-      return ffi::Error::Internal(
-          "jax_convbatch: a buffer is not aligned to 16 bytes in " +
-          Describe(call.name(), g));
-    }
+    return UnsupportedDtypes(call.operation, call.g);
   }
   return ffi::Error::Success();
 }
@@ -300,41 +267,25 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
   return call.FindAlgorithm(&algorithm);
 }
 
-// What both stages of the three operations are given.
-template <typename Binding>
-auto BindCall(Binding&& binding) {
-  return std::forward<Binding>(binding)
-      .template Arg<ffi::AnyBuffer>()  // x, dy, x
-      .template Arg<ffi::AnyBuffer>()  // w, w, dy
-      .template Ret<ffi::AnyBuffer>()  // y, dx, dw
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attr<ConvGeometry>("geometry")
-      .template Attr<int64_t>("slice")
-      .template Attr<int64_t>("precision");
-}
-
-auto BindExecute() {
-  return BindCall(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>());
-}
-
-auto BindInitialize() { return BindCall(ffi::Ffi::BindInitialize()); }
-
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFpropExecute, Execute<Operation::kFprop>,
-                              BindExecute(),
+                              BindConvExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDgradExecute, Execute<Operation::kDgrad>,
-                              BindExecute(),
+                              BindConvExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaWgradExecute, Execute<Operation::kWgrad>,
-                              BindExecute(),
+                              BindConvExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFpropInitialize,
-                              Initialize<Operation::kFprop>, BindInitialize());
+                              Initialize<Operation::kFprop>,
+                              BindConvInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDgradInitialize,
-                              Initialize<Operation::kDgrad>, BindInitialize());
+                              Initialize<Operation::kDgrad>,
+                              BindConvInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaWgradInitialize,
-                              Initialize<Operation::kWgrad>, BindInitialize());
+                              Initialize<Operation::kWgrad>,
+                              BindConvInitialize());
 
 }  // namespace jax_convbatch

@@ -6,8 +6,10 @@
 #include <string>
 
 #include "cuda/handlers.h"
+#include "cuda/implicit_gemm_plan.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace jax_convbatch {
 namespace {
@@ -25,15 +27,20 @@ nb::dict Stages(XLA_FFI_Handler* initialize, XLA_FFI_Handler* execute) {
 
 nb::dict Targets() {
   nb::dict targets;
-  for (const std::string engine : {"im2col_gemm", "per_sample"}) {
-    const std::string prefix = "jax_convbatch_" + engine;
-    targets[nb::str((prefix + "_fprop").c_str())] =
-        Stages(CudaFpropInitialize, CudaFpropExecute);
-    targets[nb::str((prefix + "_dgrad").c_str())] =
-        Stages(CudaDgradInitialize, CudaDgradExecute);
-    targets[nb::str((prefix + "_wgrad").c_str())] =
-        Stages(CudaWgradInitialize, CudaWgradExecute);
+  auto add = [&](const std::string& engine, const char* operation,
+                 nb::dict stages) {
+    const std::string name = "jax_convbatch_" + engine + "_" + operation;
+    targets[name.c_str()] = stages;
+  };
+  for (const char* engine : {"im2col_gemm", "per_sample"}) {
+    add(engine, "fprop", Stages(CudaFpropInitialize, CudaFpropExecute));
+    add(engine, "dgrad", Stages(CudaDgradInitialize, CudaDgradExecute));
+    add(engine, "wgrad", Stages(CudaWgradInitialize, CudaWgradExecute));
   }
+  const char* engine = "implicit_gemm";
+  add(engine, "fprop", Stages(ImplicitFpropInitialize, ImplicitFpropExecute));
+  add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
+  add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   return targets;
 }
@@ -61,6 +68,12 @@ NB_MODULE(_cuda, m) {
   m.def("targets", &Targets,
         "FFI handlers on CUDA: target name -> capsule, or stage -> capsule.");
   m.def("build_info", &BuildInfo, "The versions this was compiled against.");
+  m.def("implicit_gemm_plan", &ImplicitGemmPlan, "op"_a, "geometry"_a,
+        "multiprocessors"_a,
+        "How implicit_gemm runs an operation on a GPU of so many "
+        "multiprocessors, or None\nwhere it does not support the geometry. "
+        "Needs no GPU. Raises ValueError for an\nunknown operation, KeyError "
+        "where the geometry lacks a field.");
 }
 
 }  // namespace jax_convbatch

@@ -1,0 +1,56 @@
+// 2-D convolutions on Hopper tensor cores, without columns in memory: implicit
+// GEMM. The kernels exist for compute capability 9.0 alone.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "conv_geometry.h"
+
+namespace jax_convbatch::hopper {
+
+enum class Type { kBf16, kF16 };
+
+// How a convolution runs: output tiles of tile_m x tile_n on `blocks` thread
+// blocks, with `workspace` bytes of workspace. fprop and dgrad have tiles of
+// pixels x channels, and no choice changes their bits. wgrad has tiles of
+// filter rows (taps x C, each tap rounded up to 64 channels) x output channels,
+// and every choice changes the order of its sums.
+struct Plan {
+  int tile_m, tile_n, blocks;
+  int64_t workspace;
+};
+
+// The plan for a GPU of so many multiprocessors, or nothing where the kernels
+// cannot run: they take 2-D convolutions of one group without input dilation,
+// C and K multiples of 8, and strides, paddings and dilations that the copy
+// engine can express. Needs no GPU.
+std::optional<Plan> PlanFprop(const ConvGeometry& g, int multiprocessors);
+std::optional<Plan> PlanDgrad(const ConvGeometry& g, int multiprocessors);
+std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors);
+
+// kPrepare does all but the launch, so that kLaunch may be captured.
+enum class Stage { kPrepare, kLaunch };
+
+// fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w, result dx. wgrad: lhs x,
+// rhs dy, result dw. All channels last (w: HWIO), all aligned to 16 bytes.
+struct ConvCall {
+  const ConvGeometry& g;
+  Type type;
+  Plan plan;
+  const void *lhs, *rhs;
+  void *result, *workspace;
+};
+
+// cudaErrorInvalidValue where there is no kernel for the plan or the driver
+// refuses a tensor map.
+cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t Wgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_H_

@@ -1,0 +1,98 @@
+// Builds a ConvProblem from its parts and launches the kernel of a plan.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_LAUNCH_CUH_
+
+#include <algorithm>
+
+#include "cuda/hopper/conv.h"
+#include "cuda/hopper/conv_kernel.cuh"
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+
+// Adds a part of what `call` computes to a problem whose other members are set.
+// False where the driver refuses.
+template <int kParts>
+bool AddPart(const ConvCall& call, const Activations& in,
+             const Activations& out, const PartAxes& axes,
+             ConvProblem<kParts>* problem) {
+  const PartAxis &h = axes.h, &w = axes.w;
+  ConvPart& part = problem->part[problem->parts++];
+  part.taps_h = h.taps;
+  part.taps_w = w.taps;
+  part.rows = static_cast<int>(h.count);
+  part.cols = static_cast<int>(w.count);
+  part.pixels = static_cast<int>(out.n * h.count * w.count);
+  part.iterations = h.taps.count * w.taps.count * problem->channel_blocks;
+  part.input_h = static_cast<int>(h.input);
+  part.input_w = static_cast<int>(w.input);
+  part.input_step_h = h.input_step;
+  part.input_step_w = w.input_step;
+  part.output_h = static_cast<int>(h.output);
+  part.output_w = static_cast<int>(w.output);
+  part.output_step_h = h.output_step;
+  part.output_step_w = w.output_step;
+  if (!EncodeIm2col(&part.input, MapType(call.type), call.lhs,
+                    InputWalk(in, axes, call.plan.tile_m))) {
+    return false;
+  }
+  if constexpr (kParts == 1) {
+    return EncodeTiled(&part.output, MapType(call.type), call.result,
+                       {out.c, part.pixels}, {64, 64});
+  }
+  return EncodeIm2col(&part.output, MapType(call.type), call.result,
+                      OutputWalk(out, axes));
+}
+
+template <typename Config, int kParts>
+cudaError_t LaunchConv(const ConvProblem<kParts>& problem, int blocks,
+                       Stage stage, cudaStream_t stream) {
+  const auto kernel = &ConvKernel<Config, kParts>;
+  const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  kernel<<<std::min(problem.tiles, blocks), kThreads, Config::kSharedBytes,
+           stream>>>(problem);
+  return cudaGetLastError();
+}
+
+// weights[taps, C, K] are copied in boxes of box_c x 64.
+template <typename T, Contiguous kWeights, int kParts, typename Parts>
+cudaError_t RunConv(const ConvCall& call, const Activations& in,
+                    const Activations& out, const Parts& parts, int box_c,
+                    Stage stage, cudaStream_t stream) {
+  const ConvGeometry& g = call.g;
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  ConvProblem<kParts> problem{};
+  problem.channels = static_cast<int>(out.c);
+  problem.channel_blocks = static_cast<int>((in.c + 63) / 64);
+  problem.filter_width = static_cast<int>(g.S);
+  problem.n_tiles = static_cast<int>((out.c + n - 1) / n);
+  if (!EncodeTiled(&problem.weights, MapType(call.type), call.rhs,
+                   {g.K, g.C, g.taps()}, {64, box_c, 1})) {
+    return cudaErrorInvalidValue;
+  }
+  int pixels = 0;
+  for (const PartAxes& part : parts) {
+    if (!AddPart(call, in, out, part, &problem)) return cudaErrorInvalidValue;
+    pixels = std::max(pixels, problem.part[problem.parts - 1].pixels);
+  }
+  problem.tiles = (pixels + m - 1) / m * problem.n_tiles * problem.parts;
+
+  auto launch = [&](auto config) {
+    return LaunchConv<decltype(config)>(problem, call.plan.blocks, stage,
+                                        stream);
+  };
+  if (m == 64 && n == 64) return launch(ConvConfig<T, 64, 64, 12, kWeights>());
+  if (m == 64 && n == 128) return launch(ConvConfig<T, 64, 128, 8, kWeights>());
+  if (m == 128 && n == 128) {
+    return launch(ConvConfig<T, 128, 128, 6, kWeights>());
+  }
+  if (m == 256 && n == 64) return launch(ConvConfig<T, 256, 64, 4, kWeights>());
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_LAUNCH_CUH_

@@ -1,0 +1,67 @@
+// The parts of a convolution's output that use the same taps, and how each
+// walks its input and its output. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_PARTS_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_PARTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "conv_geometry.h"
+#include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+
+// The most parts that a launch has.
+inline constexpr int kMaxParts = 16;
+
+// One axis of a part: `count` outputs from `output`, `output_step` apart;
+// output i reads its taps from base pixel `input` + i `input_step` on.
+struct PartAxis {
+  int64_t count, output, input;
+  int output_step, input_step;
+  TapAxis taps;
+  // Of the im2col box: base pixels end at size - 1 + upper.
+  int64_t upper;
+};
+
+struct PartAxes {
+  PartAxis h, w;
+};
+
+// A tensor of activations.
+struct Activations {
+  int64_t n, h, w, c;
+};
+
+inline Activations InputOf(const ConvGeometry& g) {
+  return {g.N, g.H, g.W, g.C};
+}
+inline Activations OutputOf(const ConvGeometry& g) {
+  return {g.N, g.P, g.Q, g.K};
+}
+
+// Whether the other functions may be asked: 2-D, one group, no input dilation,
+// C and K multiples of 8, and no number so large that it could overflow.
+bool IsPlain2d(const ConvGeometry& g);
+
+// The one part of fprop; wgrad walks x in the same way.
+PartAxes FpropPart(const ConvGeometry& g);
+
+// dgrad's parts: one a residue class of the stride, those of most taps first,
+// so that the short ones fill the gaps at the end. Empty where they would be
+// more than kMaxParts.
+std::vector<PartAxes> DgradParts(const ConvGeometry& g);
+
+// How a part reads, in boxes of so many pixels, and how it writes.
+Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels);
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part);
+
+// Whether taps and corners fit the copy engine's instruction, and the tiles
+// 32 bits.
+bool IsWalkable(const Activations& in, const Activations& out,
+                const PartAxes& part);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_PARTS_H_

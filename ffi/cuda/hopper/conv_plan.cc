@@ -1,0 +1,48 @@
+// How fprop and dgrad run.
+#include <algorithm>
+
+#include "cuda/hopper/conv.h"
+#include "cuda/hopper/conv_parts.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// The largest tile that still gives every multiprocessor work.
+Plan LargestTile(const Activations& out, int multiprocessors) {
+  auto tiles = [&](int m, int n) {
+    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
+  };
+  if (out.c > 64) {
+    if (tiles(128, 128) >= 2 * multiprocessors) {
+      return {128, 128, multiprocessors, 0};
+    }
+    if (tiles(64, 128) >= multiprocessors / 2) {
+      return {64, 128, multiprocessors, 0};
+    }
+  } else if (tiles(256, 64) >= 4 * multiprocessors) {
+    return {256, 64, multiprocessors, 0};
+  }
+  return {64, 64, multiprocessors, 0};
+}
+
+}  // namespace
+
+std::optional<Plan> PlanFprop(const ConvGeometry& g, int multiprocessors) {
+  if (!IsPlain2d(g) || !IsWalkable(InputOf(g), OutputOf(g), FpropPart(g))) {
+    return std::nullopt;
+  }
+  return LargestTile(OutputOf(g), multiprocessors);
+}
+
+std::optional<Plan> PlanDgrad(const ConvGeometry& g, int multiprocessors) {
+  if (!IsPlain2d(g)) return std::nullopt;
+  const auto parts = DgradParts(g);
+  const bool walkable =
+      std::all_of(parts.begin(), parts.end(), [&](const PartAxes& part) {
+        return IsWalkable(OutputOf(g), InputOf(g), part);
+      });
+  if (parts.empty() || !walkable) return std::nullopt;
+  return LargestTile(InputOf(g), multiprocessors);
+}
+
+}  // namespace jax_convbatch::hopper

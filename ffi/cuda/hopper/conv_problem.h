@@ -1,0 +1,49 @@
+// What the host tells the convolution kernel: y = conv(x, w) seen as a matrix
+// product of M pixels by N channels, summed over taps and input channels.
+// Written in fprop's words; dgrad is the same product with dy for x, dx for y,
+// and the filter's channels exchanged.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_PROBLEM_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_PROBLEM_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace jax_convbatch::hopper {
+
+// The taps that one part of the output uses along one axis: tap index
+// `tap + i * tap_step` reads at `i * offset_step` from the base pixel.
+struct TapAxis {
+  int count, tap, tap_step, offset_step;
+};
+
+// Pixels of the output that use the same taps: all of them, or in a strided
+// dgrad those of one residue class. They form a grid of rows x cols an image.
+struct ConvPart {
+  CUtensorMap input;  // im2col, kM pixels a box
+  // 64 pixels a box: tiled where it is the only part, otherwise im2col.
+  CUtensorMap output;
+  TapAxis taps_h, taps_w;
+  int rows, cols;
+  int pixels;      // over all images
+  int iterations;  // taps x blocks of 64 channels
+  // The base pixel of the part's first output, and where that output lies.
+  int input_h, input_w, input_step_h, input_step_w;
+  int output_h, output_w, output_step_h, output_step_w;
+};
+
+template <int kParts>
+struct ConvProblem {
+  CUtensorMap weights;  // tiled, [taps, C, K]
+  int channels;         // N: of the output
+  int channel_blocks;   // of the reduction, 64 each
+  int filter_width;     // S
+  int n_tiles;          // tiles along the channels
+  int parts;
+  int tiles;  // of all parts, as many of each
+  ConvPart part[kParts];
+};
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_PROBLEM_H_

@@ -1,0 +1,30 @@
+#include "cuda/hopper/conv_launch.cuh"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T, int kParts>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int box_c = call.plan.tile_n;  // all rows of a tile's filter
+  return RunConv<T, Contiguous::kReduction, kParts>(
+      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
+      stream);
+}
+
+// The output of a single part is dense, which is faster to write.
+template <typename T>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const Axes& stride = call.g.stride;
+  return stride.h == 1 && stride.w == 1
+             ? Run<T, 1>(call, stage, stream)
+             : Run<T, kMaxParts>(call, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
+                                  : Run<__half>(call, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,88 @@
+#include "cuda/hopper/tensor_map.h"
+
+#include <cuda_runtime_api.h>
+
+namespace jax_convbatch::hopper {
+namespace {
+
+constexpr int kElementBytes = 2;
+constexpr int kMaxRank = 5;
+
+// The driver's function, found at run time: nothing links with libcuda.
+template <typename Function>
+Function* DriverFunction(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(
+      name, &found, 12000, cudaEnableDefault, &result);
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) {
+    return nullptr;
+  }
+  return reinterpret_cast<Function*>(found);
+}
+
+bool InCornerRange(int64_t corner) { return -128 <= corner && corner <= 127; }
+
+bool InStrideRange(int stride) { return 1 <= stride && stride <= 8; }
+
+}  // namespace
+
+bool IsEncodable(const Im2colWalk& walk) {
+  constexpr int64_t kMaxSize = int64_t{1} << 32;
+  constexpr double kMaxStride = int64_t{1} << 40;
+  return walk.c % 8 == 0 && walk.n <= kMaxSize && walk.h <= kMaxSize &&
+         walk.w <= kMaxSize && walk.c <= kMaxSize &&
+         1.0 * walk.h * walk.w * walk.c * kElementBytes < kMaxStride &&
+         InCornerRange(walk.lower_h) && InCornerRange(walk.lower_w) &&
+         InCornerRange(walk.upper_h) && InCornerRange(walk.upper_w) &&
+         InStrideRange(walk.stride_h) && InStrideRange(walk.stride_w);
+}
+
+bool EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+                  const Im2colWalk& walk) {
+  static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
+      "cuTensorMapEncodeIm2col");
+  if (encode == nullptr) return false;
+  const cuuint64_t sizes[] = {
+      static_cast<cuuint64_t>(walk.c), static_cast<cuuint64_t>(walk.w),
+      static_cast<cuuint64_t>(walk.h), static_cast<cuuint64_t>(walk.n)};
+  cuuint64_t strides[3];
+  strides[0] = sizes[0] * kElementBytes;
+  strides[1] = strides[0] * sizes[1];
+  strides[2] = strides[1] * sizes[2];
+  const int lower[] = {static_cast<int>(walk.lower_w),
+                       static_cast<int>(walk.lower_h)};
+  const int upper[] = {static_cast<int>(walk.upper_w),
+                       static_cast<int>(walk.upper_h)};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(walk.stride_w),
+                              static_cast<cuuint32_t>(walk.stride_h), 1};
+  return encode(map, type, 4, const_cast<void*>(data), sizes, strides, lower,
+                upper, 64, walk.pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+                 std::initializer_list<int64_t> sizes,
+                 std::initializer_list<int> box) {
+  static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
+      "cuTensorMapEncodeTiled");
+  if (encode == nullptr) return false;
+  cuuint64_t extents[kMaxRank], strides[kMaxRank];
+  cuuint32_t boxes[kMaxRank], steps[kMaxRank];
+  const int rank = static_cast<int>(sizes.size());
+  cuuint64_t bytes = kElementBytes;
+  for (int i = 0; i < rank; ++i) {
+    extents[i] = static_cast<cuuint64_t>(sizes.begin()[i]);
+    boxes[i] = static_cast<cuuint32_t>(box.begin()[i]);
+    steps[i] = 1;
+    bytes *= extents[i];
+    strides[i] = bytes;
+  }
+  return encode(map, type, rank, const_cast<void*>(data), extents, strides,
+                boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace jax_convbatch::hopper

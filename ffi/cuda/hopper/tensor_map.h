@@ -1,0 +1,39 @@
+// Tensor maps: what the Hopper copy engine knows about a tensor in global
+// memory and the boxes it moves. Encoded on the host, passed to kernels by
+// value.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_TENSOR_MAP_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace jax_convbatch::hopper {
+
+// A channels-last tensor [n, h, w, c] walked pixel by pixel. Base pixels run
+// over [lower, size - 1 + upper] in steps of `stride`, w fastest, then h, then
+// n; a box is `pixels` of them with 64 channels each. What lies outside the
+// tensor reads as zero and is not written.
+struct Im2colWalk {
+  int64_t n, h, w, c;
+  int64_t lower_h, lower_w, upper_h, upper_w;
+  int stride_h, stride_w;
+  int pixels;
+};
+
+// Whether the copy engine can express the walk.
+bool IsEncodable(const Im2colWalk& walk);
+
+// Both return false where the driver refuses. Elements are of `type`, 2 bytes;
+// boxes are swizzled by 128 bytes. `sizes` and `box` are innermost first,
+// dense.
+bool EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+                  const Im2colWalk& walk);
+bool EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+                 std::initializer_list<int64_t> sizes,
+                 std::initializer_list<int> box);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_TENSOR_MAP_H_

@@ -1,0 +1,127 @@
+// Warpgroup matrix multiply-accumulate: D[64, kN] += A[64, 16] B[16, kN], with
+// A and B in shared memory, D in f32 registers of the 128 threads.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WGMMA_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_WGMMA_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace jax_convbatch::hopper {
+
+// How an operand lies in shared memory, always in rows of 128 bytes with the
+// 128-byte swizzle, as the copy engine writes boxes 64 elements wide.
+//   kReduction: a row holds 64 elements of the reduction; rows are rows of the
+//               operand (K-major).
+//   kRows:      a row holds 64 rows of the operand; rows walk the reduction
+//               (MN-major). Each 64 rows of the operand are a box of their own.
+enum class Contiguous { kReduction, kRows };
+
+// Bytes of a box of 64 x 64 16-bit elements.
+inline constexpr int kBoxBytes = 64 * 128;
+
+// The part of a matrix descriptor that does not depend on the address. Groups
+// of 8 rows are 1024 bytes apart; boxes of a kRows operand follow each other.
+inline constexpr uint64_t kDescriptorBase = uint64_t{kBoxBytes >> 4} << 16 |
+                                            uint64_t{1024 >> 4} << 32 |
+                                            uint64_t{1} << 62;  // the swizzle
+
+__device__ __forceinline__ uint64_t Descriptor(uint32_t address) {
+  return kDescriptorBase | (address & 0x3FFFF) >> 4;
+}
+
+// What 16 steps along the reduction add to a descriptor.
+template <Contiguous kLayout>
+inline constexpr uint64_t kReductionStep =
+    kLayout == Contiguous::kReduction ? 32 >> 4 : 16 * 128 >> 4;
+
+__device__ __forceinline__ void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The registers of D in the instruction's text ...
+#define JCB_TEXT_32                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
+  "%28, %29, %30, %31"
+#define JCB_TEXT_64                                                   \
+  JCB_TEXT_32                                                         \
+  ", "                                                                \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, " \
+  "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
+  "%58, %59, %60, %61, %62, %63"
+#define JCB_TEXT_128                                                     \
+  JCB_TEXT_64                                                            \
+  ", "                                                                   \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "    \
+  "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "    \
+  "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+  "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "   \
+  "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
+  "%125, %126, %127"
+// ... and as operands.
+#define JCB_D8(i)                                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
+      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define JCB_D_32(i) JCB_D8(i), JCB_D8(i + 8), JCB_D8(i + 16), JCB_D8(i + 24)
+#define JCB_D_64(i) JCB_D_32(i), JCB_D_32(i + 32)
+#define JCB_D_128(i) JCB_D_64(i), JCB_D_64(i + 64)
+
+// D has `registers` registers; the operands behind them are a, b and the two
+// transpositions, whose numbers follow. `always` says that D is added to.
+#define JCB_WGMMA(type, n, registers, a_, b_, ta_, tb_)                       \
+  asm volatile(                                                               \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"                    \
+      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type         \
+      " {" JCB_TEXT_##registers "}, %" #a_ ", %" #b_ ", always, 1, 1, %" #ta_ \
+                                ", %" #tb_ ";\n}\n"                           \
+      : JCB_D_##registers(0)                                                  \
+      : "l"(a), "l"(b), "n"(kTransposeA), "n"(kTransposeB))
+
+// d += a b.
+template <typename T, Contiguous kA, Contiguous kB, int kN>
+__device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
+                                      uint64_t b) {
+  constexpr int kTransposeA = kA == Contiguous::kRows;
+  constexpr int kTransposeB = kB == Contiguous::kRows;
+  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  static_assert(kBf16 || std::is_same_v<T, __half>);
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+  if constexpr (kBf16 && kN == 64) {
+    JCB_WGMMA("bf16", 64, 32, 32, 33, 34, 35);
+  } else if constexpr (kBf16 && kN == 128) {
+    JCB_WGMMA("bf16", 128, 64, 64, 65, 66, 67);
+  } else if constexpr (kBf16 && kN == 256) {
+    JCB_WGMMA("bf16", 256, 128, 128, 129, 130, 131);
+  } else if constexpr (!kBf16 && kN == 64) {
+    JCB_WGMMA("f16", 64, 32, 32, 33, 34, 35);
+  } else if constexpr (!kBf16 && kN == 128) {
+    JCB_WGMMA("f16", 128, 64, 64, 65, 66, 67);
+  } else if constexpr (!kBf16 && kN == 256) {
+    JCB_WGMMA("f16", 256, 128, 128, 129, 130, 131);
+  }
+}
+
+#undef JCB_WGMMA
+#undef JCB_D8
+#undef JCB_D_32
+#undef JCB_D_64
+#undef JCB_D_128
+#undef JCB_TEXT_32
+#undef JCB_TEXT_64
+#undef JCB_TEXT_128
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WGMMA_CUH_

@@ -1,0 +1,140 @@
+// The engine implicit_gemm: convolutions of bf16 and f16 on Hopper tensor
+// cores, without columns in memory. The kernels are in hopper/.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "conv_geometry.h"
+#include "cuda/conv_call.h"
+#include "cuda/handlers.h"
+#include "cuda/hopper/conv.h"
+#include "cuda/status.h"
+#include "ffi_checks.h"
+
+namespace jax_convbatch {
+namespace {
+
+// What differs between the operations.
+struct Kernels {
+  decltype(&hopper::PlanFprop) plan;
+  decltype(&hopper::Fprop) run;
+};
+
+constexpr Kernels KernelsOf(Operation operation) {
+  switch (operation) {
+    case Operation::kFprop:
+      return {hopper::PlanFprop, hopper::Fprop};
+    case Operation::kDgrad:
+      return {hopper::PlanDgrad, hopper::Dgrad};
+    default:
+      return {hopper::PlanWgrad, hopper::Wgrad};
+  }
+}
+
+// Of the current device.
+cudaError_t Attribute(cudaDeviceAttr attribute, int* value) {
+  int device;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(value, attribute, device);
+}
+
+ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
+  auto where = [&] { return Describe(Name(operation), g); };
+  int major, minor;
+  JCB_RETURN_IF_ERROR(
+      ToError(Attribute(cudaDevAttrComputeCapabilityMajor, &major), where));
+  JCB_RETURN_IF_ERROR(
+      ToError(Attribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
+  if (major == 9 && minor == 0) return ffi::Error::Success();
+  return ffi::Error(
+      ffi::ErrorCode::kFailedPrecondition,
+      "jax_convbatch: implicit_gemm needs a GPU of compute capability 9.0, and "
+      "this one has " +
+          std::to_string(major) + "." + std::to_string(minor) + ", in " +
+          where());
+}
+
+ffi::Error Run(Operation operation, const ConvBuffers& buffers,
+               const ConvGeometry& g, hopper::Stage stage,
+               cudaStream_t stream) {
+  JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
+  const ffi::DataType dtype = buffers.lhs.element_type();
+  if ((dtype != ffi::BF16 && dtype != ffi::F16) ||
+      buffers.rhs.element_type() != dtype ||
+      buffers.result.element_type() != dtype) {
+    return UnsupportedDtypes(operation, g);
+  }
+  JCB_RETURN_IF_ERROR(CheckDevice(operation, g));
+
+  auto where = [&] { return Describe(Name(operation), g); };
+  const Kernels kernels = KernelsOf(operation);
+  int multiprocessors;
+  JCB_RETURN_IF_ERROR(ToError(
+      Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors), where));
+  const std::optional<hopper::Plan> plan = kernels.plan(g, multiprocessors);
+  if (!plan) {
+    return ffi::Error::InvalidArgument(
+        "jax_convbatch: implicit_gemm does not support " + where());
+  }
+  Workspace workspace(buffers.workspace);
+  char* pieces = workspace.Take<char>(plan->workspace);
+  JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
+
+  const hopper::ConvCall call = {
+      g,
+      dtype == ffi::BF16 ? hopper::Type::kBf16 : hopper::Type::kF16,
+      *plan,
+      buffers.lhs.untyped_data(),
+      buffers.rhs.untyped_data(),
+      buffers.result.untyped_data(),
+      pieces,
+  };
+  return ToError(kernels.run(call, stage, stream), where);
+}
+
+template <Operation operation>
+ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                   ffi::Result<ffi::AnyBuffer> result,
+                   ffi::Result<ffi::AnyBuffer> workspace, const ConvGeometry& g,
+                   int64_t /*slice*/, int64_t /*precision*/) {
+  return Run(operation, {lhs, rhs, *result, *workspace}, g,
+             hopper::Stage::kLaunch, stream);
+}
+
+// Runs before Execute, outside any capture, so that Execute finds the kernels
+// loaded.
+template <Operation operation>
+ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                      ffi::Result<ffi::AnyBuffer> result,
+                      ffi::Result<ffi::AnyBuffer> workspace,
+                      const ConvGeometry& g, int64_t /*slice*/,
+                      int64_t /*precision*/) {
+  return Run(operation, {lhs, rhs, *result, *workspace}, g,
+             hopper::Stage::kPrepare, nullptr);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropExecute, Execute<Operation::kFprop>,
+                              BindConvExecute(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradExecute, Execute<Operation::kDgrad>,
+                              BindConvExecute(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradExecute, Execute<Operation::kWgrad>,
+                              BindConvExecute(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropInitialize,
+                              Initialize<Operation::kFprop>,
+                              BindConvInitialize());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradInitialize,
+                              Initialize<Operation::kDgrad>,
+                              BindConvInitialize());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradInitialize,
+                              Initialize<Operation::kWgrad>,
+                              BindConvInitialize());
+
+}  // namespace jax_convbatch

@@ -1,0 +1,19 @@
+// The engine implicit_gemm's plans, for Python.
+#ifndef JAX_CONVBATCH_CUDA_IMPLICIT_GEMM_PLAN_H_
+#define JAX_CONVBATCH_CUDA_IMPLICIT_GEMM_PLAN_H_
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+namespace jax_convbatch {
+
+// `geometry` is what jax_convbatch/geometry.py passes to the handlers. None
+// where the engine does not support it, otherwise a dict: workspace (bytes),
+// tile ("128x256": pixels or filter rows by channels), blocks (thread blocks).
+nanobind::object ImplicitGemmPlan(nanobind::str op, nanobind::dict geometry,
+                                  int multiprocessors);
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_IMPLICIT_GEMM_PLAN_H_
