@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks.sofie`, `python -m benchmarks.cpu_layers`."""
+"""Benchmarks: `python -m benchmarks.sofie`, `python -m benchmarks.layers`."""

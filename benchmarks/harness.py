@@ -118,6 +118,11 @@ def _cpu_name() -> str:
     return f"{names[0].split(':')[1].strip() if names else ''}, {cores} cores{features}"
 
 
+def slug(environment: dict[str, str]) -> str:
+    """The device as a part of a file's name."""
+    return environment["device"].split(",")[0].lower().replace(" ", "-")
+
+
 def save(result: dict, stem: Path) -> Path:
     """Writes `result` as JSON beside where its picture goes."""
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -147,8 +147,7 @@ def main() -> None:
     with Progress(console=console, transient=True) as progress:
         for part, *case in progress.track(cases, description="timing"):
             result[part].append(measure(*case))
-    slug = environment["device"].split(",")[0].lower().replace(" ", "-")
-    stem = options.out or harness.RESULTS / f"sofie-{slug}"
+    stem = options.out or harness.RESULTS / f"sofie-{harness.slug(environment)}"
     written = [harness.save(result, stem), stem.with_suffix(".png")]
     draw(result, written[1])
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
