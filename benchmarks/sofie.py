@@ -138,9 +138,9 @@ def main() -> None:
     options = parser.parse_args()
     environment = harness.environment()
     console = Console(width=110, soft_wrap=True)
-    cases = [("stack", "stack", b, SOFIE_STACK, SOFIE_LAYERS) for b in SOFIE_BATCHES]
+    cases = [("stack", "stack", b, SOFIE_STACK, 1) for b in SOFIE_BATCHES]
     cases += [
-        ("single", name, SOFIE_SINGLE_BATCH, row, 1)
+        ("single", name, SOFIE_SINGLE_BATCH, row, SOFIE_LAYERS)
         for name, row in SOFIE_SINGLE.items()
     ]
     result: dict = {"environment": environment, "stack": [], "single": []}
@@ -152,7 +152,7 @@ def main() -> None:
     draw(result, written[1])
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
     console.print(table(f"{SOFIE_LAYERS} layers in a row", result["stack"]))
-    console.print(table(f"one layer: a {SOFIE_LAYERS}th of a stack", result["single"]))
+    console.print(table(f"one layer: 1/{SOFIE_LAYERS} of a stack", result["single"]))
     console.print(f"wrote {written[0]} and {written[1]}")
 
 

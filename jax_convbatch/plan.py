@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import jax
 import numpy as np
 
 from jax_convbatch import targets
@@ -209,7 +210,10 @@ def check_somewhere(
     For use while tracing, before it is known where the convolution will run.
     """
     refusal: ValueError | None = None
-    for platform in filter(targets.available, DEFAULT_WORKSPACE):
+    default = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    # The default platform's refusal is the one to show.
+    platforms = sorted(DEFAULT_WORKSPACE, key=lambda name: name != default)
+    for platform in filter(targets.available, platforms):
         try:
             make_plan(
                 op, geometry, dtype, out_dtype, platform, algorithm, workspace_limit

@@ -52,8 +52,10 @@ def test_these_calls_and_their_gradients_run_natively(x64, platform, call, dtype
     rows = jc.explain(step, x, w, platform=platform)
     assert [row.op for row in rows].count("fprop") == 1
     assert {row.op for row in rows} == {"fprop", "dgrad", "wgrad"}
-    assert engines(rows) == {"im2col_gemm"}
-    assert {row.reason for row in rows} == {f"default on {platform}"}
+    if platform == "cpu":
+        assert engines(rows) == {"im2col_gemm"}
+        assert {row.reason for row in rows} == {"default on cpu"}
+    assert engines(rows) <= {"im2col_gemm", "implicit_gemm"}
 
 
 @pytest.mark.parametrize("call", NATIVE)

@@ -174,7 +174,7 @@ def test_it_is_the_default_where_it_covers_a_call(hopper):
         ((2, 8, 8, 3), (3, 3, 3, 8), {}),
         ((2, 8, 8, 16), (3, 3, 8, 16), {"groups": 2}),
         ((2, 8, 8, 8), (3, 3, 8, 8), {"input_dilation": 2, "padding": 1}),
-        ((2, 8, 8), (3, 8, 8), {}),
+        ((2, 4, 8, 8, 8), (3, 3, 3, 8, 8), {}),
     ],
 )
 def test_what_it_does_not_cover_is_refused_by_name(hopper, x, w, kwargs):

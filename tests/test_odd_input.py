@@ -192,6 +192,8 @@ def test_four_spatial_axes_are_jax_laxs(platform):
 def test_a_layer_of_other_dtypes_is_jax_laxs(platform, dtype, activation):
     x, w, bias = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), jnp.array([-99, 2])
     x, w, bias = (a.astype(dtype) for a in (x, w, bias))
+    if platform == "cuda" and dtype == "int32":
+        pytest.skip("XLA has no integer convolution on GPUs")
     y = jc.conv_bias_act(x, w, bias, activation=activation)
     assert y.dtype == dtype
     want = bias + jax.lax.conv_general_dilated(
