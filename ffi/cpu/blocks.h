@@ -66,7 +66,7 @@ template <typename Body>
 void ForEachPiece(int64_t outer, const ResultCut& cut, int64_t depth,
                   Body body) {
   // So many multiply-adds pay for handing work to another thread.
-  constexpr int64_t kGrainWork = 1 << 20;
+  constexpr int64_t kGrainWork = 1 << 22;
   const int64_t work = cut.rows.length * cut.columns.length * depth;
   const int64_t count = outer * cut.count();
   const int64_t grain = OneThreadBlas::Possible()
