@@ -19,7 +19,7 @@ namespace {
 
 // Bytes of columns that one task should touch: enough to pay for handing it to
 // another thread, little enough to share the work evenly.
-constexpr int64_t kTaskBytes = 1 << 18;
+constexpr int64_t kTaskBytes = 1 << 20;
 
 int64_t Grain(int64_t bytes_per_item) {
   return std::max<int64_t>(1,

@@ -56,12 +56,14 @@ class Pool {
       count_ = count;
       grain_ = grain;
       next_.store(0);
-      busy_ = workers_;
+      open_ = true;
       ++job_;
     }
     wake_.notify_all();
     TakeRanges();
+    // Everything is taken. Who has not woken up by now is not waited for.
     std::unique_lock<std::mutex> lock(mutex_);
+    open_ = false;
     done_.wait(lock, [this] { return busy_ == 0; });
   }
 
@@ -81,6 +83,8 @@ class Pool {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return job_ != seen; });
         seen = job_;
+        if (!open_) continue;
+        ++busy_;
       }
       TakeRanges();
       std::lock_guard<std::mutex> lock(mutex_);
@@ -95,7 +99,8 @@ class Pool {
   std::condition_variable wake_, done_;
   const std::function<void(int64_t, int64_t)>* body_ = nullptr;
   int64_t count_ = 0, grain_ = 1, job_ = 0;
-  int busy_ = 0;
+  bool open_ = false;
+  int busy_ = 0;  // workers at the job
   std::atomic<int64_t> next_{0};
 };
 
