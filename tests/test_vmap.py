@@ -108,7 +108,8 @@ def test_vmap_takes_out_axes(platform, out_axis):
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"), itertools.product([(0, None), (None, 0), (0, 0)], repeat=2)
+    ("outer", "inner"),
+    list(itertools.product([(0, None), (None, 0), (0, 0)], repeat=2)),
 )
 @each_conv
 def test_nested_vmap(platform, conv, outer, inner):

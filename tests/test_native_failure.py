@@ -1,0 +1,61 @@
+"""What fails inside a native handler reaches the user with its geometry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_convbatch.geometry import from_lax
+
+NUMBERS = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+GEOMETRY = from_lax(
+    (2, 8, 8, 4),
+    (3, 3, 4, 6),
+    (2, 6, 6, 6),
+    window_strides=(1, 1),
+    padding=((0, 0), (0, 0)),
+    lhs_dilation=(1, 1),
+    rhs_dilation=(1, 1),
+    dimension_numbers=NUMBERS,
+    feature_group_count=1,
+)
+
+
+def fprop(engine, x_shape, workspace_bytes):
+    """The handler itself, past every check of the Python side."""
+    call = jax.ffi.ffi_call(
+        f"jax_convbatch_{engine}_fprop",
+        (
+            jax.ShapeDtypeStruct((2, 6, 6, 6), np.float32),
+            jax.ShapeDtypeStruct((workspace_bytes,), np.uint8),
+        ),
+    )
+    attributes = dict(slice=np.int64(2), precision=np.int64(0))
+    y, _ = call(
+        jnp.ones(x_shape),
+        jnp.ones((3, 3, 4, 6)),
+        geometry=GEOMETRY.attribute(),
+        **attributes,
+    )
+    return y.block_until_ready()
+
+
+def test_the_handler_runs_with_what_it_needs(engine):
+    y = fprop(engine, (2, 8, 8, 4), 1 << 20)
+    np.testing.assert_array_equal(y, np.full(y.shape, 36.0))
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "workspace_bytes", "message"),
+    [
+        ((2, 8, 8, 4), 256, "the workspace has 256 bytes where"),
+        ((2, 8, 8, 3), 1 << 20, "x has 384 elements where 512 are expected"),
+    ],
+)
+def test_an_error_names_operation_and_geometry(
+    engine, x_shape, workspace_bytes, message
+):
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        fprop(engine, x_shape, workspace_bytes)
+    assert message in str(error.value)
+    assert "fprop of x[2, 1, 8, 8, 4], w[1, 3, 3, 4, 6]" in str(error.value)
