@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <string>
+
 #include "bias_grad.h"
 #include "blas.h"
 #include "im2col_gemm.h"
