@@ -29,7 +29,6 @@ from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
 __all__ = [
-    "ad",
     "auto_insert_reshard",
     "batching",
     "canonicalize_precision",
@@ -45,7 +44,6 @@ __all__ = [
     "linear_primitive",
     "lower_fun",
     "mlir",
-    "standard_primitive",
     "typeof",
     "with_sharding",
 ]

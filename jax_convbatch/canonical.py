@@ -169,4 +169,4 @@ def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
     batch, feature = numbers.lhs_spec[:2]
     size = lhs.shape[batch] // count
     split = (*lhs.shape[:batch], count, size, *lhs.shape[batch + 1 :])
-    return primitives._fold(lhs.reshape(split), batch, feature, 1)
+    return primitives.fold_axis(lhs.reshape(split), batch, feature, 1)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from jax_convbatch import _compat, bias, plan, primitives
+from jax_convbatch import _compat, bias, plan, primitives, targets
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
       ValueError: an engine asked for by name cannot run there.
     """
     if platform is None:
-        platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        platform = targets.default_platform()
     jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr
     # What nobody reads XLA drops: the first layer's dgrad, most often.
     jaxpr, _ = _compat.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import jax
 import numpy as np
 
 from jax_convbatch import targets
 from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
-
-OPS = ("fprop", "dgrad", "wgrad")
 
 # Engines in order of preference, with the platforms they have code for.
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -210,7 +207,7 @@ def check_somewhere(
     For use while tracing, before it is known where the convolution will run.
     """
     refusal: ValueError | None = None
-    default = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    default = targets.default_platform()
     # The default platform's refusal is the one to show.
     platforms = sorted(DEFAULT_WORKSPACE, key=lambda name: name != default)
     for platform in filter(targets.available, platforms):

@@ -191,7 +191,7 @@ def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
 # --- vmap ---------------------------------------------------------------------
 
 
-def _fold(a, batch_axis: int, axis: int, groups: int):
+def fold_axis(a, batch_axis: int, axis: int, groups: int):
     """Merges `batch_axis` into `axis` (counted without it), inside its groups."""
     size = a.shape[batch_axis]
     a = jnp.moveaxis(a, batch_axis, 0)
@@ -258,7 +258,7 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
     first, second = [
         a
         if d is None
-        else _fold(a, d, params.axis(role, letters[role]), groups_of(role))
+        else fold_axis(a, d, params.axis(role, letters[role]), groups_of(role))
         for a, d, role in zip(args, dims, op.operands, strict=True)
     ]
     axis = params.axis(op.result, letters[op.result])

@@ -37,6 +37,12 @@ _GPU_SIGNS = (
 )
 
 
+def default_platform() -> str:
+    """Where JAX runs by default, by the plan's names ("cuda", not "gpu")."""
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" else backend
+
+
 def available(platform: str) -> bool:
     """Whether native code for a platform ("cpu", "cuda", ...) can be used."""
     return problem(platform) is None
