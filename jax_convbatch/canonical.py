@@ -65,7 +65,13 @@ def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call |
     )
     if algorithm != "auto" or workspace_limit is not None:
         plan.check_somewhere(
-            "fprop", params.geometry, lhs.dtype, out.dtype, algorithm, workspace_limit
+            "fprop",
+            params.geometry,
+            lhs.dtype,
+            out.dtype,
+            algorithm,
+            workspace_limit,
+            params.precision_level,
         )
     return Call(lhs, rhs, params, out.dtype)
 

@@ -101,6 +101,7 @@ def make_plan(
     platform: str,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
+    precision: int = 0,
 ) -> Plan:
     """Chooses engine and slice for one of fprop, dgrad and wgrad.
 
@@ -113,6 +114,7 @@ def make_plan(
       algorithm: one of `ALGORITHMS`.
       workspace_limit: bytes that the workspace may take, or None for
         `DEFAULT_WORKSPACE[platform]` (or one sample's columns, if larger).
+      precision: `jax.lax.Precision`: 0 DEFAULT, 1 HIGH, 2 HIGHEST.
 
     Raises:
       ValueError: the engine asked for by name does not run here, or the limit
@@ -134,6 +136,7 @@ def make_plan(
                 np.dtype(out_dtype),
                 platform,
                 workspace_limit,
+                precision,
             )
         except Unable as unable:
             refusals.append(f"{name} does not cover {unable}")
@@ -153,10 +156,14 @@ class Unable(Exception):
     """What an engine does not cover, in words."""
 
 
-def _plan_implicit_gemm(op, geometry, dtype, out_dtype, platform, workspace_limit):
-    if dtype.name not in ("bfloat16", "float16") or out_dtype != dtype:
+def _plan_implicit_gemm(
+    op, geometry, dtype, out_dtype, platform, workspace_limit, precision
+) -> Plan:
+    if dtype.name not in ("bfloat16", "float16", "float32") or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
-    native = targets.implicit_gemm_plan(op, geometry)
+    if dtype.name == "float32" and precision > 0:
+        raise Unable("float32 at a higher precision than the default, TF32")
+    native = targets.implicit_gemm_plan(op, geometry, dtype.name)
     if isinstance(native, str):
         raise Unable(native)
     workspace, tile = native["workspace"], native["tile"]
@@ -169,7 +176,7 @@ def _plan_implicit_gemm(op, geometry, dtype, out_dtype, platform, workspace_limi
 
 
 def _plan_columns(
-    engine, op, geometry, dtype, out_dtype, platform, workspace_limit
+    engine, op, geometry, dtype, out_dtype, platform, workspace_limit, precision
 ) -> Plan:
     """im2col_gemm and per_sample: as many samples as the limit allows, or one."""
     per_sample, fixed = _workspace(op, geometry, dtype, platform)
@@ -201,6 +208,7 @@ def check_somewhere(
     out_dtype,
     algorithm: str,
     workspace_limit: int | None,
+    precision: int,
 ) -> None:
     """Raises what `make_plan` raises on every platform there is code for.
 
@@ -213,7 +221,14 @@ def check_somewhere(
     for platform in filter(targets.available, platforms):
         try:
             make_plan(
-                op, geometry, dtype, out_dtype, platform, algorithm, workspace_limit
+                op,
+                geometry,
+                dtype,
+                out_dtype,
+                platform,
+                algorithm,
+                workspace_limit,
+                precision,
             )
             return
         except ValueError as error:

@@ -40,6 +40,9 @@ OPS = {
 _OP_WITH_RESULT = {op.result: op for op in OPS.values()}
 
 
+_PRECISION = {None: 0, Precision.DEFAULT: 0, Precision.HIGH: 1, Precision.HIGHEST: 2}
+
+
 @dataclasses.dataclass(frozen=True)
 class ConvParams:
     """Everything static about a call, the same for all three operations.
@@ -58,6 +61,14 @@ class ConvParams:
     algorithm: str = "auto"
     workspace_limit: int | None = None
 
+    @property
+    def precision_level(self) -> int:
+        """0 DEFAULT, 1 HIGH, 2 HIGHEST; of a pair the higher."""
+        pair = (
+            self.precision if isinstance(self.precision, tuple) else (self.precision,)
+        )
+        return max(_PRECISION[p] for p in pair)
+
     def plan(self, op: str, dtype, out_dtype, platform: str) -> plan.Plan:
         return plan.make_plan(
             op,
@@ -67,6 +78,7 @@ class ConvParams:
             platform,
             self.algorithm,
             self.workspace_limit,
+            self.precision_level,
         )
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -277,8 +289,6 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
 
 # --- lowering -----------------------------------------------------------------
 
-_PRECISION = {None: 0, Precision.DEFAULT: 0, Precision.HIGH: 1, Precision.HIGHEST: 2}
-
 
 def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
     """One FFI call: the result, and a workspace that XLA plans."""
@@ -287,9 +297,6 @@ def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype)
         # A sum of nothing. XLA's layout copies of empty arrays divide by zero
         # on the CPU (jaxlib 0.10.2), so they must not reach the call.
         return jnp.zeros(shape, out_dtype)
-    pair = (
-        params.precision if isinstance(params.precision, tuple) else (params.precision,)
-    )
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_{op.name}",
@@ -305,7 +312,7 @@ def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype)
         b,
         geometry=params.geometry.attribute(),
         slice=np.int64(chosen.slice),
-        precision=np.int64(max(_PRECISION[p] for p in pair)),
+        precision=np.int64(params.precision_level),
     )
     return out
 

@@ -65,12 +65,13 @@ def build_info() -> dict[str, dict[str, str]]:
     }
 
 
-def implicit_gemm_plan(op: str, geometry) -> dict | str:
+def implicit_gemm_plan(op: str, geometry, dtype: str) -> dict | str:
     """What the Hopper kernels say of a convolution, or why they cannot run it.
 
     Args:
       op: "fprop", "dgrad" or "wgrad".
       geometry: a `ConvGeometry`.
+      dtype: "bfloat16", "float16" or "float32" (multiplied as TF32).
 
     Returns:
       {"workspace": bytes, "tile": text, ...} or a reason.
@@ -82,7 +83,7 @@ def implicit_gemm_plan(op: str, geometry) -> dict | str:
     if capability != "9.0":
         return f"a GPU of compute capability {capability} (it needs 9.0, Hopper)"
     fields = {name: int(value) for name, value in geometry.attribute().items()}
-    native = module.implicit_gemm_plan(op, fields, multiprocessors)
+    native = module.implicit_gemm_plan(op, fields, dtype, multiprocessors)
     return native or "a geometry that the copy engine or the tiles cannot express"
 
 

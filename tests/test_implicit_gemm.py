@@ -164,7 +164,7 @@ def test_it_is_the_default_where_it_covers_a_call(hopper):
     assert {row.engine for row in jc.explain(step, x, w)} == {"implicit_gemm"}
     rows = jc.explain(step, x.astype("float32"), w.astype("float32"))
     assert {row.engine for row in rows} == {"im2col_gemm"}
-    assert "implicit_gemm does not cover operands of float32" in rows[0].reason
+    assert "implicit_gemm does not cover" in rows[0].reason
 
 
 @pytest.mark.gpu

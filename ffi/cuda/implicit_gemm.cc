@@ -1,5 +1,5 @@
-// The engine implicit_gemm: convolutions of bf16 and f16 on Hopper tensor
-// cores, without columns in memory. The kernels are in hopper/.
+// The engine implicit_gemm: convolutions of bf16, f16 and f32 (as TF32) on
+// Hopper tensor cores, without columns in memory. The kernels are in hopper/.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -33,6 +33,22 @@ constexpr Kernels KernelsOf(Operation operation) {
   }
 }
 
+// Nothing where the engine has no arithmetic for it. `precision` is
+// jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST; TF32 is the default's alone.
+std::optional<hopper::Type> TypeOf(ffi::DataType dtype, int64_t precision) {
+  switch (dtype) {
+    case ffi::BF16:
+      return hopper::Type::kBf16;
+    case ffi::F16:
+      return hopper::Type::kF16;
+    case ffi::F32:
+      if (precision == 0) return hopper::Type::kTf32;
+      [[fallthrough]];
+    default:
+      return std::nullopt;
+  }
+}
+
 // Of the current device.
 cudaError_t Attribute(cudaDeviceAttr attribute, int* value) {
   int device;
@@ -58,12 +74,12 @@ ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
 }
 
 ffi::Error Run(Operation operation, const ConvBuffers& buffers,
-               const ConvGeometry& g, hopper::Stage stage,
+               const ConvGeometry& g, int64_t precision, hopper::Stage stage,
                cudaStream_t stream) {
   JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
   const ffi::DataType dtype = buffers.lhs.element_type();
-  if ((dtype != ffi::BF16 && dtype != ffi::F16) ||
-      buffers.rhs.element_type() != dtype ||
+  const std::optional<hopper::Type> type = TypeOf(dtype, precision);
+  if (!type || buffers.rhs.element_type() != dtype ||
       buffers.result.element_type() != dtype) {
     return UnsupportedDtypes(operation, g);
   }
@@ -74,7 +90,8 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   int multiprocessors;
   JCB_RETURN_IF_ERROR(ToError(
       Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors), where));
-  const std::optional<hopper::Plan> plan = kernels.plan(g, multiprocessors);
+  const std::optional<hopper::Plan> plan =
+      kernels.plan(g, *type, multiprocessors);
   if (!plan) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: implicit_gemm does not support " + where());
@@ -85,7 +102,7 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
 
   const hopper::ConvCall call = {
       g,
-      dtype == ffi::BF16 ? hopper::Type::kBf16 : hopper::Type::kF16,
+      *type,
       *plan,
       buffers.lhs.untyped_data(),
       buffers.rhs.untyped_data(),
@@ -99,8 +116,8 @@ template <Operation operation>
 ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                    ffi::Result<ffi::AnyBuffer> result,
                    ffi::Result<ffi::AnyBuffer> workspace, const ConvGeometry& g,
-                   int64_t /*slice*/, int64_t /*precision*/) {
-  return Run(operation, {lhs, rhs, *result, *workspace}, g,
+                   int64_t /*slice*/, int64_t precision) {
+  return Run(operation, {lhs, rhs, *result, *workspace}, g, precision,
              hopper::Stage::kLaunch, stream);
 }
 
@@ -111,8 +128,8 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                       ffi::Result<ffi::AnyBuffer> result,
                       ffi::Result<ffi::AnyBuffer> workspace,
                       const ConvGeometry& g, int64_t /*slice*/,
-                      int64_t /*precision*/) {
-  return Run(operation, {lhs, rhs, *result, *workspace}, g,
+                      int64_t precision) {
+  return Run(operation, {lhs, rhs, *result, *workspace}, g, precision,
              hopper::Stage::kPrepare, nullptr);
 }
 

@@ -38,11 +38,21 @@ ConvGeometry GeometryOf(const nb::dict& fields) {
           axes("filter_dilation")};
 }
 
+hopper::Type TypeOf(const std::string& dtype) {
+  if (dtype == "bfloat16") return hopper::Type::kBf16;
+  if (dtype == "float16") return hopper::Type::kF16;
+  if (dtype == "float32") return hopper::Type::kTf32;
+  const std::string message =
+      "dtype must be 'bfloat16', 'float16' or 'float32', and is '" + dtype +
+      "'";
+  throw nb::value_error(message.c_str());
+}
+
 std::optional<hopper::Plan> PlanOf(const std::string& op, const ConvGeometry& g,
-                                   int multiprocessors) {
-  if (op == "fprop") return hopper::PlanFprop(g, multiprocessors);
-  if (op == "dgrad") return hopper::PlanDgrad(g, multiprocessors);
-  if (op == "wgrad") return hopper::PlanWgrad(g, multiprocessors);
+                                   hopper::Type type, int multiprocessors) {
+  if (op == "fprop") return hopper::PlanFprop(g, type, multiprocessors);
+  if (op == "dgrad") return hopper::PlanDgrad(g, type, multiprocessors);
+  if (op == "wgrad") return hopper::PlanWgrad(g, type, multiprocessors);
   const std::string message =
       "op must be 'fprop', 'dgrad' or 'wgrad', and is '" + op + "'";
   throw nb::value_error(message.c_str());
@@ -50,14 +60,15 @@ std::optional<hopper::Plan> PlanOf(const std::string& op, const ConvGeometry& g,
 
 }  // namespace
 
-nb::object ImplicitGemmPlan(nb::str op, nb::dict geometry,
+nb::object ImplicitGemmPlan(nb::str op, nb::dict geometry, nb::str dtype,
                             int multiprocessors) {
   if (multiprocessors < 1) {
     const std::string message = "multiprocessors must be positive, and is " +
                                 std::to_string(multiprocessors);
     throw nb::value_error(message.c_str());
   }
-  const auto plan = PlanOf(op.c_str(), GeometryOf(geometry), multiprocessors);
+  const auto plan = PlanOf(op.c_str(), GeometryOf(geometry),
+                           TypeOf(dtype.c_str()), multiprocessors);
   if (!plan) return nb::none();
   const std::string tile =
       std::to_string(plan->tile_m) + "x" + std::to_string(plan->tile_n);

@@ -8,11 +8,12 @@
 
 namespace jax_convbatch {
 
-// `geometry` is what jax_convbatch/geometry.py passes to the handlers. None
+// `geometry` is what jax_convbatch/geometry.py passes to the handlers, `dtype`
+// "bfloat16", "float16" or "float32" (multiplied as TF32). None
 // where the engine does not support it, otherwise a dict: workspace (bytes),
 // tile ("128x256": pixels or filter rows by channels), blocks (thread blocks).
 nanobind::object ImplicitGemmPlan(nanobind::str op, nanobind::dict geometry,
-                                  int multiprocessors);
+                                  nanobind::str dtype, int multiprocessors);
 
 }  // namespace jax_convbatch
 

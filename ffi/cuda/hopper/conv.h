@@ -12,7 +12,11 @@
 
 namespace jax_convbatch::hopper {
 
-enum class Type { kBf16, kF16 };
+// What operands and result are in memory and in the multiplier; f32 is
+// multiplied as TF32.
+enum class Type { kBf16, kF16, kTf32 };
+
+constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 
 // How a convolution runs: output tiles of tile_m x tile_n on `blocks` thread
 // blocks, with `workspace` bytes of workspace. fprop and dgrad have tiles of
@@ -26,11 +30,14 @@ struct Plan {
 
 // The plan for a GPU of so many multiprocessors, or nothing where the kernels
 // cannot run: they take 2-D convolutions of one group without input dilation,
-// C and K multiples of 8, and strides, paddings and dilations that the copy
-// engine can express. Needs no GPU.
-std::optional<Plan> PlanFprop(const ConvGeometry& g, int multiprocessors);
-std::optional<Plan> PlanDgrad(const ConvGeometry& g, int multiprocessors);
-std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors);
+// C and K multiples of 16 bytes, and strides, paddings and dilations that the
+// copy engine can express. Needs no GPU.
+std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
+                              int multiprocessors);
+std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
+                              int multiprocessors);
+std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
+                              int multiprocessors);
 
 // kPrepare does all but the launch, so that kLaunch may be captured.
 enum class Stage { kPrepare, kLaunch };

@@ -34,15 +34,15 @@ bool AddPart(const ConvCall& call, const Activations& in,
   part.output_w = static_cast<int>(w.output);
   part.output_step_h = h.output_step;
   part.output_step_w = w.output_step;
-  if (!EncodeIm2col(&part.input, MapType(call.type), call.lhs,
+  if (!EncodeIm2col(&part.input, call.type, call.lhs,
                     InputWalk(in, axes, call.plan.tile_m))) {
     return false;
   }
   if constexpr (kParts == 1) {
-    return EncodeTiled(&part.output, MapType(call.type), call.result,
+    return EncodeTiled(&part.output, call.type, call.result,
                        {out.c, part.pixels}, {64, 64});
   }
-  return EncodeIm2col(&part.output, MapType(call.type), call.result,
+  return EncodeIm2col(&part.output, call.type, call.result,
                       OutputWalk(out, axes));
 }
 
@@ -69,8 +69,8 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   problem.channel_blocks = static_cast<int>((in.c + 63) / 64);
   problem.filter_width = static_cast<int>(g.S);
   problem.n_tiles = static_cast<int>((out.c + n - 1) / n);
-  if (!EncodeTiled(&problem.weights, MapType(call.type), call.rhs,
-                   {g.K, g.C, g.taps()}, {64, box_c, 1})) {
+  if (!EncodeTiled(&problem.weights, call.type, call.rhs, {g.K, g.C, g.taps()},
+                   {64, box_c, 1})) {
     return cudaErrorInvalidValue;
   }
   int pixels = 0;

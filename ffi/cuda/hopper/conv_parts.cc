@@ -51,7 +51,8 @@ PartAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
 
 }  // namespace
 
-bool IsPlain2d(const ConvGeometry& g) {
+bool IsPlain2d(const ConvGeometry& g, Type type) {
+  const int vector = 16 / ElementBytes(type);
   constexpr int64_t kLimit = int64_t{1} << 31;
   auto in_range = [](int64_t value) { return 1 <= value && value < kLimit; };
   auto axis = [&](int64_t stride, int64_t pad, int64_t dilation) {
@@ -59,7 +60,7 @@ bool IsPlain2d(const ConvGeometry& g) {
            pad < kLimit && in_range(dilation);
   };
   return g.D == 1 && g.T == 1 && g.O == 1 && g.pad.d == 0 && g.groups == 1 &&
-         g.input_dilation.all(1) && g.C % 8 == 0 && g.K % 8 == 0 &&
+         g.input_dilation.all(1) && g.C % vector == 0 && g.K % vector == 0 &&
          in_range(g.N) && in_range(g.H) && in_range(g.W) && in_range(g.C) &&
          in_range(g.K) && in_range(g.R) && in_range(g.S) && in_range(g.P) &&
          in_range(g.Q) && axis(g.stride.h, g.pad.h, g.filter_dilation.h) &&
@@ -110,7 +111,7 @@ Im2colWalk OutputWalk(const Activations& out, const PartAxes& part) {
       64};
 }
 
-bool IsWalkable(const Activations& in, const Activations& out,
+bool IsWalkable(Type type, const Activations& in, const Activations& out,
                 const PartAxes& part) {
   constexpr double kLimit = 1 << 30;
   auto fits = [](const TapAxis& taps) {
@@ -120,8 +121,8 @@ bool IsWalkable(const Activations& in, const Activations& out,
   const double pixels = 1.0 * out.n * part.h.count * part.w.count;
   return fits(part.h.taps) && fits(part.w.taps) && pixels < kLimit &&
          (pixels / 64 + 1) * (out.c / 64 + 1) * kMaxParts < kLimit &&
-         IsEncodable(InputWalk(in, part, 64)) &&
-         IsEncodable(OutputWalk(out, part));
+         IsEncodable(type, InputWalk(in, part, 64)) &&
+         IsEncodable(type, OutputWalk(out, part));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conv_geometry.h"
+#include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/tensor_map.h"
 
@@ -42,8 +43,8 @@ inline Activations OutputOf(const ConvGeometry& g) {
 }
 
 // Whether the other functions may be asked: 2-D, one group, no input dilation,
-// C and K multiples of 8, and no number so large that it could overflow.
-bool IsPlain2d(const ConvGeometry& g);
+// C and K multiples of 16 bytes, and no number so large that it could overflow.
+bool IsPlain2d(const ConvGeometry& g, Type type);
 
 // The one part of fprop; wgrad walks x in the same way.
 PartAxes FpropPart(const ConvGeometry& g);
@@ -59,7 +60,7 @@ Im2colWalk OutputWalk(const Activations& out, const PartAxes& part);
 
 // Whether taps and corners fit the copy engine's instruction, and the tiles
 // 32 bits.
-bool IsWalkable(const Activations& in, const Activations& out,
+bool IsWalkable(Type type, const Activations& in, const Activations& out,
                 const PartAxes& part);
 
 }  // namespace jax_convbatch::hopper

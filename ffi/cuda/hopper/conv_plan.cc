@@ -27,19 +27,22 @@ Plan LargestTile(const Activations& out, int multiprocessors) {
 
 }  // namespace
 
-std::optional<Plan> PlanFprop(const ConvGeometry& g, int multiprocessors) {
-  if (!IsPlain2d(g) || !IsWalkable(InputOf(g), OutputOf(g), FpropPart(g))) {
+std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
+                              int multiprocessors) {
+  if (type == Type::kTf32 || !IsPlain2d(g, type) ||
+      !IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))) {
     return std::nullopt;
   }
   return LargestTile(OutputOf(g), multiprocessors);
 }
 
-std::optional<Plan> PlanDgrad(const ConvGeometry& g, int multiprocessors) {
-  if (!IsPlain2d(g)) return std::nullopt;
+std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
+                              int multiprocessors) {
+  if (type == Type::kTf32 || !IsPlain2d(g, type)) return std::nullopt;
   const auto parts = DgradParts(g);
   const bool walkable =
       std::all_of(parts.begin(), parts.end(), [&](const PartAxes& part) {
-        return IsWalkable(OutputOf(g), InputOf(g), part);
+        return IsWalkable(type, OutputOf(g), InputOf(g), part);
       });
   if (parts.empty() || !walkable) return std::nullopt;
   return LargestTile(InputOf(g), multiprocessors);

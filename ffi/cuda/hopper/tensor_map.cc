@@ -5,7 +5,6 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-constexpr int kElementBytes = 2;
 constexpr int kMaxRank = 5;
 
 // The driver's function, found at run time: nothing links with libcuda.
@@ -21,24 +20,35 @@ Function* DriverFunction(const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
+CUtensorMapDataType MapType(Type type) {
+  switch (type) {
+    case Type::kBf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case Type::kF16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  }
+}
+
 bool InCornerRange(int64_t corner) { return -128 <= corner && corner <= 127; }
 
 bool InStrideRange(int stride) { return 1 <= stride && stride <= 8; }
 
 }  // namespace
 
-bool IsEncodable(const Im2colWalk& walk) {
+bool IsEncodable(Type type, const Im2colWalk& walk) {
   constexpr int64_t kMaxSize = int64_t{1} << 32;
   constexpr double kMaxStride = int64_t{1} << 40;
-  return walk.c % 8 == 0 && walk.n <= kMaxSize && walk.h <= kMaxSize &&
-         walk.w <= kMaxSize && walk.c <= kMaxSize &&
-         1.0 * walk.h * walk.w * walk.c * kElementBytes < kMaxStride &&
+  return walk.c * ElementBytes(type) % 16 == 0 && walk.n <= kMaxSize &&
+         walk.h <= kMaxSize && walk.w <= kMaxSize && walk.c <= kMaxSize &&
+         1.0 * walk.h * walk.w * walk.c * ElementBytes(type) < kMaxStride &&
          InCornerRange(walk.lower_h) && InCornerRange(walk.lower_w) &&
          InCornerRange(walk.upper_h) && InCornerRange(walk.upper_w) &&
          InStrideRange(walk.stride_h) && InStrideRange(walk.stride_w);
 }
 
-bool EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
                   const Im2colWalk& walk) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
       "cuTensorMapEncodeIm2col");
@@ -47,7 +57,7 @@ bool EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, const void* data,
       static_cast<cuuint64_t>(walk.c), static_cast<cuuint64_t>(walk.w),
       static_cast<cuuint64_t>(walk.h), static_cast<cuuint64_t>(walk.n)};
   cuuint64_t strides[3];
-  strides[0] = sizes[0] * kElementBytes;
+  strides[0] = sizes[0] * ElementBytes(type);
   strides[1] = strides[0] * sizes[1];
   strides[2] = strides[1] * sizes[2];
   const int lower[] = {static_cast<int>(walk.lower_w),
@@ -56,13 +66,14 @@ bool EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, const void* data,
                        static_cast<int>(walk.upper_h)};
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(walk.stride_w),
                               static_cast<cuuint32_t>(walk.stride_h), 1};
-  return encode(map, type, 4, const_cast<void*>(data), sizes, strides, lower,
-                upper, 64, walk.pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode(map, MapType(type), 4, const_cast<void*>(data), sizes, strides,
+                lower, upper, 128 / ElementBytes(type), walk.pixels, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
@@ -71,7 +82,7 @@ bool EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, const void* data,
   cuuint64_t extents[kMaxRank], strides[kMaxRank];
   cuuint32_t boxes[kMaxRank], steps[kMaxRank];
   const int rank = static_cast<int>(sizes.size());
-  cuuint64_t bytes = kElementBytes;
+  cuuint64_t bytes = ElementBytes(type);
   for (int i = 0; i < rank; ++i) {
     extents[i] = static_cast<cuuint64_t>(sizes.begin()[i]);
     boxes[i] = static_cast<cuuint32_t>(box.begin()[i]);
@@ -79,8 +90,8 @@ bool EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, const void* data,
     bytes *= extents[i];
     strides[i] = bytes;
   }
-  return encode(map, type, rank, const_cast<void*>(data), extents, strides,
-                boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  return encode(map, MapType(type), rank, const_cast<void*>(data), extents,
+                strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

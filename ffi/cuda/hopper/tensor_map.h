@@ -9,11 +9,14 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "cuda/hopper/conv.h"
+
 namespace jax_convbatch::hopper {
 
 // A channels-last tensor [n, h, w, c] walked pixel by pixel. Base pixels run
 // over [lower, size - 1 + upper] in steps of `stride`, w fastest, then h, then
-// n; a box is `pixels` of them with 64 channels each. What lies outside the
+// n; a box is `pixels` of them with 128 bytes of channels
+// each. What lies outside the
 // tensor reads as zero and is not written.
 struct Im2colWalk {
   int64_t n, h, w, c;
@@ -23,14 +26,13 @@ struct Im2colWalk {
 };
 
 // Whether the copy engine can express the walk.
-bool IsEncodable(const Im2colWalk& walk);
+bool IsEncodable(Type type, const Im2colWalk& walk);
 
-// Both return false where the driver refuses. Elements are of `type`, 2 bytes;
-// boxes are swizzled by 128 bytes. `sizes` and `box` are innermost first,
-// dense.
-bool EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+// Both return false where the driver refuses. Boxes are swizzled by 128 bytes.
+// `sizes` and `box` are innermost first, dense.
+bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
                   const Im2colWalk& walk);
-bool EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box);
 

@@ -31,10 +31,10 @@ bool MakeProblem(const ConvCall& call, WgradProblem* problem) {
   problem->step_w = walk.w.input_step;
   problem->dilation_h = walk.h.taps.offset_step;
   problem->dilation_w = walk.w.taps.offset_step;
-  return EncodeIm2col(&problem->x, MapType(call.type), call.lhs,
+  return EncodeIm2col(&problem->x, call.type, call.lhs,
                       InputWalk(InputOf(g), walk, 64)) &&
-         EncodeTiled(&problem->dy, MapType(call.type), call.rhs,
-                     {g.K, g.N * g.P * g.Q}, {64, 64});
+         EncodeTiled(&problem->dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},
+                     {64, 64});
 }
 
 template <typename Config>

@@ -53,9 +53,10 @@ double EstimateTime(const ConvGeometry& g, const WgradTiling& tiling,
 
 }  // namespace
 
-std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors) {
+std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
+                              int multiprocessors) {
   // x is read as fprop reads it. The bound is the one of a launch's blocks.
-  if (!PlanFprop(g, multiprocessors) ||
+  if (!PlanFprop(g, type, multiprocessors) ||
       1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
     return std::nullopt;
   }
