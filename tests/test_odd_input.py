@@ -119,12 +119,13 @@ def test_what_is_not_finite_spreads_as_the_definition_says(engine, bad, where, p
             oracle.dgrad(dy, w, conv, (6, 6)),
             oracle.wgrad(x, dy, conv, (3, 3)),
         )
-        stock = fun(
-            x.astype("float32"), w.astype("float32"), jax.lax.conv_general_dilated
-        )
-    for got, want in zip((*ours, y), (*right, stock), strict=True):
+    for got, want in zip(ours, right, strict=True):
         # Also the signs of infinities, and that the rest is untouched.
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    if y.device.platform == "cpu":
+        # On a GPU cuDNN leaves out products of padding, so 0 * inf is not nan.
+        stock = fun(*map(np.float32, (x, w)), jax.lax.conv_general_dilated)
+        np.testing.assert_allclose(y, stock, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_is_zeros_that_meet_infinite_weights(engine):
