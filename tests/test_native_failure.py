@@ -1,5 +1,9 @@
 """What fails inside a native handler reaches the user with its geometry."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,3 +63,32 @@ def test_an_error_names_operation_and_geometry(
         fprop(engine, x_shape, workspace_bytes)
     assert message in str(error.value)
     assert "fprop of x[2, 1, 8, 8, 4], w[1, 3, 3, 4, 6]" in str(error.value)
+
+
+# Takes the place of cuBLAS's function of this name.
+FAILING_GEMM = 'extern "C" int cublasLtMatmul(...) { return 13; }'
+CONVOLVE = """
+import jax.numpy as jnp, jax_convbatch as jc
+x, w = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4, 6))
+jc.conv(x, w, padding="VALID", algorithm="im2col_gemm").block_until_ready()
+"""
+
+
+@pytest.mark.gpu
+def test_what_cublas_reports_reaches_the_user(tmp_path):
+    library = tmp_path / "failing.so"
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", library],
+        input=FAILING_GEMM,
+        text=True,
+        check=True,
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", CONVOLVE],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "cuBLAS failed with CUBLAS_STATUS_EXECUTION_FAILED" in result.stderr
+    assert "fprop of x[2, 1, 8, 8, 4], w[1, 3, 3, 4, 6]" in result.stderr

@@ -26,7 +26,8 @@ xla::ffi::Error ToError(cublasStatus_t status, Where&& where) {
   if (status == CUBLAS_STATUS_SUCCESS) return xla::ffi::Error::Success();
   return xla::ffi::Error::Internal(
       std::string("jax_convbatch: cuBLAS failed with ") +
-      cublasLtGetStatusString(status) + " in " + where());
+      cublasLtGetStatusName(status) + " (" + cublasLtGetStatusString(status) +
+      ") in " + where());
 }
 
 }  // namespace jax_convbatch
