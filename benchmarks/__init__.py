@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks.sofie`, `python -m benchmarks.layers`."""
+"""Benchmarks: `python -m benchmarks layers`, `... sofie`, `... models`."""

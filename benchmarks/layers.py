@@ -1,48 +1,35 @@
-"""Every ResNet-50 layer, our engine beside jax.lax.
+"""Layer by layer: ours by engine, beside jax.lax and PyTorch.
 
-    python -m benchmarks.layers [--batch 8,256] [--dtype float32] [--engine auto]
-                                [--op fprop,dgrad,wgrad] [--rows NAME,...] [--out STEM]
+    python -m benchmarks layers --table resnet50 --batch 8,256 --dtype bf16 \\
+        --op fprop,dgrad,wgrad --engine auto
 
-times fprop, dgrad and wgrad on JAX's default device in one run, after checking ours
-against `jax.lax` (relative error over the whole result). On the CPU it also says
-which share of the handlers' time is spent in matrix products, by their own clock;
-the rest is unrolling and gathering. On a GPU each time holds the start of a program,
-some 30 µs, on both sides: use large batches there. Prints a table, writes STEM.json.
+checks every side on whole numbers, times them in turns on JAX's default device, and
+prints a table for each batch and dtype. Writes STEM.json and STEM.png. `roof` is the
+larger of bytes over the copy rate and operations over the rate of a large matrix
+product, both measured in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import jax_convbatch as jcb
-from benchmarks import harness
-from benchmarks.workloads import RESNET50_V1, arguments, flops, shapes
+from benchmarks import record, report, timing, torch_side
+from benchmarks.cases import DTYPES, OPS, Case, Pool, cases
+from benchmarks.ceilings import Ceilings
+from benchmarks.check import Check
+from benchmarks.jax_side import JaxSide, operation
+from benchmarks.torch_side import TorchSide
+from benchmarks.workloads import TABLES
 from jax_convbatch import plan
 
-OPS = ("fprop", "dgrad", "wgrad")
-# Largest relative difference from jax.lax: TF32 rounds f32 operands on a GPU.
-TOLERANCE = {"cpu": {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}}
-TOLERANCE["gpu"] = {**TOLERANCE["cpu"], "float32": 2e-3}
-
-
-def operation(engine: str, op: str, row, x, w, dy):
-    """A jitted operation and its arguments; gradients as a training step has them."""
-
-    def conv(x, w):
-        return jcb.conv(x, w, algorithm=engine, **arguments(row))
-
-    if op == "fprop":
-        return jax.jit(conv), (x, w)
-    wanted = 0 if op == "dgrad" else 1
-    return jax.jit(lambda x, w, dy: jax.vjp(conv, x, w)[1](dy)[wanted]), (x, w, dy)
+PEERS = ("xla", "torch")
 
 
 def handler_times() -> dict[str, float]:
@@ -54,95 +41,164 @@ def handler_times() -> dict[str, float]:
     return dict(_cpu.times())
 
 
-def measure(op: str, name: str, batch: int, dtype: str, engine: str) -> dict:
-    row = RESNET50_V1[name]
-    keys = jax.random.split(jax.random.key(0), 3)
-    x, w, dy = (
-        jax.random.normal(key, shape, dtype)
-        for key, shape in zip(keys, shapes(batch, row), strict=True)
-    )
-    result: dict = {"op": op, "name": name, "batch": batch, "dtype": dtype}
-    outputs = {}
-    for side, algorithm in (("ours", engine), ("xla", "xla")):
-        call, args = operation(algorithm, op, row, x, w, dy)
-        if side == "ours":
-            (chosen,) = (r for r in jcb.explain(call, *args) if r.op == op)
-            result["engine"] = chosen.engine
-        outputs[side] = jax.block_until_ready(call(*args)).astype(jnp.float32)
-        before = handler_times()
-        times = harness.microseconds(call, *args, seconds=0.1, repeats=5)
-        result[side] = harness.summary(times)
-        spent = {k: v - before[k] for k, v in handler_times().items()}
-        if side == "ours" and spent["handlers"] > 0:
-            result["blas_share"] = round(spent["products"] / spent["handlers"], 3)
-    error = jnp.linalg.norm(outputs["ours"] - outputs["xla"])
-    result["difference"] = float(error / jnp.linalg.norm(outputs["xla"]))
-    if not result["difference"] < TOLERANCE[jax.default_backend()][dtype]:
-        raise SystemExit(f"{op} of {name} differs from jax.lax: {result}")
-    ours = result["ours"]["median_us"]
-    result["over_xla"] = round(result["xla"]["median_us"] / ours, 3)
-    result["tflops"] = round(flops(batch, row) / ours / 1e6, 3)
+def chosen(engine: str, case: Case) -> dict:
+    """What `explain` says of our side."""
+    operands = [jax.ShapeDtypeStruct(s, case.dtype) for s in case.operands]
+    (row,) = jcb.explain(operation(engine, case), *operands)
+    return {
+        "engine": row.engine,
+        "reason": row.reason,
+        "workspace_bytes": row.workspace_bytes,
+    }
+
+
+def measure(
+    case: Case,
+    engines,
+    peers,
+    pool: Pool,
+    ceilings: Ceilings,
+    seconds: float = 0.012,
+    repeats: int = 5,
+) -> dict:
+    """One row of the result: every side checked, then timed.
+
+    Raises:
+      WrongResult: a side's result is not the convolution.
+    """
+    check = Check(case, pool)
+    pairs = case.pairs(jax.default_backend())
+    counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
+    operands = [
+        pool.arrays("normal", case.dtype, shape, count)
+        for shape, count in zip(case.operands, counts, strict=True)
+    ]
+    result: dict = {
+        "name": case.name,
+        "row": case.row,
+        "batch": case.batch,
+        "dtype": case.dtype,
+        "precision": case.precision,
+        "op": case.op,
+        "roof_us": round(ceilings.roof_us(case), 3),
+        "sides": {},
+    }
+    sides: list = []
+    for engine in engines:
+        try:
+            result["sides"][engine] = chosen(engine, case)
+        except ValueError as error:  # asked for by name, and it cannot
+            result["sides"][engine] = {"refused": str(error)}
+            continue
+        sides.append(JaxSide(engine, case, *operands))
+    ours = {side.name for side in sides}
+    if "xla" in peers:
+        sides.append(JaxSide("xla", case, *operands))
+    if "torch" in peers:
+        sides.append(TorchSide(case, *operands))
+    for side in sides:
+        check(side.name, side.once(*check.operands), exact=side.name in ours)
+
+    before = handler_times()
+    times = timing.microseconds(sides, seconds, repeats)
+    spent = {key: value - before[key] for key, value in handler_times().items()}
+    if spent["handlers"] > 0 and len(ours) == 1:
+        result["blas_share"] = round(spent["products"] / spent["handlers"], 3)
+    for side in sides:
+        figures = result["sides"].setdefault(side.name, {"peer": True})
+        figures |= timing.summary(times[side.name])
+        figures["tflops"] = round(case.flops / figures["median_us"] / 1e6, 3)
+        figures["gb_per_s"] = round(case.least_bytes / figures["median_us"] / 1e3, 1)
     return result
 
 
-def table(rows: list[dict], title: str) -> Table:
-    view = Table(title=title)
-    for heading in ("layer", "op", "engine"):
-        view.add_column(heading)
-    for heading in ("ours, µs", "TFLOP/s", "in BLAS", "xla, µs", "xla / ours"):
-        view.add_column(heading, justify="right")
-    for row in rows:
-        view.add_row(
-            row["name"],
-            row["op"],
-            row["engine"],
-            f"{row['ours']['median_us']:.1f}",
-            f"{row['tflops']:.2f}",
-            f"{row['blas_share']:.0%}" if "blas_share" in row else "",
-            f"{row['xla']['median_us']:.1f}",
-            f"{row['over_xla']:.2f}",
-        )
-    return view
+def options_of(arguments) -> argparse.Namespace:
+    def names(choices=None):
+        def parse(text: str):
+            found = text.split(",")
+            if choices and (unknown := set(found) - set(choices)):
+                raise argparse.ArgumentTypeError(
+                    f"no {', '.join(sorted(unknown))}; choose from {', '.join(choices)}"
+                )
+            return found
+
+        return parse
+
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks layers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--table", default="resnet50", choices=TABLES)
+    parser.add_argument("--rows", type=names(), help="some rows of the table")
+    parser.add_argument(
+        "--batch",
+        type=lambda text: [int(n) for n in text.split(",")],
+        help="batch sizes (default: the table's own)",
+    )
+    parser.add_argument("--dtype", type=names([*DTYPES, *DTYPES.values()]))
+    parser.add_argument("--op", type=names(OPS), default=list(OPS))
+    parser.add_argument("--engine", type=names(plan.ALGORITHMS), default=["auto"])
+    parser.add_argument(
+        "--precision", default="default", choices=("default", "high", "highest")
+    )
+    parser.add_argument("--peers", type=names([*PEERS, "none"]), default=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=0.012, help="of one timing")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
+    )
+    return parser.parse_args(arguments)
 
 
-def mean(rows: list[dict]) -> float:
-    """Geometric mean of xla's time over ours."""
-    return math.exp(sum(math.log(row["over_xla"]) for row in rows) / len(rows))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--batch", default="8")
-    parser.add_argument("--dtype", default="float32", choices=TOLERANCE["gpu"])
-    parser.add_argument("--engine", default="auto", choices=plan.ALGORITHMS)
-    parser.add_argument("--op", default=",".join(OPS))
-    parser.add_argument("--rows", default=",".join(RESNET50_V1))
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    cases = [
-        (op, name, int(batch), options.dtype, options.engine)
-        for batch in options.batch.split(",")
-        for name in options.rows.split(",")
-        for op in options.op.split(",")
-    ]
-    environment = harness.environment()
-    console = Console(width=110, soft_wrap=True)
-    rows = []
+def main(arguments=None) -> None:
+    options = options_of(arguments)
+    start = time.perf_counter()
+    console = Console(width=None if Console().is_terminal else 150, soft_wrap=True)
+    environment = record.environment()
+    peers = list(options.peers)
+    problem = torch_side.problem(jax.default_backend())
+    if "torch" in peers and problem:
+        console.print(f"without PyTorch: {problem}")
+        peers.remove("torch")
+    dtypes = options.dtype and [DTYPES.get(name, name) for name in options.dtype]
+    todo = cases(
+        options.table, options.op, options.batch, dtypes, options.rows, options.precision
+    )
+    if any(case.dtype == "float64" for case in todo):
+        jax.config.update("jax_enable_x64", True)
+    pool, rows = Pool(todo), []
     with Progress(console=console, transient=True) as progress:
-        for case in progress.track(cases, description="timing"):
-            rows.append(measure(*case))
-    console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
-    for batch in dict.fromkeys(row["batch"] for row in rows):
-        part = [row for row in rows if row["batch"] == batch]
-        console.print(table(part, f"{options.dtype}, batch {batch}"))
-        for op in options.op.split(","):
-            same = [row for row in part if row["op"] == op]
-            console.print(f"{op}: xla / ours {mean(same):.2f} in the geometric mean")
-    slug = harness.slug(environment)
-    stem = options.out or harness.RESULTS / f"layers-{options.dtype}-{slug}"
-    path = harness.save({"environment": environment, "rows": rows}, stem)
-    console.print(f"wrote {path}")
-
-
-if __name__ == "__main__":
-    main()
+        task = progress.add_task("ceilings", total=len(todo))
+        ceilings = Ceilings()
+        for case in todo:
+            progress.update(
+                task, description=f"{case.batch} {case.dtype} {case.op} {case.name}"
+            )
+            rows.append(
+                measure(
+                    case,
+                    options.engine,
+                    peers,
+                    pool,
+                    ceilings,
+                    options.seconds,
+                    options.repeats,
+                )
+            )
+            progress.advance(task)
+    result = {
+        "environment": environment,
+        "table": options.table,
+        "ceilings": ceilings.record(),
+        "seconds_taken": round(time.perf_counter() - start, 1),
+        "rows": rows,
+    }
+    report.show(console, result)
+    dtype = "-".join(dict.fromkeys(case.dtype for case in todo))
+    if options.precision != "default":
+        dtype += f"-{options.precision}"
+    name = f"{options.table}-{dtype}-{record.slug(environment)}"
+    stem = options.out or record.RESULTS / name
+    written = [record.save(result, stem), report.draw(result, stem)]
+    console.print("wrote " + " and ".join(map(str, written)))

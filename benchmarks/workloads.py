@@ -5,7 +5,7 @@ width, input and output channels, filter height and width, then one number each
 for both spatial axes.
 """
 
-# ResNet-50 v1, the 19 rows of TVM's CUTLASS dgrad/wgrad study.
+# ResNet-50 v1, the 19 rows of TVM's CUTLASS dgrad/wgrad study (batch 8 and 256).
 RESNET50_V1 = {
     "56_1x1_64_256": (56, 56, 64, 256, 1, 1, 1, 0, 1, 1),
     "56_1x1_64_64": (56, 56, 64, 64, 1, 1, 1, 0, 1, 1),
@@ -28,6 +28,14 @@ RESNET50_V1 = {
     "7_1x1_2048_512": (7, 7, 2048, 512, 1, 1, 1, 0, 1, 1),
 }
 
+# What ResNet-50 v1.5 (torchvision, Flax) has besides: the stem and the strided 3x3.
+RESNET50_V15_EXTRA = {
+    "stem_224_7x7s2_3_64": (224, 224, 3, 64, 7, 7, 2, 3, 1, 1),
+    "56_3x3s2_128_128": (56, 56, 128, 128, 3, 3, 2, 1, 1, 1),
+    "28_3x3s2_256_256": (28, 28, 256, 256, 3, 3, 2, 1, 1, 1),
+    "14_3x3s2_512_512": (14, 14, 512, 512, 3, 3, 2, 1, 1, 1),
+}
+
 # ROOT/SOFIE's gemmStridedBatched study, float32. The stack is 8 equal layers in
 # a row at each batch size; the single layers are timed at batch 8.
 SOFIE_LAYERS = 8
@@ -39,6 +47,64 @@ SOFIE_SINGLE = {
     "C64_32x32": (32, 32, 64, 64, 3, 3, 1, 1, 1, 1),
     "C128_28x28": (28, 28, 128, 128, 3, 3, 1, 1, 1, 1),
     "C64_56x56": (56, 56, 64, 64, 3, 3, 1, 1, 1, 1),
+}
+
+# A question in PyTorch's forum: how the time of a convolution grows with the batch.
+FORUM = {"128x256_3x3_512_1024": (128, 256, 512, 1024, 3, 3, 1, 1, 1, 1)}
+
+# Flux's MNIST model, where the bias gradient took up to 28% of the time.
+FLUX_MNIST = {
+    "28_1_16": (28, 28, 1, 16, 3, 3, 1, 1, 1, 1),
+    "14_16_32": (14, 14, 16, 32, 3, 3, 1, 1, 1, 1),
+    "7_32_32": (7, 7, 32, 32, 3, 3, 1, 1, 1, 1),
+}
+
+# Shapes that the stock path serves badly on an H200: (batch, row).
+HARD = {
+    "stem_224_7x7s2_3_64": (256, (224, 224, 3, 64, 7, 7, 2, 3, 1, 1)),
+    "vit_patch16_3_768": (256, (224, 224, 3, 768, 16, 16, 16, 0, 1, 1)),
+    "convnext_patch4_3_96": (256, (224, 224, 3, 96, 4, 4, 4, 0, 1, 1)),
+    "dilated_33_3x3d4_512": (16, (33, 33, 512, 512, 3, 3, 1, 4, 4, 1)),
+    "mobilenet_dw3_112_32": (64, (112, 112, 32, 32, 3, 3, 1, 1, 1, 32)),
+    "mobilenet_dw3_14_512": (64, (14, 14, 512, 512, 3, 3, 1, 1, 1, 512)),
+    "resnext_g32_56_128": (64, (56, 56, 128, 128, 3, 3, 1, 1, 1, 32)),
+}
+
+# Deformable convolution: (batch, row, offset groups, dtype), modulated (v2).
+DEFORM = {
+    "paddle_19x34_512_256": (6, (19, 34, 512, 256, 3, 3, 1, 1, 1, 1), 1, "float32"),
+    "tv_56_256_256": (8, (56, 56, 256, 256, 3, 3, 1, 1, 1, 1), 1, "float32"),
+    "tv_28_256_256": (8, (28, 28, 256, 256, 3, 3, 1, 1, 1, 1), 1, "float16"),
+    "tv_28_128_128": (64, (28, 28, 128, 128, 3, 3, 1, 1, 1, 1), 1, "float32"),
+    "tv_56_64_64": (8, (56, 56, 64, 64, 3, 3, 1, 1, 1, 1), 1, "float32"),
+}
+
+# A row small enough for tests.
+TINY = {
+    "tiny_3x3": (6, 5, 8, 16, 3, 3, 1, 1, 1, 1),
+    "tiny_s2_g2": (7, 7, 8, 4, 3, 2, 2, 1, 1, 2),
+    "tiny_1x1d": (5, 6, 3, 8, 2, 2, 1, 0, 2, 1),
+}
+
+
+def _all_at(rows, batches):
+    return {name: (batches, row) for name, row in rows.items()}
+
+
+def _each_at_its_own(rows):
+    return {name: ((batch,), row) for name, (batch, row) in rows.items()}
+
+
+# What `--table` takes: {row's name: (batches, row)}, and the dtype of the study.
+TABLES = {
+    "resnet50": (_all_at(RESNET50_V1 | RESNET50_V15_EXTRA, (8, 256)), "bfloat16"),
+    "resnet50_v1": (_all_at(RESNET50_V1, (8, 256)), "bfloat16"),
+    "resnet50_extra": (_all_at(RESNET50_V15_EXTRA, (8, 256)), "bfloat16"),
+    "sofie": (_all_at(SOFIE_SINGLE, (SOFIE_SINGLE_BATCH,)), "float32"),
+    "forum": (_all_at(FORUM, (1, 5)), "float32"),
+    "flux": (_all_at(FLUX_MNIST, (100, 1000)), "float32"),
+    "hard": (_each_at_its_own(HARD), "bfloat16"),
+    "tiny": (_all_at(TINY, (3,)), "float32"),
 }
 
 
@@ -60,3 +126,16 @@ def flops(batch: int, row) -> int:
     """Multiply-adds counted as two operations; fprop, dgrad and wgrad are equal."""
     _, (r, s, c, k), (n, p, q, _) = shapes(batch, row)
     return 2 * n * p * q * k * r * s * c
+
+
+def least_bytes(batch: int, row, itemsize: int, op: str = "fprop") -> int:
+    """What has to move: each array once.
+
+    Input pixels that no window touches need not be read (1x1 strided); dgrad
+    writes them all the same.
+    """
+    (_, height, width, c), w, (_, p, q, k) = shapes(batch, row)
+    r, s, *_ = w
+    stride = row[6]
+    pixels = p * q if r == s == 1 and stride > 1 and op != "dgrad" else height * width
+    return itemsize * (batch * (pixels * c + p * q * k) + r * s * w[2] * k)

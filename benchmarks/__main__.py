@@ -1,0 +1,39 @@
+"""`python -m benchmarks COMMAND ...`: see each command's --help."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+COMMANDS = {
+    "layers": "convolutions one by one, beside jax.lax and PyTorch",
+    "sofie": "one GEMM a batch against one GEMM a sample",
+    "models": "training and inference steps of whole networks",
+}
+
+
+def main() -> None:
+    command, *arguments = sys.argv[1:] or ["--help"]
+    if command not in COMMANDS:
+        print("usage: python -m benchmarks COMMAND ...\n")
+        for name, text in COMMANDS.items():
+            print(f"  {name:<8} {text}")
+        sys.exit(0 if command in ("-h", "--help") else 2)
+    settings()
+    importlib.import_module(f"benchmarks.{command}").main(arguments)
+
+
+def settings() -> None:
+    """What has to be set before JAX starts."""
+    # Leaves memory to PyTorch, which lives in the same process.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
+    # Calls that do not depend on each other run one after the other, as layers
+    # do: a captured program would otherwise run them side by side.
+    flag = "--xla_gpu_command_buffer_scheduling_mode=SERIALIZE"
+    if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What the device can do at most, measured in the same run as the layers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import timing
+
+
+class _Calls:
+    """A jitted call as a side of a measurement."""
+
+    def __init__(self, name: str, call, *arguments):
+        self.name, self.calls = name, 1
+        self._call, self._arguments, self._out = jax.jit(call), arguments, None
+
+    def queue(self) -> None:
+        self._out = None
+        self._out = self._call(*self._arguments)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self._out)
+
+
+def _least(side: _Calls, repeats: int = 7) -> float:
+    """The shortest time, in microseconds: a ceiling is what was once reached."""
+    return min(timing.microseconds([side], 0.02, repeats)[side.name])
+
+
+def copy_rate() -> float:
+    """Bytes read and written a second by a copy much larger than any cache."""
+    size = (64 if jax.default_backend() == "cpu" else 1024) << 20
+    x = jnp.ones(size // 4, "float32")
+    best = min(_least(_Calls("copy", call, x)) for call in (jnp.copy, jnp.negative))
+    return 2 * size / best * 1e6
+
+
+def gemm_rate(dtype: str, precision: str = "default") -> float:
+    """Operations a second of a large matrix product of random numbers."""
+    n = 1536 if jax.default_backend() == "cpu" else 8192
+    keys = jax.random.split(jax.random.key(0))
+    a, b = (jax.random.normal(key, (n, n), "float32").astype(dtype) for key in keys)
+
+    def product(a, b):
+        return jnp.matmul(a, b, precision=precision)
+
+    return 2 * n**3 / _least(_Calls("gemm", product, a, b)) * 1e6
+
+
+class Ceilings:
+    """Both rates; a product's is measured when first asked for."""
+
+    def __init__(self):
+        self.copy = copy_rate()
+        self._gemm: dict[tuple[str, str], float] = {}
+
+    def gemm(self, dtype: str, precision: str) -> float:
+        key = (dtype, precision)
+        if key not in self._gemm:
+            self._gemm[key] = gemm_rate(*key)
+        return self._gemm[key]
+
+    def roof_us(self, case) -> float:
+        """The least time that a case can take: bytes or operations."""
+        gemm = self.gemm(case.dtype, case.precision)
+        return max(case.least_bytes / self.copy, case.flops / gemm) * 1e6
+
+    def record(self) -> dict[str, float]:
+        gemms = {
+            f"gemm_{dtype}_{precision}_tflops": round(rate / 1e12, 2)
+            for (dtype, precision), rate in self._gemm.items()
+        }
+        return {"copy_gb_per_s": round(self.copy / 1e9, 1), **gemms}

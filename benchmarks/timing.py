@@ -1,0 +1,73 @@
+"""Honest times: many calls in flight, one wait, sides in turns.
+
+JAX and CUDA return before the work is done, so a loop that waits for each call
+times the waiting. Here a measurement queues as many calls as fill some time and
+waits once. Compilation and everything that is made lazily happen before.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Protocol
+
+
+class Side(Protocol):
+    """Something to time.
+
+    Attributes:
+      name: of the side, as tables show it.
+      calls: convolutions (or steps) in one `queue()`.
+    """
+
+    name: str
+    calls: int
+
+    def queue(self) -> None:
+        """Starts one round of `calls` calls; need not wait for them."""
+
+    def wait(self) -> None:
+        """Returns when everything queued is done."""
+
+
+def elapsed(side: Side, rounds: int) -> float:
+    start = time.perf_counter()
+    for _ in range(rounds):
+        side.queue()
+    side.wait()
+    return time.perf_counter() - start
+
+
+def rounds_for(side: Side, seconds: float) -> int:
+    """How many rounds take about so long."""
+    elapsed(side, 1)
+    count, taken = 1, elapsed(side, 1)
+    while taken < seconds / 4:
+        count *= 2
+        taken = elapsed(side, count)
+    return max(1, round(count * seconds / taken))
+
+
+def microseconds(
+    sides: list, seconds: float = 0.02, repeats: int = 5
+) -> dict[str, list[float]]:
+    """Times of one call of each side, `repeats` of each, the sides taking turns.
+
+    In turns, because a GPU's clock moves: each side sees the same of it.
+    """
+    counts = {side.name: rounds_for(side, seconds) for side in sides}
+    times: dict[str, list[float]] = {side.name: [] for side in sides}
+    for _ in range(repeats):
+        for side in sides:
+            rounds = counts[side.name]
+            taken = elapsed(side, rounds)
+            times[side.name].append(taken / rounds / side.calls * 1e6)
+    return times
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """Median and spread (largest less smallest) in microseconds."""
+    return {
+        "median_us": round(statistics.median(times), 3),
+        "spread_us": round(max(times) - min(times), 3),
+    }

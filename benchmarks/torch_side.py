@@ -1,0 +1,134 @@
+"""The same convolution in PyTorch: cuDNN from a CUDA graph, or oneDNN on the CPU.
+
+cuDNN's fastest algorithm (`cudnn.benchmark`), channels last, replayed from a graph:
+nothing of PyTorch's own is in the time. Arrays are JAX's, by DLPack.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+
+from benchmarks.cases import Case
+
+# Where an axis of PyTorch's order lies in ours: NCHW in NHWC, OIHW in HWIO.
+_FROM_NHWC, _FROM_HWIO = (0, 3, 1, 2), (3, 2, 0, 1)
+_TO_NHWC, _TO_HWIO = (0, 2, 3, 1), (2, 3, 1, 0)
+
+
+def problem(platform: str) -> str | None:
+    """Why this peer cannot run, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    import torch
+
+    if platform == "gpu" and not torch.cuda.is_available():
+        return "this PyTorch has no CUDA"
+    return None
+
+
+class TorchSide:
+    """Times `case` with the given sets of operands (JAX arrays)."""
+
+    def __init__(self, case: Case, first, second):
+        import torch
+
+        self._torch = torch
+        self._case = case
+        self._gpu = jax.default_backend() == "gpu"
+        self.name = "cudnn" if self._gpu else "onednn"
+        exact = case.precision in ("high", "highest")
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = not exact
+        torch.backends.cuda.matmul.allow_tf32 = not exact
+        jax.block_until_ready((first, second))
+        sets = [
+            [self._tensor(role, a) for a in operands]
+            for role, operands in zip(self._roles, (first, second), strict=True)
+        ]
+        pairs = case.pairs(jax.default_backend())
+        self._rounds = [(sets[0][i], sets[1][j]) for i, j in pairs]
+        self._turn = 0
+        self.calls = len(pairs) if self._gpu else 1
+        if self._gpu:
+            self._capture()
+
+    @property
+    def _roles(self) -> str:
+        return {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}[self._case.op]
+
+    def queue(self) -> None:
+        if self._gpu:
+            self._graph.replay()
+            return
+        self._result = self._one(*self._rounds[self._turn])
+        self._turn = (self._turn + 1) % len(self._rounds)
+
+    def wait(self) -> None:
+        if self._gpu:
+            self._torch.cuda.synchronize()
+
+    def once(self, first, second) -> jax.Array:
+        """The result for these operands."""
+        a, b = (
+            self._tensor(role, array)
+            for role, array in zip(self._roles, (first, second), strict=True)
+        )
+        result = self._one(a, b)
+        order = _TO_HWIO if self._case.op == "wgrad" else _TO_NHWC
+        result = result.permute(order).contiguous()
+        self.wait()
+        return jax.dlpack.from_dlpack(result)
+
+    def _tensor(self, role: str, array):
+        torch = self._torch
+        tensor = torch.from_dlpack(array)
+        tensor = tensor.permute(_FROM_HWIO if role == "w" else _FROM_NHWC)
+        return tensor.contiguous(memory_format=torch.channels_last)
+
+    def _one(self, a, b):
+        torch, case = self._torch, self._case
+        *_, stride, pad, dilation, groups = case.row
+        options = ([stride] * 2, [pad] * 2, [dilation] * 2)
+        if case.op == "fprop":
+            return torch.nn.functional.conv2d(a, b, None, *options, groups)
+        dy, x, w = (a, None, b) if case.op == "dgrad" else (b, a, None)
+        if x is None:
+            x = self._like("x")
+        if w is None:
+            w = self._like("w")
+        mask = [case.op == "dgrad", case.op == "wgrad", False]
+        found = torch.ops.aten.convolution_backward(
+            dy, x, w, None, *options, False, [0, 0], groups, mask
+        )
+        return found[0 if case.op == "dgrad" else 1]
+
+    def _like(self, role: str):
+        """What the operand that is not read looks like: its sizes matter alone."""
+        if not hasattr(self, "_shape_only"):
+            torch = self._torch
+            shape = self._case.shape[role]
+            order = _FROM_HWIO if role == "w" else _FROM_NHWC
+            self._shape_only = torch.empty(
+                [shape[i] for i in order],
+                dtype=getattr(torch, self._case.dtype),
+                device="cuda" if self._gpu else "cpu",
+                memory_format=torch.channels_last,
+            )
+        return self._shape_only
+
+    def _capture(self) -> None:
+        torch = self._torch
+        # cudnn.benchmark looks for its algorithm here, before the capture.
+        with torch.no_grad():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._one(*self._rounds[0])
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                # Kept, so that no result lies where the last one did.
+                self._results = [self._one(a, b) for a, b in self._rounds]
