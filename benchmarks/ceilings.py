@@ -39,7 +39,7 @@ def copy_rate() -> float:
 def gemm_rate(dtype: str, precision: str = "default") -> float:
     """Operations a second of a large matrix product of random numbers."""
     n = 1536 if jax.default_backend() == "cpu" else 8192
-    keys = jax.random.split(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(0, impl="rbg"))
     a, b = (jax.random.normal(key, (n, n), "float32").astype(dtype) for key in keys)
 
     def product(a, b):

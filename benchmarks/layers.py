@@ -163,7 +163,12 @@ def main(arguments=None) -> None:
         peers.remove("torch")
     dtypes = options.dtype and [DTYPES.get(name, name) for name in options.dtype]
     todo = cases(
-        options.table, options.op, options.batch, dtypes, options.rows, options.precision
+        options.table,
+        options.op,
+        options.batch,
+        dtypes,
+        options.rows,
+        options.precision,
     )
     if any(case.dtype == "float64" for case in todo):
         jax.config.update("jax_enable_x64", True)

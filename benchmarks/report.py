@@ -66,9 +66,8 @@ def means(rows: list[dict]) -> list[str]:
             ]
             if len(peers) > 1:
                 best = [ratio(row, timed(row)[name]) for row in own]
-                parts.append(
-                    f"best peer / ours {geometric_mean(best):.2f} (least {min(best):.2f})"
-                )
+                mean, least = geometric_mean(best), min(best)
+                parts.append(f"best peer / ours {mean:.2f} (least {least:.2f})")
             share = geometric_mean(
                 timed(r)[name]["median_us"] / r["roof_us"] for r in own
             )
@@ -135,7 +134,7 @@ def draw(result: dict, stem: Path) -> Path:
         len(down),
         len(across),
         squeeze=False,
-        sharey=True,
+        sharey="row",
         figsize=(1.5 + 3.7 * len(across), 1.2 + (0.8 + 0.22 * longest) * len(down)),
     )
     sides = list(dict.fromkeys(name for row in rows for name in timed(row)))

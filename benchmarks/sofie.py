@@ -1,21 +1,20 @@
 """One GEMM a batch against one GEMM a sample: the gemmStridedBatched study.
 
-    python -m benchmarks.sofie [--out STEM]
+    python -m benchmarks sofie [--engine per_sample,im2col_gemm,...] [--out STEM]
 
-times `per_sample`, `im2col_gemm` and `xla` (jax.lax) in one run on the shapes of
-ROOT/SOFIE's study, float32 at default precision: a stack of eight layers at
-several batch sizes, and the time of one layer for four sizes at batch 8. That is an
-eighth of a stack's time too: a program of a single layer would time the 30 µs or so
-that JAX needs to start any program. Results are checked before they are timed:
-whole numbers exactly, and im2col_gemm against per_sample bit for bit.
-Writes STEM.json and STEM.png and prints the tables.
+times our engines and `xla` (jax.lax) in one run on the shapes of ROOT/SOFIE's
+study, float32 at default precision: a stack of eight layers at several batch sizes,
+and the time of one layer for four sizes at batch 8, which is an eighth of a stack's
+time. On a GPU a program holds several stacks, one after the other: one alone would
+time the 30 us or so that JAX needs to start any program. Results are checked before
+they are timed: whole numbers exactly, and im2col_gemm against per_sample bit for
+bit. Writes STEM.json and STEM.png and prints the tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -26,7 +25,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_convbatch as jcb
-from benchmarks import harness
+from benchmarks import record, report, timing
+from benchmarks.cases import Case, Pool
+from benchmarks.check import Check
+from benchmarks.jax_side import JaxSide
 from benchmarks.workloads import (
     SOFIE_BATCHES,
     SOFIE_LAYERS,
@@ -36,8 +38,10 @@ from benchmarks.workloads import (
     arguments,
     shapes,
 )
+from jax_convbatch import plan
 
-ENGINES = ("per_sample", "im2col_gemm", "xla")
+OURS = ("per_sample", "im2col_gemm", "auto")
+STACKS = 4  # in a program, on a GPU
 
 
 def stack(engine: str, row, x, filters):
@@ -46,76 +50,103 @@ def stack(engine: str, row, x, filters):
     return x
 
 
-def check(batch: int, row) -> None:
-    """Exits where an engine is wrong on whole numbers."""
-    rng = np.random.default_rng(0)
-    x, w = (harness.integers(rng, shape) for shape in shapes(batch, row)[:2])
-    expected = harness.exact_fprop(x, w, row)
-    for engine in ENGINES:
-        got = np.asarray(jax.jit(partial(stack, engine, row))(x, [w]))
-        if not np.array_equal(got, expected):
-            sys.exit(f"{engine} is wrong at batch {batch}, row {row}")
+class Stacks:
+    """Stacks of layers as a side of a measurement."""
+
+    def __init__(self, engine: str, row, xs, filters):
+        self.name = engine
+        self.calls = len(xs)
+
+        def program(xs, filters):
+            results = [stack(engine, row, x, filters) for x in xs]
+            return jax.lax.optimization_barrier(results)
+
+        self._call = jax.jit(program).lower(xs, filters).compile()
+        self._arguments = (xs, filters)
+        self._out = None
+
+    def queue(self) -> None:
+        self._out = None
+        self._out = self._call(*self._arguments)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self._out)
+
+    def first(self) -> jax.Array:
+        return self._call(*self._arguments)[0]
 
 
-def measure(name: str, batch: int, row, per: int) -> dict:
+def check(batch: int, row, engines) -> None:
+    """Raises WrongResult where an engine is wrong on whole numbers."""
+    case = Case("layer", row, batch, "float32", "fprop")
+    right = Check(case, Pool([case]))
+    first, second = right.operands
+    for engine in engines:
+        pairs = case.pairs(jax.default_backend())
+        counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
+        side = JaxSide(engine, case, [first] * counts[0], [second] * counts[1])
+        right(engine, side.once(first, second), exact=engine != "xla")
+
+
+def measure(name: str, batch: int, row, per: int, engines) -> dict:
     """Times of every engine on a stack of equal layers, divided by `per`."""
-    check(batch, row)
+    check(batch, row, engines)
     x_shape, w_shape, _ = shapes(batch, row)
-    keys = jax.random.split(jax.random.key(0), SOFIE_LAYERS + 1)
-    x = jax.random.normal(keys[0], x_shape)
+    count = 1 if jax.default_backend() == "cpu" else STACKS
+    pool = Pool([Case("layer", row, batch, "float32", "fprop")])
+    xs = pool.arrays("normal", "float32", x_shape, count)
     scale = np.prod(w_shape[:3]) ** -0.5
-    filters = [scale * jax.random.normal(key, w_shape) for key in keys[1:]]
-    result: dict = {"name": name, "batch": batch, "row": row}
-    outputs = {}
-    for engine in ENGINES:
-        call = jax.jit(partial(stack, engine, row))
-        outputs[engine] = call(x, filters)
-        times = harness.microseconds(call, x, filters)
-        result[engine] = harness.summary([t / per for t in times])
-    if not bool(jnp.all(outputs["im2col_gemm"] == outputs["per_sample"])):
+    filters = pool.arrays("normal", "float32", w_shape, SOFIE_LAYERS)
+    filters = [scale * w for w in filters]
+    sides = [Stacks(engine, row, xs, filters) for engine in engines]
+    outputs = {side.name: side.first() for side in sides}
+    same = {"per_sample", "im2col_gemm"}
+    if same <= set(outputs) and not bool(
+        jnp.all(outputs["im2col_gemm"] == outputs["per_sample"])
+    ):
         sys.exit(f"im2col_gemm and per_sample differ on {name} at batch {batch}")
-    ours = result["im2col_gemm"]["median_us"]
-    for peer in ("per_sample", "xla"):
-        result[f"over_{peer}"] = round(result[peer]["median_us"] / ours, 3)
+    times = timing.microseconds(sides)
+    result: dict = {"name": name, "batch": batch, "row": row}
+    for engine in engines:
+        result[engine] = timing.summary([t / per for t in times[engine]])
     return result
 
 
-def table(title: str, rows: list[dict]) -> Table:
+def table(title: str, rows: list[dict], engines) -> Table:
     view = Table(title=title)
     view.add_column("layers")
-    for heading in ("batch", *(f"{e}, µs" for e in ENGINES)):
+    for heading in ("batch", *(f"{e}, µs" for e in engines)):
         view.add_column(heading, justify="right")
-    for peer in ("per_sample", "xla"):
-        view.add_column(f"{peer} / im2col_gemm", justify="right")
+    for engine in engines[:-1]:
+        view.add_column(f"xla / {engine}", justify="right")
     for row in rows:
         times = [
-            f"{row[e]['median_us']:.1f} ±{row[e]['spread_us'] / 2:.1f}" for e in ENGINES
+            f"{row[e]['median_us']:.1f} ±{row[e]['spread_us'] / 2:.1f}" for e in engines
         ]
-        view.add_row(
-            row["name"],
-            str(row["batch"]),
-            *times,
-            f"{row['over_per_sample']:.2f}",
-            f"{row['over_xla']:.2f}",
-        )
+        over = [
+            f"{row['xla']['median_us'] / row[e]['median_us']:.2f}" for e in engines[:-1]
+        ]
+        view.add_row(row["name"], str(row["batch"]), *times, *over)
     return view
 
 
-def draw(result: dict, path: Path) -> None:
+def draw(result: dict, path: Path, engines) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4))
+    figure, axes = plt.subplots(1, 2, figsize=(13, 4))
+    width = 0.8 / len(engines)
     for axis, part in zip(axes, ("stack", "single"), strict=True):
         rows = result[part]
         labels = [f"{row['name']}\nbatch {row['batch']}" for row in rows]
-        for i, engine in enumerate(ENGINES):
+        for i, engine in enumerate(engines):
             heights = [row[engine]["median_us"] for row in rows]
-            at = np.arange(len(rows)) + (i - 1) * 0.27
-            bars = axis.bar(at, heights, 0.25, label=engine)
-            axis.bar_label(bars, fmt="%.0f", fontsize=8)
+            at = np.arange(len(rows)) + (i - (len(engines) - 1) / 2) * width
+            color = report.PALETTE[i % len(report.PALETTE)]
+            bars = axis.bar(at, heights, 0.9 * width, label=engine, color=color)
+            axis.bar_label(bars, fmt="%.0f", fontsize=7)
         axis.set_xticks(np.arange(len(rows)), labels)
         axis.set_ylabel("µs a call, median")
         axis.spines[["top", "right"]].set_visible(False)
@@ -127,34 +158,41 @@ def draw(result: dict, path: Path) -> None:
         fontsize=9,
     )
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(arguments=None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks sofie",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--engine", default=",".join(OURS))
     parser.add_argument(
         "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
     )
-    options = parser.parse_args()
-    environment = harness.environment()
-    console = Console(width=110, soft_wrap=True)
-    cases = [("stack", "stack", b, SOFIE_STACK, 1) for b in SOFIE_BATCHES]
-    cases += [
+    options = parser.parse_args(arguments)
+    engines = [*options.engine.split(","), "xla"]
+    if unknown := set(engines) - set(plan.ALGORITHMS):
+        parser.error(f"no engine {', '.join(sorted(unknown))}")
+    environment = record.environment()
+    console = Console(width=None if Console().is_terminal else 130, soft_wrap=True)
+    todo = [("stack", "stack", b, SOFIE_STACK, 1) for b in SOFIE_BATCHES]
+    todo += [
         ("single", name, SOFIE_SINGLE_BATCH, row, SOFIE_LAYERS)
         for name, row in SOFIE_SINGLE.items()
     ]
     result: dict = {"environment": environment, "stack": [], "single": []}
     with Progress(console=console, transient=True) as progress:
-        for part, *case in progress.track(cases, description="timing"):
-            result[part].append(measure(*case))
-    stem = options.out or harness.RESULTS / f"sofie-{harness.slug(environment)}"
-    written = [harness.save(result, stem), stem.with_suffix(".png")]
-    draw(result, written[1])
+        for part, *case in progress.track(todo, description="timing"):
+            result[part].append(measure(*case, engines))
+    stem = options.out or record.RESULTS / f"sofie-{record.slug(environment)}"
+    written = [record.save(result, stem), stem.with_name(stem.name + ".png")]
+    draw(result, written[1], engines)
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
-    console.print(table(f"{SOFIE_LAYERS} layers in a row", result["stack"]))
-    console.print(table(f"one layer: 1/{SOFIE_LAYERS} of a stack", result["single"]))
-    console.print(f"wrote {written[0]} and {written[1]}")
-
-
-if __name__ == "__main__":
-    main()
+    console.print(table(f"{SOFIE_LAYERS} layers in a row", result["stack"], engines))
+    console.print(
+        table(f"one layer: 1/{SOFIE_LAYERS} of a stack", result["single"], engines)
+    )
+    console.print("wrote " + " and ".join(map(str, written)))

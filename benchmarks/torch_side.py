@@ -50,6 +50,7 @@ class TorchSide:
         pairs = case.pairs(jax.default_backend())
         self._rounds = [(sets[0][i], sets[1][j]) for i, j in pairs]
         self._turn = 0
+        self._unread = None
         self.calls = len(pairs) if self._gpu else 1
         if self._gpu:
             self._capture()
@@ -93,11 +94,10 @@ class TorchSide:
         options = ([stride] * 2, [pad] * 2, [dilation] * 2)
         if case.op == "fprop":
             return torch.nn.functional.conv2d(a, b, None, *options, groups)
-        dy, x, w = (a, None, b) if case.op == "dgrad" else (b, a, None)
-        if x is None:
-            x = self._like("x")
-        if w is None:
-            w = self._like("w")
+        if case.op == "dgrad":
+            dy, x, w = a, self._like("x"), b
+        else:
+            dy, x, w = b, a, self._like("w")
         mask = [case.op == "dgrad", case.op == "wgrad", False]
         found = torch.ops.aten.convolution_backward(
             dy, x, w, None, *options, False, [0, 0], groups, mask
@@ -106,29 +106,31 @@ class TorchSide:
 
     def _like(self, role: str):
         """What the operand that is not read looks like: its sizes matter alone."""
-        if not hasattr(self, "_shape_only"):
+        if self._unread is None:
             torch = self._torch
             shape = self._case.shape[role]
             order = _FROM_HWIO if role == "w" else _FROM_NHWC
-            self._shape_only = torch.empty(
+            self._unread = torch.empty(
                 [shape[i] for i in order],
                 dtype=getattr(torch, self._case.dtype),
                 device="cuda" if self._gpu else "cpu",
                 memory_format=torch.channels_last,
             )
-        return self._shape_only
+        return self._unread
 
     def _capture(self) -> None:
         torch = self._torch
-        # cudnn.benchmark looks for its algorithm here, before the capture.
-        with torch.no_grad():
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self._one(*self._rounds[0])
-            torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()  # of the last case's graph
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            # cudnn.benchmark looks for its algorithm here, before the capture.
+            for _ in range(2):
+                self._one(*self._rounds[0])
+            torch.cuda.synchronize()
+            # Not `torch.cuda.graph`, which collects garbage first (0.2 s).
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                # Kept, so that no result lies where the last one did.
-                self._results = [self._one(a, b) for a, b in self._rounds]
+            self._graph.capture_begin()
+            # Kept, so that no result lies where the last one did.
+            self._results = [self._one(a, b) for a, b in self._rounds]
+            self._graph.capture_end()

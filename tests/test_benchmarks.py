@@ -1,0 +1,259 @@
+"""The benchmark suite, on rows small enough for a CPU: it must refuse wrong results,
+time what it says, and write what it measured.
+"""
+
+import itertools
+import json
+import time
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import (
+    cases,
+    ceilings,
+    check,
+    jax_side,
+    layers,
+    models,
+    record,
+    report,
+    sofie,
+    timing,
+    workloads,
+)
+
+TINY = cases.cases("tiny", cases.OPS)
+
+
+@pytest.fixture
+def pool():
+    return cases.Pool(TINY)
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.name}-{case.op}")
+def test_a_right_result_passes_and_one_wrong_number_does_not(pool, case):
+    right = check.Check(case, pool)
+    result = jax_side.operation("xla", case)(*right.operands)
+    right("a side", result, exact=True)
+    wrong = result.at[(-1,) * 4].add(1)
+    with pytest.raises(check.WrongResult, match="a side is wrong"):
+        right("a side", wrong, exact=True)
+    with pytest.raises(check.WrongResult):
+        right("a side", result * 1.02, exact=False)
+    right("a side", result * (1 + 1e-6), exact=False)
+
+
+def test_a_stage_that_gives_wrong_results_is_never_timed(pool, monkeypatch):
+    case = TINY[0]
+    monkeypatch.setattr(jax_side.JaxSide, "once", lambda *_: jnp.zeros(case.result))
+    monkeypatch.setattr(timing, "microseconds", lambda *_: pytest.fail("timed"))
+    with pytest.raises(check.WrongResult, match="auto"):
+        layers.measure(case, ["auto"], [], pool, Roof())
+
+
+class Roof:
+    def roof_us(self, case):
+        return 1.0
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", ["resnet50", "hard", "flux"])
+def test_no_two_calls_of_a_round_are_the_same(platform, name):
+    for case in cases.cases(name, cases.OPS):
+        pairs = case.pairs(platform)
+        assert len(set(pairs)) == len(pairs) >= 3
+        # Both operands change from call to call.
+        assert all(a != b for one in zip(*pairs, strict=True) for a, b in near(one))
+        if case.batch == 256 and platform == "gpu":
+            sets = 1 + max(i for i, _ in pairs)
+            assert sets * case.least_bytes >= 128 << 20 or sets == 8
+
+
+near = itertools.pairwise
+
+
+def test_a_program_holds_as_many_convolutions_as_are_counted(pool, monkeypatch):
+    case = TINY[0]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    count = len(case.pairs("gpu"))
+    operands = [pool.arrays("normal", "float32", s, 8) for s in case.operands]
+    for engine in ("im2col_gemm", "xla"):
+        side = jax_side.JaxSide(engine, case, *operands)
+        assert side.calls == count
+        first, second = operands[0][0], operands[1][0]
+        want = jax_side.operation("xla", case)(first, second)
+        np.testing.assert_allclose(side.once(first, second), want, 1e-5, 1e-4)
+    merged = [[a[0]] * 8 for a in operands]
+    program = partial(jax_side._many, lambda x, w: merged[0][0])
+    monkeypatch.setattr(jax_side, "_many", lambda one, *rest: program(*rest))
+    with pytest.raises(RuntimeError, match="0 convolutions in a program"):
+        jax_side.JaxSide("im2col_gemm", case, *operands)
+
+
+def test_the_pools_arrays_differ_and_are_what_they_say(pool):
+    whole = pool.arrays("whole", "float32", (40, 50), 3)
+    assert {*np.unique(whole[0])} == {-2, -1, 0, 1, 2}
+    normal = pool.arrays("normal", "bfloat16", (40, 50), 3)
+    assert normal[0].dtype == "bfloat16"
+    assert 0.9 < float(jnp.std(normal[0].astype("float32"))) < 1.1
+    for kind in (whole, normal):
+        assert not any(bool(jnp.all(a == b)) for a, b in near(kind))
+
+
+def test_counts_of_work():
+    row = workloads.RESNET50_V1["56_3x3_64_64"]
+    assert workloads.flops(256, row) == 2 * 256 * 56 * 56 * 64 * 64 * 9
+    array = 256 * 56 * 56 * 64
+    assert workloads.least_bytes(256, row, 2) == 2 * (2 * array + 9 * 64 * 64)
+    strided = workloads.RESNET50_V1["14_1x1s2_1024_512"]
+    read = 8 * 7 * 7 * (1024 + 512) + 1024 * 512
+    assert workloads.least_bytes(8, strided, 4) == 4 * read
+    written = 8 * (14 * 14 * 1024 + 7 * 7 * 512) + 1024 * 512
+    assert workloads.least_bytes(8, strided, 4, "dgrad") == 4 * written
+
+
+def test_ceilings_bound_a_case(monkeypatch):
+    monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e12)
+    monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 800e12)
+    both = ceilings.Ceilings()
+    (case,) = cases.cases("resnet50", ["fprop"], [256], rows=["14_3x3_256_256"])
+    assert both.roof_us(case) == pytest.approx(case.flops / 800e6)
+    (case,) = cases.cases("resnet50", ["fprop"], [256], rows=["56_1x1_64_64"])
+    assert both.roof_us(case) == pytest.approx(case.least_bytes / 4e6)
+    assert both.record()["gemm_bfloat16_default_tflops"] == 800
+
+
+class Sleeper:
+    calls = 2
+
+    def __init__(self, name, seconds):
+        self.name, self.seconds, self.queued = name, seconds, 0
+
+    def queue(self):
+        self.queued += 1
+
+    def wait(self):
+        # What was queued takes its time here.
+
+        time.sleep(self.seconds * self.queued)
+        self.queued = 0
+
+
+def test_times_are_those_of_one_call():
+    sides = [Sleeper("slow", 4e-3), Sleeper("fast", 1e-3)]
+    times = timing.microseconds(sides, 0.02, 3)
+    assert [len(t) for t in times.values()] == [3, 3]
+    assert 2e3 <= min(times["slow"]) < 4e3
+    assert 0.5e3 <= min(times["fast"]) < 1.5e3
+    assert timing.summary([3.0, 1.0, 2.0]) == {"median_us": 2.0, "spread_us": 2.0}
+
+
+def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e9)
+    monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 1e11)
+    stem = tmp_path / "layers-1.5"  # a dot in the name must not be a suffix
+    layers.main(
+        "--table tiny --rows tiny_s2_g2 --engine auto,implicit_gemm --dtype f32,bf16 "
+        f"--peers xla --seconds 0.002 --out {stem}".split()
+    )
+    text = capsys.readouterr().out
+    assert "tiny_s2_g2" in text
+    assert "wgrad auto, 1 rows: xla / ours" in text
+    result = json.loads((tmp_path / "layers-1.5.json").read_text())
+    assert result["environment"]["platform"] == "cpu"
+    assert result["ceilings"]["copy_gb_per_s"] == 4
+    assert len(result["rows"]) == 6
+    for row in result["rows"]:
+        ours, theirs = row["sides"]["auto"], row["sides"]["xla"]
+        assert ours["engine"] == "im2col_gemm"
+        assert "peer" in theirs and "peer" not in ours
+        assert report.best_peer(row) == theirs["median_us"] > 0
+        assert report.ratio(row, ours) == theirs["median_us"] / ours["median_us"]
+        assert 0 < row["blas_share"] <= 1
+        assert "implicit_gemm" in row["sides"]["implicit_gemm"]["refused"]
+    assert (tmp_path / "layers-1.5.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["--table none", "--rows none", "--op none", "--engine none", "--dtype int32"],
+)
+def test_a_name_that_is_not_there_is_refused(wrong, capsys, monkeypatch):
+    monkeypatch.setattr(ceilings, "Ceilings", lambda: pytest.fail("measured"))
+    with pytest.raises((SystemExit, ValueError)) as refused:
+        layers.main(wrong.split())
+    assert "none" in capsys.readouterr().err + str(refused.value) or "int32" in wrong
+
+
+class OneLayer(nn.Module):
+    """Stands in for a network: those of the benchmark take long to compile."""
+
+    conv: Any
+    dtype: Any
+    train: bool
+
+    @nn.compact
+    def __call__(self, x):
+        return self.conv(4, (3, 3), (2, 2), dtype=self.dtype)(x).mean((1, 2))
+
+
+@pytest.fixture
+def one_layer(monkeypatch):
+    model = models.Model(OneLayer, "float32", (6, 6, 3), 4, (2,), {})
+    monkeypatch.setattr(models, "MODELS", {"one": model})
+
+
+def test_models_times_steps_with_our_layers_and_stock_ones(one_layer, tmp_path, capsys):
+    models.main(f"--model one --out {tmp_path / 'models'}".split())
+    result = json.loads((tmp_path / "models.json").read_text())
+    assert [row["mode"] for row in result["rows"]] == ["train", "infer"]
+    for row in result["rows"]:
+        ours, stock = (row[side]["median_us"] for side in ("ours", "stock"))
+        assert row["over_stock"] == pytest.approx(stock / ours, abs=1e-3)
+    assert "whole steps" in capsys.readouterr().out
+
+
+def test_models_refuses_a_network_that_differs(one_layer, monkeypatch):
+    first = models.Steps.first
+    monkeypatch.setattr(
+        models.Steps, "first", lambda self: first(self) + (self.name == "ours")
+    )
+    with pytest.raises(SystemExit, match="ours and stock differ"):
+        models.measure("one", "infer", 2, "auto")
+
+
+@pytest.mark.parametrize("model", ["resnet50", "mnist"])
+def test_the_networks_have_the_sizes_of_the_originals(model):
+    made = models.MODELS[model]
+    network = made.make(conv=nn.Conv, **made.options)
+    x = jax.ShapeDtypeStruct((2, *made.image), made.dtype)
+    variables = jax.eval_shape(network.init, jax.random.key(0), x)
+    sizes = [a.size for a in jax.tree.leaves(variables["params"])]
+    assert sum(sizes) == {"resnet50": 25_557_032, "mnist": 824_458}[model]
+
+
+def test_sofie_times_stacks(tmp_path, capsys, monkeypatch):
+    row = (4, 4, 8, 8, 3, 3, 1, 1, 1, 1)
+    monkeypatch.setattr(sofie, "SOFIE_STACK", row)
+    monkeypatch.setattr(sofie, "SOFIE_BATCHES", (2,))
+    monkeypatch.setattr(sofie, "SOFIE_SINGLE", {})
+    monkeypatch.setattr(sofie, "SOFIE_LAYERS", 2)
+    sofie.main(f"--engine per_sample,im2col_gemm --out {tmp_path / 'sofie'}".split())
+    (stack,) = json.loads((tmp_path / "sofie.json").read_text())["stack"]
+    for engine in ("per_sample", "im2col_gemm", "xla"):
+        assert stack[engine]["median_us"] > 0
+    assert "2 layers in a row" in capsys.readouterr().out
+
+
+def test_results_that_are_kept_name_what_they_ran_on():
+    found = list(record.RESULTS.glob("*.json"))
+    assert found
+    for path in found:
+        environment = json.loads(path.read_text())["environment"]
+        assert {"date", "commit", "device", "jax"} <= set(environment), path
