@@ -17,12 +17,15 @@ from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
 
 # Engines in order of preference, with the platforms they have code for.
 ENGINES: dict[str, tuple[str, ...]] = {
-    "implicit_gemm": ("cuda",),
+    "implicit_gemm": ("cpu", "cuda"),
     "im2col_gemm": ("cpu", "cuda"),
     "per_sample": ("cpu", "cuda"),
 }
-# Those that cover every geometry and floating dtype.
-GENERAL_ENGINES = ("im2col_gemm", "per_sample")
+# Those that cover every geometry and floating dtype, on each platform.
+GENERAL_ENGINES = {
+    "cpu": ("implicit_gemm", "im2col_gemm", "per_sample"),
+    "cuda": ("im2col_gemm", "per_sample"),
+}
 ALGORITHMS = ("auto", *ENGINES, "xla")
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -159,6 +162,8 @@ class Unable(Exception):
 def _plan_implicit_gemm(
     op, geometry, dtype, out_dtype, platform, workspace_limit, precision
 ) -> Plan:
+    if platform == "cpu":
+        return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
     if dtype.name not in ("bfloat16", "float16", "float32") or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
     if dtype.name == "float32" and precision > 0:
@@ -173,6 +178,34 @@ def _plan_implicit_gemm(
             f"{workspace_limit}"
         )
     return Plan("implicit_gemm", f"tiles of {tile}", 0, workspace)
+
+
+# Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
+_WGRAD_ROWS, _WGRAD_COLUMNS = 252, 512
+
+
+def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
+    """The pixels that wgrad sums are cut into parts, which are added in order.
+
+    Sixteen tasks, each of 1024 pixels or more, whose sums take no more than 4 MiB.
+    Over the limit the parts are formed one after the other, with the same bits.
+    """
+    reason = f"{targets.instruction_set()} kernels"
+    if op != "wgrad":
+        return Plan("implicit_gemm", reason)
+    rows = -(-g.column_size // _WGRAD_ROWS)
+    blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
+    itemsize = max(dtype.itemsize, 4)
+    parts = min(
+        -(-16 // max(blocks, 1)),
+        g.N * g.output_pixels // 1024,
+        (4 << 20) // max(g.w_size * itemsize, 1),
+    )
+    parts = max(parts, 1)
+    workspace = aligned(parts * g.w_size, itemsize) if parts > 1 else 0
+    if workspace_limit is not None and workspace > workspace_limit:
+        workspace = 0
+    return Plan("implicit_gemm", reason, parts, workspace)
 
 
 def _plan_columns(

@@ -65,6 +65,11 @@ def build_info() -> dict[str, dict[str, str]]:
     }
 
 
+def instruction_set() -> str:
+    """Which of its kernels the CPU module uses: "avx512", "avx2" or "portable"."""
+    return build_info()["cpu"]["instructions"]
+
+
 def implicit_gemm_plan(op: str, geometry, dtype: str) -> dict | str:
     """What the Hopper kernels say of a convolution, or why they cannot run it.
 

@@ -6,7 +6,7 @@ process of their own. Everything else runs on the first of them.
 
 import jax
 import pytest
-from engines import PLATFORMS, RUNS
+from engines import COLUMN_RUNS, PLATFORMS, RUNS
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType
 
@@ -39,6 +39,14 @@ def platform(request):
 @pytest.fixture(params=RUNS)
 def engine(request):
     """Runs the test with every engine, on every platform it has code for."""
+    name, platform = request.param
+    with jax.default_device(jax.devices(platform)[0]):
+        yield name
+
+
+@pytest.fixture(params=COLUMN_RUNS)
+def column_engine(request):
+    """The same with the engines that need a workspace."""
     name, platform = request.param
     with jax.default_device(jax.devices(platform)[0]):
         yield name

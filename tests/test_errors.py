@@ -273,11 +273,13 @@ OPS = {
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_smallest_workspace_that_the_message_names_works(engine, op, dtype):
+def test_the_smallest_workspace_that_the_message_names_works(column_engine, op, dtype):
     x, w = jnp.ones((3, 8, 9, 4), dtype), jnp.ones((3, 3, 4, 6), dtype)
 
     def fun(limit):
-        conv = functools.partial(jc.conv, algorithm=engine, workspace_limit=limit)
+        conv = functools.partial(
+            jc.conv, algorithm=column_engine, workspace_limit=limit
+        )
         return OPS[op](conv)(x, w)
 
     limit = 0

@@ -14,6 +14,8 @@ import jax_convbatch as jc
 NHWC = ("NHWC", "HWIO", "NHWC")
 X, W = jnp.ones((8, 14, 14, 16)), jnp.ones((3, 3, 16, 32))
 BIAS = jnp.ones(32)
+# What runs f32.
+DEFAULT = {"cpu": "implicit_gemm", "cuda": "im2col_gemm"}
 
 # Calls that an engine covers: none of them may go to jax.lax.
 NATIVE = {
@@ -53,15 +55,16 @@ def test_these_calls_and_their_gradients_run_natively(x64, platform, call, dtype
     assert [row.op for row in rows].count("fprop") == 1
     assert {row.op for row in rows} == {"fprop", "dgrad", "wgrad"}
     if platform == "cpu":
-        assert engines(rows) == {"im2col_gemm"}
-        assert {row.reason for row in rows} == {"default on cpu"}
+        assert engines(rows) == {"implicit_gemm"}
+        (reason,) = {row.reason for row in rows}
+        assert reason in {"avx512 kernels", "avx2 kernels", "portable kernels"}
     assert engines(rows) <= {"im2col_gemm", "implicit_gemm"}
 
 
 @pytest.mark.parametrize("call", NATIVE)
 def test_what_explain_says_is_what_is_lowered(call):
     text = jax.jit(NATIVE[call]).lower(X, W).as_text()
-    assert "jax_convbatch_im2col_gemm_fprop" in text
+    assert "jax_convbatch_implicit_gemm_fprop" in text
     assert "stablehlo.convolution" not in text
 
 
@@ -73,13 +76,13 @@ def test_up_to_three_spatial_axes_are_native(platform, rank):
         jnp.ones((*[3] * rank, 4, 8)),
         platform=platform,
     )
-    assert [row.engine for row in rows] == ["im2col_gemm"]
+    assert [row.engine for row in rows] == [DEFAULT[platform]]
 
 
 def test_groups_are_native(platform):
     w = jnp.ones((3, 3, 1, 16))
     rows = jc.explain(functools.partial(jc.conv, groups=16), X, w, platform=platform)
-    assert engines(rows) == {"im2col_gemm"}
+    assert engines(rows) == {DEFAULT[platform]}
     assert "groups 16" in rows[0].geometry
 
 
@@ -194,7 +197,7 @@ def twice(fun):
 def test_convolutions_are_found_inside(platform, wrap, count):
     fun = wrap(lambda x, w: jc.conv_bias_act(x, w, activation="relu").sum())
     rows = jc.explain(fun, X, W, platform=platform)
-    assert [row.engine for row in rows] == ["im2col_gemm"] * count
+    assert [row.engine for row in rows] == [DEFAULT[platform]] * count
 
 
 def test_the_backward_rule_of_the_layer_shows(platform):
@@ -233,7 +236,8 @@ def test_workspace_bytes_are_those_of_the_lowered_buffer(engine, dtype, limit):
 
 
 def test_no_workspace_where_the_filter_is_pointwise():
-    (row,) = jc.explain(jc.conv, X, jnp.ones((1, 1, 16, 8)))
+    conv = functools.partial(jc.conv, algorithm="im2col_gemm")
+    (row,) = jc.explain(conv, X, jnp.ones((1, 1, 16, 8)))
     assert row.workspace_bytes == 0
     assert row.slice == 8
 
@@ -266,7 +270,7 @@ def test_it_takes_keyword_arguments_and_shapes_and_runs_nothing():
 
     def fun(x, *, w):
         jax.debug.callback(lambda: calls.append(1))
-        return jc.conv(x, w)
+        return jc.conv(x, w, algorithm="im2col_gemm")
 
     huge = shaped(1 << 20, 1024, 1024, 16, dtype="float32")
     (row,) = jc.explain(fun, huge, w=shaped(3, 3, 16, 32, dtype="float32"))

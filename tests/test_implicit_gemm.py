@@ -182,12 +182,3 @@ def test_what_it_does_not_cover_is_refused_by_name(hopper, x, w, kwargs):
     call = functools.partial(jc.conv, algorithm="implicit_gemm", **kwargs)
     with pytest.raises(ValueError, match=r"implicit_gemm.*cannot run this fprop"):
         jax.jit(call)(x, w)
-
-
-def test_it_is_refused_on_the_cpu():
-    x, w, _ = arrays(EDGES["3x3"], normal, "bfloat16")
-    with (
-        jax.default_device(jax.devices("cpu")[0]),
-        pytest.raises(ValueError, match=r"implicit_gemm.*platform 'cpu'"),
-    ):
-        jax.jit(functools.partial(jc.conv, algorithm="implicit_gemm"))(x, w)

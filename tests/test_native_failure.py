@@ -57,10 +57,10 @@ def test_the_handler_runs_with_what_it_needs(engine):
     ],
 )
 def test_an_error_names_operation_and_geometry(
-    engine, x_shape, workspace_bytes, message
+    column_engine, x_shape, workspace_bytes, message
 ):
     with pytest.raises(jax.errors.JaxRuntimeError) as error:
-        fprop(engine, x_shape, workspace_bytes)
+        fprop(column_engine, x_shape, workspace_bytes)
     assert message in str(error.value)
     assert "fprop of x[2, 1, 8, 8, 4], w[1, 3, 3, 4, 6]" in str(error.value)
 

@@ -66,21 +66,57 @@ def assert_same_bits(got, want, names=("y", "dx", "dw", "db")):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @each_layer
-def test_an_engine_is_bit_identical_to_the_loop_over_samples(engine, x64, layer, dtype):
+def test_columns_are_bit_identical_to_the_loop_over_samples(
+    column_engine, x64, layer, dtype
+):
     args, kwargs = make(layer, 6, dtype)
     want = results(args, algorithm="per_sample", **kwargs)
-    assert_same_bits(results(args, algorithm=engine, **kwargs), want)
+    assert_same_bits(results(args, algorithm=column_engine, **kwargs), want)
 
 
 @given(problem=problems())
 @settings(max_examples=25)
-def test_any_problem_is_bit_identical_to_the_loop_over_samples(engine, problem):
+def test_any_problem_is_bit_identical_to_the_loop_over_samples(column_engine, problem):
     arrays = [
         normal(i, s, "float32") for i, s in enumerate((problem.x, problem.w, problem.y))
     ]
     want = run(problem, *arrays, algorithm="per_sample")
-    for a, b in zip(run(problem, *arrays, algorithm=engine), want, strict=True):
+    got = run(problem, *arrays, algorithm=column_engine)
+    for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(bits(a), bits(b))
+
+
+@given(problem=problems(empty=False))
+@settings(max_examples=25)
+def test_the_last_sample_of_any_batch_has_the_bits_it_has_alone(engine, problem):
+    many = problem._replace(x=(5, *problem.x[1:]))
+    one = problem._replace(x=(1, *problem.x[1:]))
+    x, w, dy = (normal(i, s, "float32") for i, s in enumerate((many.x, many.w, many.y)))
+    want = run(many, x, w, dy, algorithm=engine)
+    got = run(one, x[-1:], w, dy[-1:], algorithm=engine)
+    np.testing.assert_array_equal(bits(got.y), bits(want.y)[-1:])
+    np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-1:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_room_for_its_sums_wgrad_has_the_same_bits(dtype):
+    x, w, dy = (
+        jnp.asarray(normal(i, shape, dtype))
+        for i, shape in enumerate([(9, 28, 28, 8), (3, 3, 8, 16), (9, 28, 28, 16)])
+    )
+
+    def wgrad(limit):
+        conv = functools.partial(jc.conv, workspace_limit=limit)
+        return lambda x, w, dy: jax.vjp(lambda w: conv(x, w), w)[1](dy)[0]
+
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu):
+        rows = [jc.explain(wgrad(limit), x, w, dy)[-1] for limit in (None, 0)]
+        assert {row.engine for row in rows} == {"implicit_gemm"}
+        assert rows[0].slice == rows[1].slice > 1
+        assert rows[0].workspace_bytes > rows[1].workspace_bytes == 0
+        got, want = (jax.jit(wgrad(limit))(x, w, dy) for limit in (0, None))
+    np.testing.assert_array_equal(bits(got), bits(want))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

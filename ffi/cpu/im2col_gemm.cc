@@ -16,8 +16,8 @@
 
 #include "blas.h"
 #include "blocks.h"
-#include "ffi_checks.h"
 #include "half.h"
+#include "handlers.h"
 #include "im2col.h"
 
 namespace jax_convbatch {
@@ -210,30 +210,6 @@ ffi::Error RunChecked(const char* op, const ConvGeometry& g, int64_t slice,
   return ffi::Error::Success();
 }
 
-template <typename T>
-T* Data(ffi::AnyBuffer buffer) {
-  return static_cast<T*>(buffer.untyped_data());
-}
-
-// Calls run(T{}) with the element type of `dtype`.
-template <typename Run>
-ffi::Error Dispatch(const char* op, const ConvGeometry& g, ffi::DataType dtype,
-                    Run run) {
-  switch (dtype) {
-    case ffi::F32:
-      return run(float{});
-    case ffi::F64:
-      return run(double{});
-    case ffi::F16:
-      return run(Half{});
-    case ffi::BF16:
-      return run(BFloat16{});
-    default:
-      return ffi::Error::InvalidArgument(
-          "jax_convbatch: unsupported dtype in " + Describe(op, g));
-  }
-}
-
 ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> y,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
@@ -292,22 +268,10 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer dy,
   });
 }
 
-// Two operands, the result and the workspace, and the same attributes for all.
-auto Binding() {
-  return ffi::Ffi::Bind()
-      .Arg<ffi::AnyBuffer>()
-      .Arg<ffi::AnyBuffer>()
-      .Ret<ffi::AnyBuffer>()
-      .Ret<ffi::AnyBuffer>(/*workspace*/)
-      .Attr<ConvGeometry>("geometry")
-      .Attr<int64_t>("slice")
-      .Attr<int64_t>("precision");
-}
-
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FpropCpu, FpropImpl, Binding());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DgradCpu, DgradImpl, Binding());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(WgradCpu, WgradImpl, Binding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FpropCpu, FpropImpl, ConvBinding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DgradCpu, DgradImpl, ConvBinding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(WgradCpu, WgradImpl, ConvBinding());
 
 }  // namespace jax_convbatch

@@ -7,6 +7,8 @@
 #include "bias_grad.h"
 #include "blas.h"
 #include "im2col_gemm.h"
+#include "implicit/kernels.h"
+#include "implicit_gemm.h"
 #include "parallel.h"
 #include "stopwatch.h"
 
@@ -27,6 +29,9 @@ nb::dict Targets() {
     targets[(prefix + "_dgrad").c_str()] = Handler(DgradCpu);
     targets[(prefix + "_wgrad").c_str()] = Handler(WgradCpu);
   }
+  targets["jax_convbatch_implicit_gemm_fprop"] = Handler(ImplicitFpropCpu);
+  targets["jax_convbatch_implicit_gemm_dgrad"] = Handler(ImplicitDgradCpu);
+  targets["jax_convbatch_implicit_gemm_wgrad"] = Handler(ImplicitWgradCpu);
   targets["jax_convbatch_bgrad"] = Handler(BiasGradCpu);
   return targets;
 }
@@ -34,6 +39,7 @@ nb::dict Targets() {
 nb::dict BuildInfo() {
   nb::dict info;
   info["compiler"] = __VERSION__;
+  info["instructions"] = InstructionSet();
   info["threads"] = std::to_string(ThreadCount());
   return info;
 }
@@ -49,6 +55,9 @@ nb::dict Times() {
 }  // namespace jax_convbatch
 
 NB_MODULE(_cpu, m) {
+  if (const char* problem = jax_convbatch::ChooseKernels()) {
+    throw nb::import_error(problem);
+  }
   jax_convbatch::LoadBlas();
   m.def("targets", &jax_convbatch::Targets, "FFI handlers by target name.");
   m.def("times", &jax_convbatch::Times,

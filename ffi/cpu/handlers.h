@@ -1,0 +1,48 @@
+// What the FFI handlers of the CPU's engines share.
+#ifndef JAX_CONVBATCH_CPU_HANDLERS_H_
+#define JAX_CONVBATCH_CPU_HANDLERS_H_
+
+#include "ffi_checks.h"
+#include "half.h"
+
+namespace jax_convbatch {
+
+template <typename T>
+T* Data(ffi::AnyBuffer buffer) {
+  return static_cast<T*>(buffer.untyped_data());
+}
+
+// Calls run(T{}) with the element type of `dtype`.
+template <typename Run>
+ffi::Error Dispatch(const char* op, const ConvGeometry& g, ffi::DataType dtype,
+                    Run run) {
+  switch (dtype) {
+    case ffi::F32:
+      return run(float{});
+    case ffi::F64:
+      return run(double{});
+    case ffi::F16:
+      return run(Half{});
+    case ffi::BF16:
+      return run(BFloat16{});
+    default:
+      return ffi::Error::InvalidArgument(
+          "jax_convbatch: unsupported dtype in " + Describe(op, g));
+  }
+}
+
+// Two operands, the result and the workspace, and the same attributes for all.
+inline auto ConvBinding() {
+  return ffi::Ffi::Bind()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>(/*workspace*/)
+      .Attr<ConvGeometry>("geometry")
+      .Attr<int64_t>("slice")
+      .Attr<int64_t>("precision");
+}
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CPU_HANDLERS_H_

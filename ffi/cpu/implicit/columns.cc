@@ -1,0 +1,174 @@
+#include "columns.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace jax_convbatch {
+namespace {
+
+// What is left of `a` modulo `b`, from 0 to b - 1.
+int64_t Residue(int64_t a, int64_t b) { return (a % b + b) % b; }
+
+}  // namespace
+
+std::vector<AxisClass> AxisRule::Classes() const {
+  const int64_t common = std::gcd(numerator, denominator);
+  const int64_t period = denominator / common;
+  std::vector<AxisClass> classes;
+  for (int64_t first = 0; first < std::min(period, places); ++first) {
+    AxisClass c;
+    c.first = first;
+    c.period = period;
+    c.count = (places - first + period - 1) / period;
+    c.step = numerator / common;
+    for (int64_t i = 0; i < taps; ++i) {
+      // Ascending offsets, whichever way the taps go.
+      const int64_t t = tap_step > 0 ? i : taps - 1 - i;
+      const int64_t at = first * numerator + shift + t * tap_step;
+      if (Residue(at, denominator) != 0) continue;
+      c.taps.push_back(t);
+      c.offsets.push_back(at / denominator);
+    }
+    c.adjacent = true;
+    for (size_t i = 1; i < c.offsets.size(); ++i) {
+      c.adjacent = c.adjacent && c.offsets[i] == c.offsets[i - 1] + 1;
+    }
+    classes.push_back(c);
+  }
+  return classes;
+}
+
+Reading FpropReading(const ConvGeometry& g) {
+  const Axes &s = g.stride, &i = g.input_dilation, &f = g.filter_dilation;
+  return {AxisRule{g.O, g.D, g.T, s.d, i.d, -g.pad.d, f.d}.Classes(),
+          AxisRule{g.P, g.H, g.R, s.h, i.h, -g.pad.h, f.h}.Classes(),
+          AxisRule{g.Q, g.W, g.S, s.w, i.w, -g.pad.w, f.w}.Classes(),
+          g.N,
+          {g.O, g.P, g.Q},
+          {g.D, g.H, g.W},
+          g.R,
+          g.S,
+          g.C,
+          g.group_C()};
+}
+
+Reading DgradReading(const ConvGeometry& g) {
+  const Axes &s = g.stride, &i = g.input_dilation, &f = g.filter_dilation;
+  return {AxisRule{g.D, g.O, g.T, i.d, s.d, g.pad.d, -f.d}.Classes(),
+          AxisRule{g.H, g.P, g.R, i.h, s.h, g.pad.h, -f.h}.Classes(),
+          AxisRule{g.W, g.Q, g.S, i.w, s.w, g.pad.w, -f.w}.Classes(),
+          g.N,
+          {g.D, g.H, g.W},
+          {g.O, g.P, g.Q},
+          g.R,
+          g.S,
+          g.K,
+          g.group_K()};
+}
+
+Columns::Columns(const Reading& reading, int64_t index, int64_t group)
+    : reading_(reading),
+      d_(reading.d[index / (reading.h.size() * reading.w.size())]),
+      h_(reading.h[index / reading.w.size() % reading.h.size()]),
+      w_(reading.w[index % reading.w.size()]),
+      group_(group),
+      channels_(reading.group_channels),
+      rows_(reading.samples * d_.count * h_.count * w_.count),
+      taps_(d_.taps.size() * h_.taps.size() * w_.taps.size()) {
+  const bool merges = channels_ == reading.channels && w_.adjacent;
+  run_taps_ = merges ? static_cast<int64_t>(w_.taps.size()) : 1;
+}
+
+int64_t Columns::FilterTap(int64_t tap) const {
+  const int64_t across = w_.taps.size(), down = h_.taps.size();
+  const int64_t t = d_.taps[tap / (across * down)];
+  const int64_t r = h_.taps[tap / across % down];
+  return (t * reading_.R + r) * reading_.S + w_.taps[tap % across];
+}
+
+Columns::Position Columns::At(int64_t row) const {
+  Position at;
+  at.w = row % w_.count;
+  row /= w_.count;
+  at.h = row % h_.count;
+  row /= h_.count;
+  at.d = row % d_.count;
+  at.n = row / d_.count;
+  return at;
+}
+
+void Columns::Advance(Position* at) const {
+  if (++at->w < w_.count) return;
+  at->w = 0;
+  if (++at->h < h_.count) return;
+  at->h = 0;
+  if (++at->d < d_.count) return;
+  at->d = 0;
+  ++at->n;
+}
+
+void Columns::Places(int64_t row, int64_t count, int64_t* places) const {
+  const Axes& size = reading_.places;
+  Position at = At(row);
+  for (int64_t i = 0; i < count; ++i, Advance(&at)) {
+    const int64_t d = d_.first + at.d * d_.period;
+    const int64_t h = h_.first + at.h * h_.period;
+    const int64_t w = w_.first + at.w * w_.period;
+    places[i] = ((at.n * size.d + d) * size.h + h) * size.w + w;
+  }
+}
+
+template <typename A>
+void Columns::Pack(const void* image, Element type, int64_t row, int64_t count,
+                   int64_t begin, int64_t end, A* to) const {
+  const Axes& size = reading_.pixels;
+  const int64_t pixel = reading_.channels * ElementSize(type);
+  const int64_t element = ElementSize(type);
+  const char* data =
+      static_cast<const char*>(image) + group_ * channels_ * element;
+  Position rows[kBlockDepth];
+  rows[0] = At(row);
+  for (int64_t i = 1; i < count; ++i) {
+    rows[i] = rows[i - 1];
+    Advance(&rows[i]);
+  }
+  Run runs[kBlockDepth];
+  const int64_t run = run_taps_ * channels_;
+  for (int64_t k = begin; k < end;) {
+    // Columns [from, until) of the run that starts with tap `tap`.
+    const int64_t from = k % run, until = std::min(run, from + end - k);
+    const int64_t tap = k / run * run_taps_;
+    const int64_t across = w_.taps.size(), down = h_.taps.size();
+    const int64_t d0 = d_.offsets[tap / (across * down)];
+    const int64_t h0 = h_.offsets[tap / across % down];
+    const int64_t w0 = w_.offsets[tap % across];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t d = rows[i].d * d_.step + d0;
+      const int64_t h = rows[i].h * h_.step + h0;
+      const int64_t w = rows[i].w * w_.step + w0;
+      int64_t low = from, high = until;
+      // Columns before `low` and from `high` on are padding.
+      if (w < 0) low = std::max(from, -w * channels_);
+      if (w + run_taps_ > size.w) {
+        high = std::min(until, (size.w - w) * channels_);
+      }
+      if (d < 0 || d >= size.d || h < 0 || h >= size.h || low >= high) {
+        runs[i] = {nullptr, static_cast<int32_t>(until - from), 0, 0};
+        continue;
+      }
+      const int64_t at = ((rows[i].n * size.d + d) * size.h + h) * size.w + w;
+      runs[i] = {
+          data + at * pixel + low * element, static_cast<int32_t>(low - from),
+          static_cast<int32_t>(high - low), static_cast<int32_t>(until - high)};
+    }
+    ChosenKernels<A>().pack_runs(type, runs, count, to + (k - begin));
+    k += until - from;
+  }
+}
+
+template void Columns::Pack(const void*, Element, int64_t, int64_t, int64_t,
+                            int64_t, float*) const;
+template void Columns::Pack(const void*, Element, int64_t, int64_t, int64_t,
+                            int64_t, double*) const;
+
+}  // namespace jax_convbatch

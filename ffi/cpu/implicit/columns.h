@@ -1,0 +1,100 @@
+// The left operand of implicit_gemm: a matrix whose rows are places of a result
+// and whose columns are what these read from an image. It is never in memory;
+// blocks of it are packed when they are multiplied.
+//
+// fprop reads x and makes y, dgrad reads dy and makes dx, by one rule for each
+// axis: place i reads pixel j with tap t where
+//
+//   j * denominator == i * numerator + shift + t * tap_step.
+//
+// A denominator over 1 (the input dilation of fprop, the stride of dgrad) makes
+// most taps miss at any one place; which of them hit repeats with a period. The
+// places of one residue class use the same taps, and the pixels that these read
+// advance by a constant step: each class is a dense product of its own, in
+// which nothing is multiplied by the zeros between pixels.
+#ifndef JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_
+#define JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "conv_geometry.h"
+#include "kernels.h"
+
+namespace jax_convbatch {
+
+// Bytes of an element in memory.
+inline int64_t ElementSize(Element type) {
+  return type == Element::kF64 ? 8 : type == Element::kF32 ? 4 : 2;
+}
+
+// The element type that sums of type `A` have in memory.
+template <typename A>
+constexpr Element kNative = sizeof(A) == 8 ? Element::kF64 : Element::kF32;
+
+// The places first, first + period, ... of an axis. Place number u of these
+// reads, with tap taps[q], pixel u * step + offsets[q]; offsets ascend.
+struct AxisClass {
+  int64_t first, period, count, step;
+  std::vector<int64_t> taps, offsets;
+  bool adjacent;  // whether each offset is one more than the one before
+};
+
+struct AxisRule {
+  int64_t places, pixels, taps, numerator, denominator, shift, tap_step;
+
+  std::vector<AxisClass> Classes() const;
+};
+
+// All classes of a result, and the image that they read.
+struct Reading {
+  std::vector<AxisClass> d, h, w;
+  int64_t samples;
+  Axes places, pixels;  // of one sample of the result, of the image
+  int64_t R, S;         // of the filter
+  int64_t channels, group_channels;  // of the image
+
+  // Number of classes that have places.
+  int64_t count() const { return d.size() * h.size() * w.size(); }
+};
+
+Reading FpropReading(const ConvGeometry& g);
+Reading DgradReading(const ConvGeometry& g);
+
+// The matrix of one class and group.
+class Columns {
+ public:
+  Columns(const Reading& reading, int64_t index, int64_t group);
+
+  int64_t rows() const { return rows_; }
+  int64_t depth() const { return taps_ * channels_; }
+  int64_t taps() const { return taps_; }
+
+  // The filter's tap, (t * R + r) * S + s, that columns tap * channels and so
+  // on belong to.
+  int64_t FilterTap(int64_t tap) const;
+  // The place, counted over the whole result, of each of `count` rows.
+  void Places(int64_t row, int64_t count, int64_t* places) const;
+  // Rows [row, row + count) and columns [begin, end) at `to`, with row length
+  // kRowLength. At most kBlockDepth of either.
+  template <typename A>
+  void Pack(const void* image, Element type, int64_t row, int64_t count,
+            int64_t begin, int64_t end, A* to) const;
+
+ private:
+  struct Position {
+    int64_t n, d, h, w;
+  };
+  Position At(int64_t row) const;
+  void Advance(Position* at) const;
+
+  const Reading& reading_;
+  const AxisClass &d_, &h_, &w_;
+  int64_t group_, channels_, rows_, taps_;
+  // Taps that lie side by side in memory.
+  int64_t run_taps_;
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_

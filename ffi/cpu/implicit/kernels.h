@@ -1,0 +1,75 @@
+// The inner loops of implicit_gemm: one table of functions for each instruction
+// set and type of the arithmetic. The files that implement them are compiled
+// for processors that may not be there, so nothing inline may be shared with
+// them: declarations only here, and no standard headers there but <cstdint>.
+#ifndef JAX_CONVBATCH_CPU_IMPLICIT_KERNELS_H_
+#define JAX_CONVBATCH_CPU_IMPLICIT_KERNELS_H_
+
+#include <cstdint>
+
+namespace jax_convbatch {
+
+// Depth of a block: how many terms are added between loading a tile of the
+// result and storing it. 256 rows of a panel of 32 columns are 32 KiB.
+constexpr int64_t kBlockDepth = 256;
+// Row length of a packed block of the left operand. The odd number of cache
+// lines spreads a tile's rows over the sets of the L1.
+constexpr int64_t kRowLength = kBlockDepth + 16;
+// No kernel has more rows.
+constexpr int kMaxRows = 14;
+
+// How elements lie in memory; f16 and bf16 are multiplied in f32.
+enum class Element : int { kF64, kF32, kF16, kBF16 };
+
+// A piece of a packed row: zeros, elements from memory, zeros.
+struct Run {
+  const void* from;
+  int32_t before, count, after;
+};
+
+// `A` is float or double. A panel is a matrix [depth, width] whose width is
+// that of two vectors, or of one where that is enough for what is left.
+template <typename A>
+struct Kernels {
+  int vector;  // elements
+  int rows;    // of the largest tile: it fills the registers
+
+  // A tile of the result at c[i] + column gets (or, with `add`, is increased
+  // by) left * panel, one term after the other. Element (i, k) of `left` is at
+  // left[i * kRowLength + k], or with `by_depth` at left[k * kRowLength + i].
+  // At most `rows` rows, any number of columns up to the panel's width.
+  void (*multiply)(bool by_depth, int rows, int64_t depth, const A* left,
+                   const A* panel, int width, A* const* c, int64_t column,
+                   int columns, bool add);
+
+  // Row i of a block: runs[i], at to + i * kRowLength. Up to 15 elements behind
+  // each run may be overwritten.
+  void (*pack_runs)(Element type, const Run* runs, int64_t rows, A* to);
+  // Panels whose row k is rows[k]; a panel's size is depth * 2 vectors.
+  void (*pack_panels)(Element type, const void* const* rows, int64_t depth,
+                      int64_t columns, A* to);
+  // The same where rows[j] is column j, for `count` rows of the panels from
+  // row `first` of `depth`.
+  void (*pack_transposed)(Element type, const void* const* rows, int64_t depth,
+                          int64_t first, int64_t count, int64_t columns, A* to);
+  // to[0, count) = from[0, count), rounded to nearest even.
+  void (*convert)(Element type, const A* from, int64_t count, void* to);
+  // 2 * rows * vector * 2 operations a turn, none waiting for the one before.
+  void (*fma_loop)(int64_t turns);
+};
+
+// What the processor has, or what JAX_CONVBATCH_ISA asks for. ChooseKernels
+// must be called first; it returns why it could not, or null.
+const char* ChooseKernels();
+const char* InstructionSet();
+template <typename A>
+const Kernels<A>& ChosenKernels();
+
+template <typename A>
+struct KernelTables {
+  static const Kernels<A> kPortable, kAvx2, kAvx512;
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CPU_IMPLICIT_KERNELS_H_

@@ -1,0 +1,42 @@
+// Each thread's packed blocks: less than 4 MiB, made once and kept.
+#ifndef JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_
+#define JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "kernels.h"
+
+namespace jax_convbatch {
+
+// The panels of a block should stay in the L2, with the results beside them.
+constexpr int64_t kPanelBytes = 1 << 20;
+constexpr int64_t kSumBytes = 1 << 20;
+
+template <typename A>
+struct Scratch {
+  A *left, *panels, *sums, *part;
+
+  static Scratch Get() {
+    constexpr int64_t kLeft = kBlockDepth * kRowLength * sizeof(double);
+    struct Free {
+      void operator()(char* at) const { std::free(at); }
+    };
+    thread_local std::unique_ptr<char, Free> memory;
+    if (!memory) {
+      memory.reset(static_cast<char*>(std::aligned_alloc(
+          4096, (kLeft + kPanelBytes + 2 * kSumBytes + 4095) / 4096 * 4096)));
+      if (!memory) throw std::bad_alloc();
+    }
+    char* at = memory.get();
+    return {reinterpret_cast<A*>(at), reinterpret_cast<A*>(at + kLeft),
+            reinterpret_cast<A*>(at + kLeft + kPanelBytes),
+            reinterpret_cast<A*>(at + kLeft + kPanelBytes + kSumBytes)};
+  }
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_

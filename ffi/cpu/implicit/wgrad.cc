@@ -1,0 +1,228 @@
+#include "wgrad.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "scratch.h"
+#include "tasks.h"
+
+namespace jax_convbatch {
+namespace {
+
+// Blocks of dw, as the plan counts them. The rows are a multiple of every
+// kernel's tile.
+constexpr int64_t kRows = 252, kColumns = 512;
+
+// One result for each class: rows are columns of x, columns are output
+// channels.
+template <typename A>
+class Product {
+ public:
+  Product(const Wgrad& f)
+      : f_(f),
+        kernels_(ChosenKernels<A>()),
+        reading_(FpropReading(f.g)),
+        columns_(f.g.group_K(), ColumnBlock(f.g)),
+        parts_(f.parts),
+        together_(parts_ > 1 && f.workspace == nullptr) {
+    for (int64_t i = 0; i < reading_.count(); ++i) {
+      const Columns left(reading_, i, 0);
+      classes_.push_back(
+          {tasks_, Pieces(left.depth(), kRows),
+           Pieces(left.rows(),
+                  RoundUp(CeilDiv(left.rows(), parts_), kBlockDepth))});
+      const Class& c = classes_.back();
+      tasks_ +=
+          c.rows.count * columns_.count * f.g.groups * (together_ ? 1 : parts_);
+      work_ = std::max(work_, std::min(kRows, left.depth()) * columns_.length *
+                                  (together_ ? left.rows() : c.pixels.length));
+    }
+  }
+
+  void Run() {
+    // Taps that no class has read nothing but zeros.
+    if (Taps() < f_.g.taps()) {
+      std::memset(f_.dw, 0, f_.g.w_size() * ElementSize(f_.type));
+      if (parts_ > 1 && !together_) {
+        std::memset(f_.workspace, 0, parts_ * f_.g.w_size() * sizeof(A));
+      }
+    }
+    ParallelFor(tasks_, Grain(work_), [&](int64_t begin, int64_t end) {
+      size_t index = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        while (index + 1 < classes_.size() && classes_[index + 1].task <= i) {
+          ++index;
+        }
+        RunTask(index, i - classes_[index].task);
+      }
+    });
+    if (parts_ > 1 && !together_) AddParts();
+  }
+
+ private:
+  struct Class {
+    int64_t task;  // the first
+    Pieces rows, pixels;
+  };
+
+  static int64_t ColumnBlock(const ConvGeometry& g) {
+    const int64_t blocks = CeilDiv(g.group_K(), kColumns);
+    return RoundUp(CeilDiv(g.group_K(), std::max<int64_t>(blocks, 1)), 32);
+  }
+
+  int64_t Taps() const {
+    int64_t taps = 0;
+    for (int64_t i = 0; i < reading_.count(); ++i) {
+      taps += Columns(reading_, i, 0).taps();
+    }
+    return taps;
+  }
+
+  void RunTask(int64_t index, int64_t task) const {
+    const Class& c = classes_[index];
+    const int64_t column = task % columns_.count;
+    task /= columns_.count;
+    const int64_t row = task % c.rows.count;
+    task /= c.rows.count;
+    const int64_t group = task % f_.g.groups;
+    const int64_t part = task / f_.g.groups;
+    const Columns left(reading_, index, group);
+    const Block block{left,
+                      group,
+                      c.rows.begin(row),
+                      c.rows.end(row),
+                      columns_.begin(column),
+                      columns_.end(column)};
+    const bool in_place = f_.type == kNative<A>;
+    if (parts_ > 1 && !together_) {
+      A* sum = part == 0 && in_place
+                   ? static_cast<A*>(f_.dw)
+                   : static_cast<A*>(f_.workspace) + part * f_.g.w_size();
+      Sum(block, c.pixels.begin(part), c.pixels.end(part), sum, false);
+    } else if (parts_ == 1 && in_place) {
+      Sum(block, 0, left.rows(), static_cast<A*>(f_.dw), false);
+    } else {
+      SumTogether(block, c.pixels);
+    }
+  }
+
+  // A part of dw: rows and columns of one class's and group's matrix.
+  struct Block {
+    const Columns& left;
+    int64_t group, row, row_end, column, column_end;
+
+    int64_t width() const { return column_end - column; }
+  };
+
+  // Where row k of a block's matrix starts in a filter.
+  int64_t FilterRow(const Block& b, int64_t k) const {
+    const int64_t channels = f_.g.group_C();
+    const int64_t row =
+        b.left.FilterTap(k / channels) * channels + k % channels;
+    return row * f_.g.K + b.group * f_.g.group_K() + b.column;
+  }
+
+  // The sum over pixels [begin, end), in the places of a filter at `to`, or as
+  // a matrix of its own.
+  void Sum(const Block& b, int64_t begin, int64_t end, A* to,
+           bool matrix) const {
+    const Scratch<A> scratch = Scratch<A>::Get();
+    const ConvGeometry& g = f_.g;
+    const int64_t size = ElementSize(f_.type);
+    const char* dy = static_cast<const char*>(f_.dy) +
+                     (b.group * g.group_K() + b.column) * size;
+    A* sums[kRows];
+    for (int64_t k = b.row; k < b.row_end; ++k) {
+      sums[k - b.row] =
+          to + (matrix ? (k - b.row) * b.width() : FilterRow(b, k));
+      if (end <= begin) std::fill_n(sums[k - b.row], b.width(), A(0));
+    }
+    for (int64_t p = begin; p < end; p += kBlockDepth) {
+      const int64_t count = std::min(kBlockDepth, end - p);
+      int64_t places[kBlockDepth];
+      const void* rows[kBlockDepth];
+      b.left.Places(p, count, places);
+      for (int64_t i = 0; i < count; ++i) rows[i] = dy + places[i] * g.K * size;
+      kernels_.pack_panels(f_.type, rows, count, b.width(), scratch.panels);
+      b.left.Pack(f_.x, f_.type, p, count, b.row, b.row_end, scratch.left);
+      MultiplyTiles(b.row_end - b.row, count, b.width(), scratch, sums,
+                    p > begin);
+    }
+  }
+
+  void MultiplyTiles(int64_t rows, int64_t depth, int64_t columns,
+                     const Scratch<A>& scratch, A* const* sums,
+                     bool add) const {
+    const int pair = 2 * kernels_.vector;
+    for (int64_t i = 0; i < rows; i += kernels_.rows) {
+      const int tile =
+          static_cast<int>(std::min<int64_t>(kernels_.rows, rows - i));
+      for (int64_t j = 0; j < columns; j += pair) {
+        const int there =
+            static_cast<int>(std::min<int64_t>(pair, columns - j));
+        kernels_.multiply(true, tile, depth, scratch.left + i,
+                          scratch.panels + j * depth,
+                          there > kernels_.vector ? pair : kernels_.vector,
+                          sums + i, j, there, add);
+      }
+    }
+  }
+
+  // All parts of a block, one after the other.
+  void SumTogether(const Block& b, const Pieces& pixels) const {
+    const Scratch<A> scratch = Scratch<A>::Get();
+    const int64_t count = (b.row_end - b.row) * b.width();
+    for (int64_t part = 0; part < parts_; ++part) {
+      A* sum = part == 0 ? scratch.sums : scratch.part;
+      Sum(b, pixels.begin(part), pixels.end(part), sum, true);
+      if (part == 0) continue;
+      for (int64_t i = 0; i < count; ++i) scratch.sums[i] += sum[i];
+    }
+    for (int64_t k = b.row; k < b.row_end; ++k) {
+      char* to =
+          static_cast<char*>(f_.dw) + FilterRow(b, k) * ElementSize(f_.type);
+      kernels_.convert(f_.type, scratch.sums + (k - b.row) * b.width(),
+                       b.width(), to);
+    }
+  }
+
+  void AddParts() const {
+    const int64_t size = f_.g.w_size();
+    const bool in_place = f_.type == kNative<A>;
+    ParallelFor(size, 1 << 15, [&](int64_t begin, int64_t end) {
+      const A* parts = static_cast<const A*>(f_.workspace);
+      A* sum =
+          in_place ? static_cast<A*>(f_.dw) : static_cast<A*>(f_.workspace);
+      for (int64_t part = 1; part < parts_; ++part) {
+        const A* more = parts + part * size;
+        for (int64_t i = begin; i < end; ++i) sum[i] += more[i];
+      }
+      if (!in_place) {
+        char* to = static_cast<char*>(f_.dw) + begin * ElementSize(f_.type);
+        kernels_.convert(f_.type, sum + begin, end - begin, to);
+      }
+    });
+  }
+
+  const Wgrad& f_;
+  const Kernels<A>& kernels_;
+  const Reading reading_;
+  const Pieces columns_;
+  const int64_t parts_;
+  const bool together_;
+  std::vector<Class> classes_;
+  int64_t tasks_ = 0, work_ = 1;
+};
+
+}  // namespace
+
+template <typename A>
+void Wgrad::Run() const {
+  Product<A>(*this).Run();
+}
+
+template void Wgrad::Run<float>() const;
+template void Wgrad::Run<double>() const;
+
+}  // namespace jax_convbatch

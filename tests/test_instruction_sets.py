@@ -1,0 +1,62 @@
+"""The CPU's kernels for every instruction set that this processor has."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Prints what the module says of itself, then compares with the oracle.
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
+import jax, numpy as np
+from problems import Problem, exact, run, whole
+import oracle
+from jax_convbatch import targets
+problem = targets.problem("cpu")
+print(problem or targets.instruction_set())
+if problem:
+    sys.exit()
+jax.config.update("jax_enable_x64", True)
+CASES = [
+    ((2, 15, 17, 40), (3, 3, 40, 70), (1, 1), (1, 1), 1),
+    ((2, 15, 17, 33), (5, 3, 33, 15), (2, 3), (1, 1), 1),
+    ((2, 5, 7, 16), (4, 4, 4, 24), (1, 1), (2, 2), 4),
+    ((2, 9, 9, 48), (3, 3, 1, 48), (2, 2), (1, 1), 48),
+    ((1, 8, 8, 300), (1, 1, 300, 3), (1, 1), (1, 1), 1),
+]
+for x, w, strides, dilation, groups in CASES:
+    conv = oracle.Conv(strides, ((1, 1),) * 2, dilation, (1, 1), groups)
+    case = Problem(x, w, conv, ("NHWC", "HWIO", "NHWC"))
+    for dtype in ("float64", "float32", "float16", "bfloat16"):
+        arrays = [whole(i, s, dtype, 1) for i, s in enumerate((case.x, case.w, case.y))]
+        got = run(case, *arrays, algorithm="implicit_gemm")
+        for a, b in zip(got, exact(case, *arrays), strict=True):
+            np.testing.assert_array_equal(a, b.astype(a.dtype))
+"""
+
+
+def run_with(isa):
+    code = PROGRAM.format(folder=os.path.dirname(__file__))
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "JAX_CONVBATCH_ISA": isa, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout.strip()
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+def test_every_instruction_set_is_exact(isa):
+    said = run_with(isa)
+    if "this processor lacks" in said:
+        pytest.skip(said)
+    assert said == isa
+
+
+def test_an_unknown_instruction_set_is_named():
+    assert "JAX_CONVBATCH_ISA must be avx512, avx2 or portable" in run_with("mmx")
