@@ -13,10 +13,10 @@
 namespace jax_convbatch::hopper {
 
 // Adds a part of what `call` computes to a problem whose other members are set.
-// False where the driver refuses.
+// The kernel stores boxes of `store_pixels`. False where the driver refuses.
 template <int kParts>
 bool AddPart(const ConvCall& call, const Activations& in,
-             const Activations& out, const PartAxes& axes,
+             const Activations& out, const PartAxes& axes, int store_pixels,
              ConvProblem<kParts>* problem) {
   const PartAxis &h = axes.h, &w = axes.w;
   ConvPart& part = problem->part[problem->parts++];
@@ -39,11 +39,38 @@ bool AddPart(const ConvCall& call, const Activations& in,
     return false;
   }
   if constexpr (kParts == 1) {
-    return EncodeTiled(&part.output, call.type, call.result,
-                       {out.c, part.pixels}, {64, 64});
+    return EncodeTiled(
+        &part.output, call.type, call.result, {out.c, part.pixels},
+        {128 / ElementBytes(call.type), store_pixels}, Copy::kStore);
   }
   return EncodeIm2col(&part.output, call.type, call.result,
-                      OutputWalk(out, axes));
+                      OutputWalk(out, axes, store_pixels), Copy::kStore);
+}
+
+// weights[taps, C, K] are copied in boxes of box_c x 128 bytes. False where the
+// driver refuses.
+template <int kParts, typename Parts>
+bool MakeConvProblem(const ConvCall& call, const Activations& in,
+                     const Activations& out, const Parts& parts, int box_c,
+                     int store_pixels, ConvProblem<kParts>* problem) {
+  const ConvGeometry& g = call.g;
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  const int block = 128 / ElementBytes(call.type);
+  problem->channels = static_cast<int>(out.c);
+  problem->channel_blocks = static_cast<int>((in.c + block - 1) / block);
+  problem->filter_width = static_cast<int>(g.S);
+  problem->n_tiles = static_cast<int>((out.c + n - 1) / n);
+  if (!EncodeTiled(&problem->weights, call.type, call.rhs, {g.K, g.C, g.taps()},
+                   {block, box_c, 1})) {
+    return false;
+  }
+  int pixels = 0;
+  for (const PartAxes& part : parts) {
+    if (!AddPart(call, in, out, part, store_pixels, problem)) return false;
+    pixels = std::max(pixels, problem->part[problem->parts - 1].pixels);
+  }
+  problem->tiles = (pixels + m - 1) / m * problem->n_tiles * problem->parts;
+  return true;
 }
 
 template <typename Config, int kParts>
@@ -57,29 +84,15 @@ cudaError_t LaunchConv(const ConvProblem<kParts>& problem, int blocks,
   return cudaGetLastError();
 }
 
-// weights[taps, C, K] are copied in boxes of box_c x 64.
 template <typename T, Contiguous kWeights, int kParts, typename Parts>
 cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
                     Stage stage, cudaStream_t stream) {
-  const ConvGeometry& g = call.g;
-  const int m = call.plan.tile_m, n = call.plan.tile_n;
   ConvProblem<kParts> problem{};
-  problem.channels = static_cast<int>(out.c);
-  problem.channel_blocks = static_cast<int>((in.c + 63) / 64);
-  problem.filter_width = static_cast<int>(g.S);
-  problem.n_tiles = static_cast<int>((out.c + n - 1) / n);
-  if (!EncodeTiled(&problem.weights, call.type, call.rhs, {g.K, g.C, g.taps()},
-                   {64, box_c, 1})) {
+  if (!MakeConvProblem(call, in, out, parts, box_c, 64, &problem)) {
     return cudaErrorInvalidValue;
   }
-  int pixels = 0;
-  for (const PartAxes& part : parts) {
-    if (!AddPart(call, in, out, part, &problem)) return cudaErrorInvalidValue;
-    pixels = std::max(pixels, problem.part[problem.parts - 1].pixels);
-  }
-  problem.tiles = (pixels + m - 1) / m * problem.n_tiles * problem.parts;
-
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
   auto launch = [&](auto config) {
     return LaunchConv<decltype(config)>(problem, call.plan.blocks, stage,
                                         stream);

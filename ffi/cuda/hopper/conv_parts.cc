@@ -100,15 +100,15 @@ Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels) {
           h.upper, w.upper, h.input_step, w.input_step, pixels};
 }
 
-Im2colWalk OutputWalk(const Activations& out, const PartAxes& part) {
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part,
+                      int pixels) {
   const PartAxis &h = part.h, &w = part.w;
   auto upper = [](const PartAxis& a, int64_t size) {
     return a.output + (a.count - 1) * a.output_step - (size - 1);
   };
-  return {
-      out.n,    out.h,           out.w,           out.c,         h.output,
-      w.output, upper(h, out.h), upper(w, out.w), h.output_step, w.output_step,
-      64};
+  return {out.n,         out.h,         out.w,           out.c,
+          h.output,      w.output,      upper(h, out.h), upper(w, out.w),
+          h.output_step, w.output_step, pixels};
 }
 
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
@@ -122,7 +122,7 @@ bool IsWalkable(Type type, const Activations& in, const Activations& out,
   return fits(part.h.taps) && fits(part.w.taps) && pixels < kLimit &&
          (pixels / 64 + 1) * (out.c / 64 + 1) * kMaxParts < kLimit &&
          IsEncodable(type, InputWalk(in, part, 64)) &&
-         IsEncodable(type, OutputWalk(out, part));
+         IsEncodable(type, OutputWalk(out, part, 64));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -54,9 +54,9 @@ PartAxes FpropPart(const ConvGeometry& g);
 // more than kMaxParts.
 std::vector<PartAxes> DgradParts(const ConvGeometry& g);
 
-// How a part reads, in boxes of so many pixels, and how it writes.
+// How a part reads and writes, in boxes of so many pixels.
 Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels);
-Im2colWalk OutputWalk(const Activations& out, const PartAxes& part);
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels);
 
 // Whether taps and corners fit the copy engine's instruction, and the tiles
 // 32 bits.

@@ -1,4 +1,5 @@
 #include "cuda/hopper/conv_launch.cuh"
+#include "cuda/hopper/conv_tf32.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -23,8 +24,14 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
-                                  : Run<__half>(call, stage, stream);
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return DgradTf32(call, stage, stream);
+  }
 }
 
 }  // namespace jax_convbatch::hopper

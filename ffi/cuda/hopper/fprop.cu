@@ -1,6 +1,7 @@
 #include <array>
 
 #include "cuda/hopper/conv_launch.cuh"
+#include "cuda/hopper/conv_tf32.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -16,8 +17,14 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
-                                  : Run<__half>(call, stage, stream);
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return FpropTf32(call, stage, stream);
+  }
 }
 
 }  // namespace jax_convbatch::hopper

@@ -166,6 +166,40 @@ __device__ __forceinline__ void StoreMatrix4(uint32_t address, uint32_t a,
       : "memory");
 }
 
+__device__ __forceinline__ float4 LoadShared4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float2 LoadShared2(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void StoreShared4(uint32_t address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreShared2(uint32_t address, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x),
+               "f"(v.y)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreShared1(uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
 // Two f32 rounded to T, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t Pack(float low, float high);

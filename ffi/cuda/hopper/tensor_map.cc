@@ -20,14 +20,15 @@ Function* DriverFunction(const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
-CUtensorMapDataType MapType(Type type) {
+CUtensorMapDataType MapType(Type type, Copy copy) {
   switch (type) {
     case Type::kBf16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case Type::kF16:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     default:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+      return copy == Copy::kLoad ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   }
 }
 
@@ -49,7 +50,7 @@ bool IsEncodable(Type type, const Im2colWalk& walk) {
 }
 
 bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
-                  const Im2colWalk& walk) {
+                  const Im2colWalk& walk, Copy copy) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
       "cuTensorMapEncodeIm2col");
   if (encode == nullptr) return false;
@@ -66,16 +67,16 @@ bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
                        static_cast<int>(walk.upper_h)};
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(walk.stride_w),
                               static_cast<cuuint32_t>(walk.stride_h), 1};
-  return encode(map, MapType(type), 4, const_cast<void*>(data), sizes, strides,
-                lower, upper, 128 / ElementBytes(type), walk.pixels, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode(map, MapType(type, copy), 4, const_cast<void*>(data), sizes,
+                strides, lower, upper, 128 / ElementBytes(type), walk.pixels,
+                steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
-                 std::initializer_list<int> box) {
+                 std::initializer_list<int> box, Copy copy) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
       "cuTensorMapEncodeTiled");
   if (encode == nullptr) return false;
@@ -90,8 +91,8 @@ bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
     bytes *= extents[i];
     strides[i] = bytes;
   }
-  return encode(map, MapType(type), rank, const_cast<void*>(data), extents,
-                strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  return encode(map, MapType(type, copy), rank, const_cast<void*>(data),
+                extents, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

@@ -25,16 +25,19 @@ struct Im2colWalk {
   int pixels;
 };
 
+// Loads of Type::kTf32 round to the nearest TF32 on the way.
+enum class Copy { kLoad, kStore };
+
 // Whether the copy engine can express the walk.
 bool IsEncodable(Type type, const Im2colWalk& walk);
 
 // Both return false where the driver refuses. Boxes are swizzled by 128 bytes.
 // `sizes` and `box` are innermost first, dense.
 bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
-                  const Im2colWalk& walk);
+                  const Im2colWalk& walk, Copy copy = Copy::kLoad);
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
-                 std::initializer_list<int> box);
+                 std::initializer_list<int> box, Copy copy = Copy::kLoad);
 
 }  // namespace jax_convbatch::hopper
 

@@ -1,5 +1,6 @@
-// Warpgroup matrix multiply-accumulate: D[64, kN] += A[64, 16] B[16, kN], with
-// A and B in shared memory, D in f32 registers of the 128 threads.
+// Warpgroup matrix multiply-accumulate: D[64, kN] += A[64, k] B[k, kN], k = 16
+// for 16-bit elements and 8 for TF32, with A and B in shared memory (A may be
+// in registers for TF32), D in f32 registers of the 128 threads.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGMMA_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGMMA_CUH_
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ uint64_t Descriptor(uint32_t address) {
   return kDescriptorBase | (address & 0x3FFFF) >> 4;
 }
 
-// What 16 steps along the reduction add to a descriptor.
+// What k steps along the reduction add to a descriptor.
 template <Contiguous kLayout>
 inline constexpr uint64_t kReductionStep =
     kLayout == Contiguous::kReduction ? 32 >> 4 : 16 * 128 >> 4;
@@ -51,6 +52,8 @@ __device__ __forceinline__ void WgmmaWait() {
 }
 
 // The registers of D in the instruction's text ...
+#define JCB_TEXT_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define JCB_TEXT_32                                                   \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
   "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
@@ -74,6 +77,7 @@ __device__ __forceinline__ void WgmmaWait() {
 #define JCB_D8(i)                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
       "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define JCB_D_16(i) JCB_D8(i), JCB_D8(i + 8)
 #define JCB_D_32(i) JCB_D8(i), JCB_D8(i + 8), JCB_D8(i + 16), JCB_D8(i + 24)
 #define JCB_D_64(i) JCB_D_32(i), JCB_D_32(i + 32)
 #define JCB_D_128(i) JCB_D_64(i), JCB_D_64(i + 64)
@@ -89,16 +93,75 @@ __device__ __forceinline__ void WgmmaWait() {
       : JCB_D_##registers(0)                                                  \
       : "l"(a), "l"(b), "n"(kTransposeA), "n"(kTransposeB))
 
+// The same for TF32, which has no transpositions.
+#define JCB_WGMMA_TF32(n, registers, a_, b_)               \
+  asm volatile(                                            \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n" \
+      "wgmma.mma_async.sync.aligned.m64n" #n               \
+      "k8.f32.tf32.tf32"                                   \
+      " {" JCB_TEXT_##registers "}, %" #a_ ", %" #b_       \
+                                ", always, 1, 1;"          \
+                                "\n}\n"                    \
+      : JCB_D_##registers(0)                               \
+      : "l"(a), "l"(b))
+#define JCB_WGMMA_TF32_A(n, registers, a0, a1, a2, a3, b_)                \
+  asm volatile(                                                           \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"                \
+      "wgmma.mma_async.sync.aligned.m64n" #n                              \
+      "k8.f32.tf32.tf32"                                                  \
+      " {" JCB_TEXT_##registers "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 \
+                                "},"                                      \
+                                " %" #b_ ", always, 1, 1;\n}\n"           \
+      : JCB_D_##registers(0)                                              \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+// d += a b for TF32, both operands Contiguous::kReduction.
+template <int kN>
+__device__ __forceinline__ void WgmmaTf32(float (&d)[kN / 2], uint64_t a,
+                                          uint64_t b) {
+  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 256);
+  if constexpr (kN == 32) {
+    JCB_WGMMA_TF32(32, 16, 16, 17);
+  } else if constexpr (kN == 64) {
+    JCB_WGMMA_TF32(64, 32, 32, 33);
+  } else if constexpr (kN == 128) {
+    JCB_WGMMA_TF32(128, 64, 64, 65);
+  } else {
+    JCB_WGMMA_TF32(256, 128, 128, 129);
+  }
+}
+
+// The same with A in registers. Of a warp's 16 rows, lane l holds rows l / 4
+// and l / 4 + 8 of column l % 4, then of column l % 4 + 4.
+template <int kN>
+__device__ __forceinline__ void WgmmaTf32(float (&d)[kN / 2],
+                                          const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 256);
+  if constexpr (kN == 32) {
+    JCB_WGMMA_TF32_A(32, 16, 16, 17, 18, 19, 20);
+  } else if constexpr (kN == 64) {
+    JCB_WGMMA_TF32_A(64, 32, 32, 33, 34, 35, 36);
+  } else if constexpr (kN == 128) {
+    JCB_WGMMA_TF32_A(128, 64, 64, 65, 66, 67, 68);
+  } else {
+    JCB_WGMMA_TF32_A(256, 128, 128, 129, 130, 131, 132);
+  }
+}
+
 // d += a b.
 template <typename T, Contiguous kA, Contiguous kB, int kN>
 __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
                                       uint64_t b) {
   constexpr int kTransposeA = kA == Contiguous::kRows;
   constexpr int kTransposeB = kB == Contiguous::kRows;
+  constexpr bool kTf32 = std::is_same_v<T, float>;
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
-  static_assert(kBf16 || std::is_same_v<T, __half>);
-  static_assert(kN == 64 || kN == 128 || kN == 256);
-  if constexpr (kBf16 && kN == 64) {
+  static_assert(kBf16 || std::is_same_v<T, __half> || std::is_same_v<T, float>);
+  static_assert(kN == 64 || kN == 128 || kN == 256 || kTf32);
+  if constexpr (kTf32) {
+    static_assert(!kTransposeA && !kTransposeB);
+    WgmmaTf32<kN>(d, a, b);
+  } else if constexpr (kBf16 && kN == 64) {
     JCB_WGMMA("bf16", 64, 32, 32, 33, 34, 35);
   } else if constexpr (kBf16 && kN == 128) {
     JCB_WGMMA("bf16", 128, 64, 64, 65, 66, 67);
@@ -114,10 +177,14 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
 }
 
 #undef JCB_WGMMA
+#undef JCB_WGMMA_TF32
+#undef JCB_WGMMA_TF32_A
 #undef JCB_D8
+#undef JCB_D_16
 #undef JCB_D_32
 #undef JCB_D_64
 #undef JCB_D_128
+#undef JCB_TEXT_16
 #undef JCB_TEXT_32
 #undef JCB_TEXT_64
 #undef JCB_TEXT_128

@@ -1,41 +1,11 @@
 #include "cuda/hopper/conv.h"
-#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/wgrad_kernel.cuh"
-#include "cuda/hopper/wgrad_tiling.h"
+#include "cuda/hopper/wgrad_launch.h"
 
 namespace jax_convbatch::hopper {
 namespace {
-
-// False where the driver refuses.
-bool MakeProblem(const ConvCall& call, WgradProblem* problem) {
-  const ConvGeometry& g = call.g;
-  const WgradTiling tiling(g, call.plan.tile_m, call.plan.tile_n);
-  const PartAxes walk = FpropPart(g);
-  problem->dw = call.result;
-  problem->pieces = static_cast<float*>(call.workspace);
-  problem->C = static_cast<int>(g.C);
-  problem->K = static_cast<int>(g.K);
-  problem->taps = static_cast<int>(g.taps());
-  problem->filter_width = static_cast<int>(g.S);
-  problem->channel_blocks = static_cast<int>(tiling.channel_blocks);
-  problem->n_tiles = static_cast<int>(tiling.n_tiles);
-  problem->tiles = static_cast<int>(tiling.tiles());
-  problem->steps = static_cast<int>(tiling.steps);
-  problem->blocks = call.plan.blocks;
-  problem->rows = static_cast<int>(g.P);
-  problem->cols = static_cast<int>(g.Q);
-  problem->base_h = static_cast<int>(walk.h.input);
-  problem->base_w = static_cast<int>(walk.w.input);
-  problem->step_h = walk.h.input_step;
-  problem->step_w = walk.w.input_step;
-  problem->dilation_h = walk.h.taps.offset_step;
-  problem->dilation_w = walk.w.taps.offset_step;
-  return EncodeIm2col(&problem->x, call.type, call.lhs,
-                      InputWalk(InputOf(g), walk, 64)) &&
-         EncodeTiled(&problem->dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},
-                     {64, 64});
-}
 
 template <typename Config>
 cudaError_t Launch(const WgradProblem& problem, Stage stage,
@@ -60,7 +30,7 @@ cudaError_t Launch(const WgradProblem& problem, Stage stage,
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   WgradProblem problem{};
-  if (!MakeProblem(call, &problem)) return cudaErrorInvalidValue;
+  if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
     return Launch<decltype(config)>(problem, stage, stream);
   };
@@ -76,8 +46,14 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t Wgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
-                                  : Run<__half>(call, stage, stream);
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return WgradTf32(call, stage, stream);
+  }
 }
 
 }  // namespace jax_convbatch::hopper

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -60,12 +61,13 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
       1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
     return std::nullopt;
   }
+  if (type == Type::kTf32) return PlanWgradTf32(g, multiprocessors);
   constexpr int kShapes[][2] = {
       {256, 128}, {128, 256}, {256, 64}, {128, 128}, {128, 64}};
   Plan best{};
   double least = 0;
   for (const auto& [m, n] : kShapes) {
-    const WgradTiling tiling(g, m, n);
+    const WgradTiling tiling(g, type, m, n);
     const int64_t tiles = tiling.tiles();
     const int64_t all =
         std::min<int64_t>(multiprocessors, tiles * tiling.steps);

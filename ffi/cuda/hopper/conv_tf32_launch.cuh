@@ -1,0 +1,46 @@
+// Launches the kernel of a TF32 plan.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_TF32_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_TF32_LAUNCH_CUH_
+
+#include <algorithm>
+
+#include "cuda/hopper/conv_launch.cuh"
+#include "cuda/hopper/conv_tf32_kernel.cuh"
+
+namespace jax_convbatch::hopper {
+
+template <Contiguous kWeights, int kParts, typename Parts>
+cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
+                        const Activations& out, const Parts& parts, int box_c,
+                        Stage stage, cudaStream_t stream) {
+  auto launch = [&](auto config) {
+    using Config = decltype(config);
+    ConvProblem<kParts> problem{};
+    if (!MakeConvProblem(call, in, out, parts, box_c, Config::kStorePixels,
+                         &problem)) {
+      return cudaErrorInvalidValue;
+    }
+    const auto kernel = &ConvTf32Kernel<Config, kParts>;
+    const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
+    if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+    kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
+             Config::kSharedBytes, stream>>>(problem);
+    return cudaGetLastError();
+  };
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  // Only dgrad has it: with filters from registers, multiplications of 128
+  // columns are slower than those of 256.
+  if constexpr (kWeights == Contiguous::kReduction) {
+    if (m == 128 && n == 128) {
+      return launch(Tf32Config<128, 128, 6, kWeights>());
+    }
+  }
+  if (m == 256 && n == 64) return launch(Tf32Config<256, 64, 4, kWeights>());
+  if (m == 64 && n == 64) return launch(Tf32Config<64, 64, 8, kWeights>());
+  if (m == 32 && n == 64) return launch(Tf32Config<32, 64, 8, kWeights>());
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_TF32_LAUNCH_CUH_

@@ -1,0 +1,299 @@
+// wgrad of f32, multiplied as TF32: dw[tap, c, k] = sum over pixels of
+// x[pixel + tap, c] dy[pixel, k].
+//
+// Both operands have channels contiguous, while the multiplier takes TF32 from
+// shared memory only with the reduction, the pixels, contiguous. x is the left
+// operand and goes through registers, loaded across its rows. dy is transposed
+// within its stage by a warpgroup of its own. Otherwise the ring, the line of
+// steps and the pieces are those of wgrad_kernel.cuh, with stages of 32 pixels.
+//
+// The order of pixels within a multiplication of 8, and of rows and columns
+// within a tile, is the one that keeps every access to shared memory free of
+// conflicts; all sides agree on it.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TF32_KERNEL_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TF32_KERNEL_CUH_
+
+#include "cuda/hopper/tf32_fragments.cuh"
+#include "cuda/hopper/wgrad_kernel.cuh"
+
+namespace jax_convbatch::hopper {
+
+// Issue, transpose, multiply twice: 40 + 56 + 2 x 208 registers of 128 threads.
+inline constexpr int kWgradTf32Threads = 4 * kWarpgroup;
+inline constexpr int kTransposerRegisters = 56;
+inline constexpr int kWgradTf32ConsumerRegisters = 208;
+inline constexpr int kTransposeBarrier = 1;
+
+template <int kM_, int kN_, int kStages_>
+struct WgradTf32Config {
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
+  static constexpr int kRows = kM / 128;  // a warpgroup's, of 64
+  static constexpr int kXBoxes = kM / kTf32Block;
+  static constexpr int kBoxes = kXBoxes + kN / kTf32Block;
+  static constexpr int kXBytes = kXBoxes * kTf32BoxBytes;
+  static constexpr int kStageBytes = kBoxes * kTf32BoxBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
+  static constexpr int kIssuers = 4;
+  // Of a piece: four accumulators of every consumer thread at a time.
+  static constexpr int kQuads = kRows * kN / 8;
+  static constexpr int kPieceFloats = kM * kN;
+};
+
+// Where four accumulators of a consumer thread belong in dw: consecutive
+// channels of one row.
+template <typename Config>
+__device__ __forceinline__ void WriteQuadTf32(const WgradProblem& problem,
+                                              int tile, int quad, int thread,
+                                              float4 v) {
+  constexpr int kColumnQuads = Config::kN / 16;
+  const FragmentLane<Config::kRows> lane(thread);
+  const int row = quad / kColumnQuads;  // of the lane's 2 or 4
+  const int warpgroup = thread / kWarpgroup;
+  const int block = tile / problem.n_tiles * Config::kXBoxes +
+                    warpgroup * (Config::kXBoxes / kConsumers) + lane.box;
+  const int tap = block / problem.channel_blocks;
+  const int c = (block - tap * problem.channel_blocks) * kTf32Block +
+                lane.chunk * 4 + lane.half * 2 + row;
+  const int column = quad % kColumnQuads;
+  const int k = tile % problem.n_tiles * Config::kN + column / 2 * kTf32Block +
+                thread % 4 * 8 + column % 2 * 4;
+  if (tap >= problem.taps || c >= problem.C || k >= problem.K) return;
+  float* to = static_cast<float*>(problem.dw) +
+              (int64_t{tap} * problem.C + c) * problem.K + k;
+  *reinterpret_cast<float4*>(to) = v;
+}
+
+template <typename Config>
+__device__ __forceinline__ float4
+QuadOf(const float (&acc)[Config::kRows][Config::kN / 2], int quad) {
+  constexpr int kColumnQuads = Config::kN / 16;
+  const int row = quad / kColumnQuads, column = quad % kColumnQuads;
+  const float* a = &acc[row / 2][column / 2 * 16 + column % 2 + row % 2 * 2];
+  return make_float4(a[0], a[4], a[8], a[12]);
+}
+
+// The boxes of a stage are shared out among the issuing threads, one a warp.
+template <typename Config>
+__device__ __forceinline__ void IssueWgradTf32Copies(
+    const WgradProblem& problem, int issuer, uint32_t ring,
+    uint64_t (&loaded)[Config::kStages],
+    RingBarriers<Config::kStages>& barriers) {
+  RingPosition<Config::kStages> at;
+  const int64_t end = problem.Begin(blockIdx.x + 1);
+  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
+    const WgradPiece piece = PieceAt(problem, i, end);
+    i += piece.end - piece.begin;
+    const int channel = piece.tile % problem.n_tiles * Config::kN;
+    // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
+    const int first = piece.tile / problem.n_tiles * Config::kXBoxes;
+    const int x_boxes =
+        min(Config::kXBoxes, problem.taps * problem.channel_blocks - first);
+    const int channels = min(Config::kN, problem.K - channel);
+    const int bytes =
+        (x_boxes + (channels + kTf32Block - 1) / kTf32Block) * kTf32BoxBytes;
+    constexpr int kMine = Config::kXBoxes / Config::kIssuers;
+    int c[kMine], offset_h[kMine], offset_w[kMine];
+#pragma unroll
+    for (int m = 0; m < kMine; ++m) {
+      const int block = first + m * Config::kIssuers + issuer;
+      const int tap = block / problem.channel_blocks;
+      const int r = tap / problem.filter_width;
+      c[m] = (block - tap * problem.channel_blocks) * kTf32Block;
+      offset_h[m] = r * problem.dilation_h;
+      offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
+    }
+    for (int step = piece.begin; step < piece.end; ++step) {
+      const unsigned pixel = step * unsigned{kTf32Block};
+      const unsigned row = pixel / unsigned(problem.cols);
+      const unsigned image = row / unsigned(problem.rows);
+      const int w =
+          problem.base_w + int(pixel - row * problem.cols) * problem.step_w;
+      const int h =
+          problem.base_h + int(row - image * problem.rows) * problem.step_h;
+      const uint32_t full = SharedAddress(&loaded[at.stage]);
+      const uint32_t x = ring + at.stage * Config::kStageBytes;
+      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+      if (issuer == 0) {
+        BarrierArriveExpect(full, bytes);
+      } else {
+        BarrierArrive(full);
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kN / kTf32Block; ++n) {
+        if (n % Config::kIssuers != issuer || n * kTf32Block >= channels) {
+          continue;
+        }
+        LoadTile2(x + Config::kXBytes + n * kTf32BoxBytes, problem.dy, full,
+                  channel + n * kTf32Block, pixel);
+      }
+#pragma unroll
+      for (int m = 0; m < kMine; ++m) {
+        const int box = m * Config::kIssuers + issuer;
+        if (box >= x_boxes) continue;
+        LoadIm2col(x + box * kTf32BoxBytes, problem.x, full, c[m], w, h, image,
+                   offset_w[m], offset_h[m]);
+      }
+      at.Advance();
+    }
+  }
+}
+
+// Turns the dy of every stage, 32 pixels of 32 channels a box, into 32 rows of
+// pixels, in place. A thread turns blocks of 4 x 4: chunk `to` of a row holds
+// pixels 8 (to / 2) + to % 2 + {0, 2, 4, 6}; rows 8 j + q hold channel 4 q + j.
+template <typename Config>
+__device__ __forceinline__ void TransposeDy(
+    const WgradProblem& problem, uint32_t ring,
+    uint64_t (&loaded)[Config::kStages],
+    RingBarriers<Config::kStages>& barriers) {
+  constexpr int kBlocks = Config::kN / kTf32Block * 64;
+  constexpr int kEach = (kBlocks + kWarpgroup - 1) / kWarpgroup;
+  const int thread = threadIdx.x % kWarpgroup;
+  const int from = thread % 8, to = thread / 8 % 8;
+  const uint32_t box = Config::kXBytes + thread / 64 * kTf32BoxBytes;
+  uint32_t read[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int pixel = to / 2 * 8 + to % 2 + 2 * i;
+    read[i] = box + pixel * 128 + ((from ^ pixel % 8) << 4);
+  }
+  const uint32_t write = box + from * 128 + ((to ^ from) << 4);
+  const bool idle = thread >= kBlocks;
+  RingPosition<Config::kStages> at;
+  const int64_t steps =
+      problem.Begin(blockIdx.x + 1) - problem.Begin(blockIdx.x);
+  for (int64_t i = 0; i < steps; ++i) {
+    const uint32_t stage = ring + at.stage * Config::kStageBytes;
+    BarrierWait(SharedAddress(&loaded[at.stage]), at.round);
+    float4 v[kEach][4];
+    if (!idle) {
+#pragma unroll
+      for (int b = 0; b < kEach; ++b) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          v[b][p] = LoadShared4(stage + read[p] + b * 2 * kTf32BoxBytes);
+        }
+      }
+    }
+    NamedBarrier(kTransposeBarrier, kWarpgroup);
+    if (!idle) {
+#pragma unroll
+      for (int b = 0; b < kEach; ++b) {
+        const float4(&p)[4] = v[b];
+        const uint32_t row = stage + write + b * 2 * kTf32BoxBytes;
+        StoreShared4(row, make_float4(p[0].x, p[1].x, p[2].x, p[3].x));
+        StoreShared4(row + 1024, make_float4(p[0].y, p[1].y, p[2].y, p[3].y));
+        StoreShared4(row + 2048, make_float4(p[0].z, p[1].z, p[2].z, p[3].z));
+        StoreShared4(row + 3072, make_float4(p[0].w, p[1].w, p[2].w, p[3].w));
+      }
+    }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (thread % 32 == 0) {
+      BarrierArrive(SharedAddress(&barriers.full[at.stage]));
+    }
+    at.Advance();
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void ConsumeWgradTf32(
+    const WgradProblem& problem, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers) {
+  const int thread = threadIdx.x - 2 * kWarpgroup;
+  const uint32_t x =
+      ring + thread / kWarpgroup * (Config::kXBytes / kConsumers);
+  const uint32_t dy = ring + Config::kXBytes;
+  // Of 8 pixels, lane % 4 takes two in turn, as TransposeDy has them.
+  const FragmentLoader<Config::kRows> loader(2 * (threadIdx.x % 4), 1);
+  RingPosition<Config::kStages> at;
+  const int64_t end = problem.Begin(blockIdx.x + 1);
+  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
+    const WgradPiece piece = PieceAt(problem, i, end);
+    const int steps = piece.end - piece.begin;
+    i += steps;
+    float acc[Config::kRows][Config::kN / 2];
+    MultiplyFragments(acc, steps, x, dy, Config::kStageBytes, loader, barriers,
+                      at);
+    const bool whole = steps == problem.steps;
+    float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
+                       PieceSlot(problem, blockIdx.x, piece.tile) *
+                           (Config::kPieceFloats / 4) +
+                       thread;
+#pragma unroll
+    for (int quad = 0; quad < Config::kQuads; ++quad) {
+      const float4 v = QuadOf<Config>(acc, quad);
+      if (whole) {
+        WriteQuadTf32<Config>(problem, piece.tile, quad, thread, v);
+      } else {
+        piece_at[quad * kConsumers * kWarpgroup] = v;
+      }
+    }
+  }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(kWgradTf32Threads, 1)
+    WgradTf32Kernel(const __grid_constant__ WgradProblem problem) {
+  extern __shared__ uint8_t shared[];
+  // A stage is loaded once its copies are there, full once dy is transposed.
+  __shared__ RingBarriers<Config::kStages> barriers;
+  __shared__ alignas(8) uint64_t loaded[Config::kStages];
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (threadIdx.x == 0) {
+    for (uint64_t& barrier : loaded) {
+      BarrierInit(SharedAddress(&barrier), Config::kIssuers);
+    }
+    barriers.Init(kWarpgroup / 32, kConsumers * kWarpgroup / 32);
+  }
+  __syncthreads();
+  const int warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    GiveRegisters<kProducerRegisters>();
+    if (threadIdx.x % 32 == 0) {
+      IssueWgradTf32Copies<Config>(problem, threadIdx.x / 32, ring, loaded,
+                                   barriers);
+    }
+  } else if (warpgroup == 1) {
+    GiveRegisters<kTransposerRegisters>();
+    TransposeDy<Config>(problem, ring, loaded, barriers);
+  } else {
+    TakeRegisters<kWgradTf32ConsumerRegisters>();
+    ConsumeWgradTf32<Config>(problem, ring, barriers);
+  }
+}
+
+// As AddPieces.
+template <typename Config>
+__global__ void __launch_bounds__(kConsumers* kWarpgroup)
+    AddPiecesTf32(const __grid_constant__ WgradProblem problem) {
+  const int tile = blockIdx.x / Config::kQuads;
+  const int quad = blockIdx.x % Config::kQuads;
+  const int64_t line_begin = int64_t{tile} * problem.steps;
+  const int64_t line_end = line_begin + problem.steps;
+  auto holder = [&](int64_t step) {
+    const int64_t line = int64_t{problem.tiles} * problem.steps;
+    int block = static_cast<int>(step * problem.blocks / line);
+    while (problem.Begin(block + 1) <= step) ++block;
+    return block;
+  };
+  const int first = holder(line_begin);
+  const int last = holder(line_end - 1);
+  if (first == last) return;  // whole: in dw already
+  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
+                         quad * kConsumers * kWarpgroup + threadIdx.x;
+  auto piece = [&](int64_t slot) {
+    return pieces[slot * (Config::kPieceFloats / 4)];
+  };
+  float4 sum = piece(2 * first + (problem.Begin(first) < line_begin));
+#pragma unroll 16
+  for (int block = first + 1; block <= last; ++block) {
+    const float4 v = piece(2 * block);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  WriteQuadTf32<Config>(problem, tile, quad, threadIdx.x, sum);
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TF32_KERNEL_CUH_
