@@ -76,7 +76,11 @@ def test_up_to_three_spatial_axes_are_native(platform, rank):
         jnp.ones((*[3] * rank, 4, 8)),
         platform=platform,
     )
-    assert [row.engine for row in rows] == [DEFAULT[platform]]
+    assert len(rows) == 1
+    if platform == "cuda" and rank < 3:
+        assert engines(rows) <= {"implicit_gemm", "im2col_gemm"}
+    else:
+        assert engines(rows) == {DEFAULT[platform]}
 
 
 def test_groups_are_native(platform):

@@ -51,6 +51,8 @@ EDGES = {
     "padding past the image": problem(
         2, (3, 4), 8, 8, (5, 5), padding=((6, 7), (5, 5))
     ),
+    "64 columns": problem(40, (28, 28), 32, 40, (3, 3), padding=SAME),
+    "128 columns": problem(48, (28, 28), 32, 136, (3, 3), padding=SAME),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
 }
 
@@ -71,18 +73,24 @@ def assert_exact(case, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", EDGES)
 def test_whole_numbers_are_exact(hopper, name, dtype):
     assert_exact(EDGES[name], dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", [4, 12])
+def test_four_channels_of_f32_are_enough(hopper, c):
+    assert_exact(problem(3, (9, 7), c, 20, (3, 3), padding=SAME), "float32")
+
+
 @st.composite
-def supported(draw):
+def supported(draw, multiple):
     def two(low, high):
         return draw(st.tuples(*[st.integers(low, high)] * 2))
 
-    channels = st.sampled_from([8, 16, 40, 64, 72, 136])
+    channels = st.sampled_from([1, 2, 5, 8, 9, 17]).map(lambda n: n * multiple)
     padding = draw(st.tuples(*[st.tuples(*[st.integers(-2, 5)] * 2)] * 2))
     case = problem(
         draw(st.integers(1, 5)),
@@ -100,10 +108,17 @@ def supported(draw):
 
 
 @pytest.mark.gpu
-@given(case=supported())
+@given(case=supported(8))
 @settings(max_examples=60)
 def test_any_supported_problem_is_exact(hopper, case):
     assert_exact(case, "bfloat16")
+
+
+@pytest.mark.gpu
+@given(case=supported(4))
+@settings(max_examples=60)
+def test_any_supported_problem_of_f32_is_exact(hopper, case):
+    assert_exact(case, "float32")
 
 
 @pytest.mark.gpu
@@ -118,18 +133,54 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):
         oracle.assert_within_bound(a, b, magnitude, count, "float32")
 
 
+def tf32(a):
+    """f32 rounded to the nearest number of 11 significant bits."""
+    a = np.asarray(a, np.float32)
+    return ((a.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["odd", "strided", "wide channels", "dilated"])
+def test_f32_operands_are_rounded_to_the_nearest_tf32(hopper, name):
+    case = EDGES[name]
+    args = arrays(case, normal, "float32")
+    rounded = [tf32(a) for a in args]
+    got = run(case, *args, algorithm="implicit_gemm")
+    right = exact(case, *rounded)
+    size = exact(case, *map(abs, rounded))
+    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
+        oracle.assert_within_bound(a, b, magnitude, count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "odd", "strided"])
+def test_f32_is_as_accurate_as_stock(hopper, name):
+    case = EDGES[name]
+    args = arrays(case, normal, "float32")
+    right = exact(case, *args)
+
+    def errors(algorithm):
+        got = run(case, *args, algorithm=algorithm)
+        return [np.linalg.norm(a - b) for a, b in zip(got, right, strict=True)]
+
+    for ours, stock in zip(errors("implicit_gemm"), errors("xla"), strict=True):
+        assert ours <= 1.1 * stock
+
+
 def bits(a):
-    return np.asarray(a).view(np.uint16)
+    a = np.asarray(a)
+    return a.view({2: np.uint16, 4: np.uint32}[a.itemsize])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "name", ["3x3", "odd", "strided", "1x1 strided", "wide channels"]
 )
-def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
     case = EDGES[name]
     large = case._replace(x=(256, *case.x[1:]))
-    x, w, dy = arrays(large, normal, "bfloat16")
+    x, w, dy = arrays(large, normal, dtype)
     want = run(large, x, w, dy, algorithm="implicit_gemm")
     for n in (1, 2, 3, 8, 33):
         small = case._replace(x=(n, *case.x[1:]))
@@ -140,9 +191,10 @@ def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["3x3", "strided", "many samples"])
-def test_a_hundred_runs_give_the_same_bits(hopper, name):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_hundred_runs_give_the_same_bits(hopper, name, dtype):
     case = EDGES[name]
-    args = arrays(case, normal, "bfloat16")
+    args = arrays(case, normal, dtype)
     kwargs = case.kwargs
 
     @jax.jit
@@ -162,9 +214,22 @@ def test_it_is_the_default_where_it_covers_a_call(hopper):
     x, w, _ = arrays(EDGES["3x3"], normal, "bfloat16")
     step = jax.value_and_grad(lambda x, w: jc.conv(x, w).sum(), argnums=(0, 1))
     assert {row.engine for row in jc.explain(step, x, w)} == {"implicit_gemm"}
-    rows = jc.explain(step, x.astype("float32"), w.astype("float32"))
-    assert {row.engine for row in rows} == {"im2col_gemm"}
-    assert "implicit_gemm does not cover" in rows[0].reason
+    x, w = x.astype("float32"), w.astype("float32")
+    rows = jc.explain(step, x, w)
+    assert {row.engine for row in rows} == {"implicit_gemm"}
+    for precision in ("high", "highest"):
+        with jax.default_matmul_precision(precision):
+            rows = jc.explain(step, x, w)
+        assert {row.engine for row in rows} == {"im2col_gemm"}
+        assert "float32 at a higher precision than the default" in rows[0].reason
+
+
+@pytest.mark.gpu
+def test_f32_at_a_higher_precision_is_refused_by_name(hopper):
+    x, w, _ = arrays(EDGES["3x3"], normal, "float32")
+    call = functools.partial(jc.conv, algorithm="implicit_gemm", precision="highest")
+    with pytest.raises(ValueError, match="float32 at a higher precision"):
+        jax.jit(call)(x, w)
 
 
 @pytest.mark.gpu
