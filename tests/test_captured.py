@@ -56,6 +56,14 @@ def test_a_stack_of_layers_is_one_graph_of_two_kernels_a_layer(arguments, tmp_pa
     assert sum(kernels.values()) == CALLS * LAYERS * 2, kernels
 
 
+def test_a_stack_on_hopper_is_one_kernel_a_layer(arguments, tmp_path):
+    if jax.devices("cuda")[0].compute_capability != "9.0":
+        pytest.skip("not a Hopper GPU")
+    kernels, graphs = profiled(stack("implicit_gemm"), arguments, tmp_path)
+    assert graphs["cuGraphLaunch"] == CALLS, graphs
+    assert sum(kernels.values()) == CALLS * LAYERS, kernels
+
+
 def test_per_sample_launches_two_kernels_a_sample(arguments, tmp_path):
     kernels, _ = profiled(stack("per_sample"), arguments, tmp_path)
     assert sum(kernels.values()) == CALLS * LAYERS * 2 * arguments[0].shape[0], kernels
@@ -65,7 +73,7 @@ def test_a_training_step_of_layers_is_captured(arguments, tmp_path):
     def loss(filters, x):
         for w in filters:
             bias = w[0, 0, 0]
-            x = jc.conv_bias_act(x, w, bias, activation="relu")
+            x = jc.conv_bias_act(x, w, bias, activation="relu", algorithm="im2col_gemm")
         return (x**2).sum()
 
     step = jax.jit(jax.grad(loss))

@@ -29,8 +29,9 @@ struct Tf32Config {
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kStageBytes = kInputBytes + kN * 128;
   static constexpr int kRingBytes = kStages * kStageBytes;
-  // A warpgroup writes its tile this many pixels at a time.
-  static constexpr int kStorePixels = kM < 4096 / kN ? kM : 4096 / kN;
+  // A warpgroup writes its tile this many pixels at a time. More would cost
+  // 256 x 64 its fifth stage.
+  static constexpr int kStorePixels = 32;
   static constexpr int kStoreBoxBytes = kStorePixels * 128;
   static constexpr int kStoreBytes = kN / kTf32Block * kStoreBoxBytes;
   static constexpr int kSharedBytes =

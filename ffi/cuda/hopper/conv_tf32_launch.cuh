@@ -35,7 +35,7 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
       return launch(Tf32Config<128, 128, 6, kWeights>());
     }
   }
-  if (m == 256 && n == 64) return launch(Tf32Config<256, 64, 4, kWeights>());
+  if (m == 256 && n == 64) return launch(Tf32Config<256, 64, 5, kWeights>());
   if (m == 64 && n == 64) return launch(Tf32Config<64, 64, 8, kWeights>());
   if (m == 32 && n == 64) return launch(Tf32Config<32, 64, 8, kWeights>());
   return cudaErrorInvalidValue;
