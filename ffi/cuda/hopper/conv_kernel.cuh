@@ -2,9 +2,10 @@
 //
 // Two threads of the first warpgroup issue the copies: activations by im2col
 // boxes of kM pixels x 64 channels, weights by tiled boxes, read as they lie in
-// memory. Two warpgroups multiply, each a tile of its own, and write their
-// results through shared memory with tensor stores: while one multiplies, the
-// other writes.
+// memory. Two warpgroups multiply, each a tile of its own, and write results to
+// shared memory: while one multiplies, the other writes. One more warp of the
+// first warpgroup stores them with tensor copies, and the zeros of a strided
+// dgrad's parts that no tap reaches.
 //
 // The reduction is never split: every tile shape adds in the same order, so
 // that results do not depend on the tile, nor on the batch that led to its
@@ -18,24 +19,61 @@
 
 namespace jax_convbatch::hopper {
 
-// kWeights: kRows where output channels are contiguous (fprop), kReduction
-// where input channels are (dgrad).
-template <typename T_, int kM_, int kN_, int kStages_, Contiguous kWeights_>
+// The warpgroups take turns with tiles of kM x kN, so that one stores while the
+// other multiplies, or multiply the halves of one tile together.
+enum class Work { kInTurns, kTogether };
+
+// kStores: buffers for finished tiles. kZeros: whether there may be parts that
+// no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
+// kReduction where input channels are (dgrad).
+template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
+          bool kZeros_, Contiguous kWeights_>
 struct ConvConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
+  static constexpr int kStores = kStores_;
+  static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr bool kZeros = kZeros_;
   static constexpr Contiguous kWeights = kWeights_;
 
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kStageBytes = kInputBytes + kN * 128;
-  static constexpr int kRingBytes = kStages * kStageBytes;
-  static constexpr int kStoreBytes = kConsumers * kStoreBuffers * kBoxBytes;
-  // 1024 for alignment: a swizzled box starts at a multiple of it.
-  static constexpr int kSharedBytes = kRingBytes + kStoreBytes + 1024;
+  static constexpr int kTileBytes = kM * kN * 2;  // of the output
+  // What one warpgroup multiplies, and the warps that use a stage.
+  static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
+  static constexpr int kWarps =
+      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
 };
 
-// Named barriers: 1 and 2 are TileStore's, these order the warpgroups' turns.
-inline constexpr int kTurnBarrier = 3;
+// A tile of so many stages is bound by the tensor cores, not by its stores.
+inline constexpr int kPacedIterations = 4;
+
+template <typename Config>
+struct ConvBarriers {
+  RingBarriers<Config::kStages> ring;
+  StoreBarriers<Config::kStores> stores;
+  uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
+
+  __device__ void Init() {  // by one thread
+    ring.Init(2, Config::kWarps);
+    stores.Init(Config::kWarps);
+    for (uint64_t& barrier : turn) {
+      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
+    FenceBarrierInit();
+  }
+};
+
+// Addresses in shared memory. Swizzled boxes start at multiples of 1024.
+template <typename Config>
+struct ConvShared {
+  static constexpr int kStoreOffset = Config::kStages * Config::kStageBytes;
+  static constexpr int kZeroOffset =
+      kStoreOffset + Config::kStores * Config::kTileBytes;
+  static constexpr int kBarrierOffset =
+      kZeroOffset + (Config::kZeros ? kBoxBytes : 0);
+  static constexpr int kBytes = kBarrierOffset + sizeof(ConvBarriers<Config>);
+};
 
 // A tile of the launch: part, first pixel, first channel, and how many stages
 // it takes. It may lie past the part's end: then it is nothing.
@@ -47,19 +85,27 @@ struct ConvTile {
 template <typename Config, int kParts>
 __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
                                            int tile) {
-  const int row = tile / problem.n_tiles;
-  const int channel = (tile - row * problem.n_tiles) * Config::kN;
+  const int unit = kParts == 1 ? tile : tile / problem.parts;
+  const int group = unit / problem.n_tiles;
+  const int channel = (unit - group * problem.n_tiles) * Config::kN;
+  const int pixel = group * Config::kM;
   if constexpr (kParts == 1) {
     const ConvPart* part = &problem.part[0];
-    return {part, row * Config::kM, channel, part->iterations};
+    return {part, pixel, channel, part->iterations};
   }
-  // Tiles of the parts take turns, so that what lies side by side in the output
-  // is written together; rotated, so that a block gets tiles of all parts.
-  const int group = row / problem.parts;
-  const int index = (row + group) % problem.parts;
-  const ConvPart* part = &problem.part[index];
-  const int pixel = group * Config::kM;
+  // What lies side by side in the output is written together; the order
+  // rotates, so that every block gets tiles of all parts.
+  const ConvPart* part = &problem.part[(tile + unit) % problem.parts];
   return {part, pixel, channel, pixel < part->pixels ? part->iterations : 0};
+}
+
+// Calls visit(tile) for the tiles of this block, in order.
+template <typename Config, int kParts, typename Visit>
+__device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
+                                         Visit visit) {
+  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+    visit(TileAt<Config>(problem, t));
+  }
 }
 
 // One thread issues the input's copies, one in another warp the weights': it
@@ -71,8 +117,7 @@ __device__ __forceinline__ void IssueCopies(
     const ConvProblem<kParts>& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
-  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
-    const ConvTile tile = TileAt<Config>(problem, t);
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
     const ConvPart& part = *tile.part;
     const int row = tile.pixel / part.cols;
     const int image = row / part.rows;
@@ -115,60 +160,128 @@ __device__ __forceinline__ void IssueCopies(
         }
       }
     }
-  }
+  });
 }
 
 template <typename Config, int kParts>
-__device__ __forceinline__ void Consume(
-    const ConvProblem<kParts>& problem, int group, uint32_t ring,
-    uint32_t store, RingBarriers<Config::kStages>& barriers) {
-  const uint32_t weights = ring + Config::kInputBytes;
-  TileStore<typename Config::T, kParts == 1> out(
-      group, store + group * kStoreBuffers * kBoxBytes);
-  RingPosition<Config::kStages> at;
-  int turn = 0;
-  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
-    const ConvTile tile = TileAt<Config>(problem, t);
-    if (turn % kConsumers != group) {
-      at.Skip(tile.iterations);
-      continue;
-    }
-    // The parity of a stage tells its next round only from this one, so a
-    // warpgroup waits until the other has the stages before.
-    if (turn > 0) NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
-    float acc[Config::kM / 64][Config::kN / 2];
-    MultiplyStages<typename Config::T, Contiguous::kReduction,
-                   Config::kWeights>(acc, tile.iterations, ring, weights,
-                                     Config::kStageBytes, barriers, at);
-    if (t + gridDim.x < problem.tiles) {
-      NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
-    }
-    out.Store(acc, *tile.part, tile.pixel, tile.channel, problem.channels);
+__device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
+                                        int group, uint32_t shared,
+                                        ConvBarriers<Config>& barriers) {
+  constexpr bool kTogether = Config::kTogether;
+  constexpr int kStores = Config::kStores, kGroupM = Config::kGroupM;
+  const uint32_t weights = shared + Config::kInputBytes;
+  uint32_t input = shared;
+  uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
+  if constexpr (kTogether) {
+    input += group * kGroupM * 128;
+    stores += group * kGroupM * Config::kN * 2;
   }
-  out.Finish();
+  const bool signals = threadIdx.x % 32 == 0;
+  RingPosition<Config::kStages> at;
+  int turns = 0;
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
+    if (tile.iterations == 0) return;
+    const int turn = turns++;
+    if constexpr (!kTogether) {
+      if (turn % kConsumers != group) {
+        at.Skip(tile.iterations);
+        return;
+      }
+      // The parity of a stage tells its next round only from this one, so a
+      // warpgroup waits until the other has seen the stages before.
+      if (turn > 0) {
+        BarrierWait(SharedAddress(&barriers.turn[group]),
+                    (turn - 1) / kConsumers & 1);
+      }
+    }
+    float acc[kGroupM / 64][Config::kN / 2];
+    MultiplyStages<typename Config::T, Contiguous::kReduction,
+                   Config::kWeights>(
+        acc, tile.iterations, input, weights, Config::kStageBytes,
+        barriers.ring, at, [&] {
+          if constexpr (!kTogether) {
+            if (signals) {
+              BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+            }
+          }
+        });
+    const int buffer = turn % kStores;
+    if (turn >= kStores) {
+      const int round = (turn - kStores) / (kTogether ? 1 : kConsumers);
+      BarrierWait(SharedAddress(&barriers.stores.free[group]), round & 1);
+    }
+    WriteTile<typename Config::T>(acc, stores + buffer * Config::kTileBytes,
+                                  &barriers.stores.written[buffer]);
+  });
+}
+
+// By one thread.
+template <typename Config, int kParts>
+__device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
+                                            uint32_t shared,
+                                            ConvBarriers<Config>& barriers) {
+  constexpr int kM = Config::kM, kN = Config::kN, kStores = Config::kStores;
+  const uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
+  auto& [written, free] = barriers.stores;
+  int turns = 0;
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
+    if (tile.iterations > 0) {
+      const int buffer = turns % kStores;
+      BarrierWait(SharedAddress(&written[buffer]), turns / kStores & 1);
+      StoreTile<kM, kN, kParts == 1>(
+          *tile.part, stores + buffer * Config::kTileBytes, kBoxBytes,
+          tile.iterations >= kPacedIterations, tile.pixel, tile.channel,
+          problem.channels);
+      StoreWaitRead<kStores - 1>();
+      // What was written kStores - 1 turns before this one has been read.
+      if (++turns >= kStores) {
+        for (int group = 0; group < kConsumers; ++group) {
+          if (Config::kTogether || group == turns % kConsumers) {
+            BarrierArrive(SharedAddress(&free[group]));
+          }
+        }
+      }
+    } else if constexpr (Config::kZeros) {
+      if (tile.part->iterations == 0) {
+        StoreTile<kM, kN, kParts == 1>(
+            *tile.part, shared + ConvShared<Config>::kZeroOffset, 0, false,
+            tile.pixel, tile.channel, problem.channels);
+      }
+    }
+  });
+  StoreWaitRead<0>();  // shared memory must outlive the stores that read it
 }
 
 template <typename Config, int kParts>
 __global__ void __launch_bounds__(kThreads, 1)
     ConvKernel(const __grid_constant__ ConvProblem<kParts> problem) {
-  extern __shared__ uint8_t shared[];
-  __shared__ RingBarriers<Config::kStages> barriers;
-  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
-  if (threadIdx.x == 0) barriers.Init(2, kWarpgroup / 32);
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
+      memory + ConvShared<Config>::kBarrierOffset);
+  const uint32_t shared = SharedAddress(memory);
+  if (threadIdx.x == 0) barriers.Init();
+  if constexpr (Config::kZeros) {
+    uint8_t* zeros = memory + ConvShared<Config>::kZeroOffset;
+    for (int i = threadIdx.x; i < kBoxBytes / 16; i += kThreads) {
+      reinterpret_cast<uint4*>(zeros)[i] = uint4{};
+    }
+    FenceAsyncProxy();
+  }
   __syncthreads();
 
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      IssueCopies<Config, Operand::kInput>(problem, ring, barriers);
+      IssueCopies<Config, Operand::kInput>(problem, shared, barriers.ring);
     } else if (threadIdx.x == 32) {
-      IssueCopies<Config, Operand::kWeights>(problem, ring, barriers);
+      IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
+    } else if (threadIdx.x == 64) {
+      IssueStores<Config>(problem, shared, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    Consume<Config>(problem, warpgroup - 1, ring, ring + Config::kRingBytes,
-                    barriers);
+    Consume<Config>(problem, warpgroup - 1, shared, barriers);
   }
 }
 

@@ -77,10 +77,11 @@ template <typename Config, int kParts>
 cudaError_t LaunchConv(const ConvProblem<kParts>& problem, int blocks,
                        Stage stage, cudaStream_t stream) {
   const auto kernel = &ConvKernel<Config, kParts>;
-  const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  const cudaError_t raised =
+      RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  kernel<<<std::min(problem.tiles, blocks), kThreads, Config::kSharedBytes,
-           stream>>>(problem);
+  kernel<<<std::min(problem.tiles, blocks), kThreads,
+           ConvShared<Config>::kBytes, stream>>>(problem);
   return cudaGetLastError();
 }
 
@@ -93,16 +94,41 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     return cudaErrorInvalidValue;
   }
   const int m = call.plan.tile_m, n = call.plan.tile_n;
+  const bool zeros =
+      std::any_of(problem.part, problem.part + problem.parts,
+                  [](const ConvPart& part) { return part.iterations == 0; });
+
   auto launch = [&](auto config) {
     return LaunchConv<decltype(config)>(problem, call.plan.blocks, stage,
                                         stream);
   };
-  if (m == 64 && n == 64) return launch(ConvConfig<T, 64, 64, 12, kWeights>());
-  if (m == 64 && n == 128) return launch(ConvConfig<T, 64, 128, 8, kWeights>());
-  if (m == 128 && n == 128) {
-    return launch(ConvConfig<T, 128, 128, 6, kWeights>());
+  // Stages and store buffers: what fits in shared memory.
+  constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
+  constexpr bool kZeros = kParts > 1;
+  constexpr int kStores = kZeros ? 1 : 2;
+  if (m == 64 && n == 64) {
+    return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
   }
-  if (m == 256 && n == 64) return launch(ConvConfig<T, 256, 64, 4, kWeights>());
+  if (m == 64 && n == 128) {
+    return launch(
+        ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
+  }
+  if (m == 256 && n == 64) {
+    return launch(
+        ConvConfig<T, 256, 64, kInTurns, 4, kStores, kZeros, kWeights>());
+  }
+  if (m == 128 && n == 256) {
+    return launch(ConvConfig<T, 128, 256, kTogether, 3, 1, kZeros, kWeights>());
+  }
+  if (m == 128 && n == 128) {
+    if constexpr (kZeros) {
+      if (zeros) {
+        return launch(
+            ConvConfig<T, 128, 128, kInTurns, 5, 1, true, kWeights>());
+      }
+    }
+    return launch(ConvConfig<T, 128, 128, kInTurns, 6, 1, false, kWeights>());
+  }
   return cudaErrorInvalidValue;
 }
 

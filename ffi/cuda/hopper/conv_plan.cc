@@ -7,19 +7,43 @@
 namespace jax_convbatch::hopper {
 namespace {
 
+// Of the part with most taps: its pixels, and the stages of 64 channels that a
+// tile of it sums.
+struct Heaviest {
+  int64_t pixels, stages;
+};
+
+Heaviest HeaviestOf(const Activations& in, const Activations& out,
+                    const PartAxes& part) {
+  const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
+  return {out.n * part.h.count * part.w.count, taps * ((in.c + 63) / 64)};
+}
+
 // The largest tile that still gives every multiprocessor work.
-Plan LargestTile(const Activations& out, int multiprocessors) {
-  auto tiles = [&](int m, int n) {
-    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
+Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
+                 int multiprocessors) {
+  auto tiles = [&](int64_t pixels, int m, int n) {
+    return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };
+  const int64_t all = out.n * out.h * out.w;
   if (out.c > 64) {
-    if (tiles(128, 128) >= 2 * multiprocessors) {
+    if (tiles(all, 128, 128) >= 2 * multiprocessors) {
+      // 128x256 moves fewer bytes, but its warpgroups do not take turns: worth
+      // it for many tiles or long ones, if no wave is wasted.
+      auto waves = [&](int n) {
+        return (tiles(part.pixels, 128, n) - 1) / multiprocessors + 1;
+      };
+      const int64_t wide = waves(256);
+      if (2 * wide <= waves(128) && part.stages >= (parts > 1 ? 4 : 2) &&
+          (wide >= 12 || wide * part.stages >= 96)) {
+        return {128, 256, multiprocessors, 0};
+      }
       return {128, 128, multiprocessors, 0};
     }
-    if (tiles(64, 128) >= multiprocessors / 2) {
+    if (tiles(all, 64, 128) >= multiprocessors / 2) {
       return {64, 128, multiprocessors, 0};
     }
-  } else if (tiles(256, 64) >= 4 * multiprocessors) {
+  } else if (tiles(all, 256, 64) >= 4 * multiprocessors) {
     return {256, 64, multiprocessors, 0};
   }
   return {64, 64, multiprocessors, 0};
@@ -48,27 +72,28 @@ Plan LargestTf32Tile(const Activations& out, bool dgrad, int multiprocessors) {
 
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors) {
-  if (!IsPlain2d(g, type) ||
-      !IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))) {
-    return std::nullopt;
-  }
+  if (!IsPlain2d(g, type)) return std::nullopt;
+  const PartAxes part = FpropPart(g);
+  const Activations in = InputOf(g), out = OutputOf(g);
+  if (!IsWalkable(type, in, out, part)) return std::nullopt;
   return type == Type::kTf32
-             ? LargestTf32Tile(OutputOf(g), false, multiprocessors)
-             : LargestTile(OutputOf(g), multiprocessors);
+             ? LargestTf32Tile(out, false, multiprocessors)
+             : LargestTile(out, HeaviestOf(in, out, part), 1, multiprocessors);
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   if (!IsPlain2d(g, type)) return std::nullopt;
   const auto parts = DgradParts(g);
-  const bool walkable =
-      std::all_of(parts.begin(), parts.end(), [&](const PartAxes& part) {
-        return IsWalkable(type, OutputOf(g), InputOf(g), part);
-      });
+  const Activations in = OutputOf(g), out = InputOf(g);
+  const bool walkable = std::all_of(
+      parts.begin(), parts.end(),
+      [&](const PartAxes& part) { return IsWalkable(type, in, out, part); });
   if (parts.empty() || !walkable) return std::nullopt;
   return type == Type::kTf32
-             ? LargestTf32Tile(InputOf(g), true, multiprocessors)
-             : LargestTile(InputOf(g), multiprocessors);
+             ? LargestTf32Tile(out, true, multiprocessors)
+             : LargestTile(out, HeaviestOf(in, out, parts[0]),
+                           static_cast<int>(parts.size()), multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

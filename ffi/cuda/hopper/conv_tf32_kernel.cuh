@@ -18,6 +18,9 @@
 
 namespace jax_convbatch::hopper {
 
+// Named barriers: 1 and 2 are the stores', these order the warpgroups' turns.
+inline constexpr int kTurnBarrier = 3;
+
 // kM pixels by kN channels. kWeights: kRows where output channels are
 // contiguous (fprop), kReduction where input channels are (dgrad).
 template <int kM_, int kN_, int kStages_, Contiguous kWeights_>

@@ -49,17 +49,20 @@ struct RingPosition {
   }
 };
 
+struct Nothing {
+  __device__ void operator()() const {}
+};
+
 // Multiplies `count` stages into acc, which it overwrites. kA and kB say how
 // the operands lie in a stage; a warpgroup has kRows rows of 64 and 2 kHalfN
-// columns. address_a, address_b: of stage 0.
+// columns. address_a, address_b: of stage 0. `issued` is called when all are
+// under way but not done: another warpgroup may take over the tensor cores.
 template <typename T, Contiguous kA, Contiguous kB, int kRows, int kHalfN,
-          int kStages>
-__device__ __forceinline__ void MultiplyStages(float (&acc)[kRows][kHalfN],
-                                               int count, uint32_t address_a,
-                                               uint32_t address_b,
-                                               int stage_bytes,
-                                               RingBarriers<kStages>& barriers,
-                                               RingPosition<kStages>& at) {
+          int kStages, typename Issued = Nothing>
+__device__ __forceinline__ void MultiplyStages(
+    float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
+    uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
+    RingPosition<kStages>& at, Issued issued = {}) {
   // Also what a reduction of nothing gives.
 #pragma unroll
   for (int m = 0; m < kRows; ++m) {
@@ -90,6 +93,7 @@ __device__ __forceinline__ void MultiplyStages(float (&acc)[kRows][kHalfN],
     previous = at.stage;
     at.Advance();
   }
+  issued();
   WgmmaWait<0>();
   if (previous >= 0 && signals) {
     BarrierArrive(SharedAddress(&barriers.empty[previous]));

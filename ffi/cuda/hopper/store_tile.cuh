@@ -1,4 +1,5 @@
-// Writes accumulators to an output tensor, through shared memory.
+// The way out of a block: the multiplying warpgroups write whole tiles to a
+// ring of buffers in shared memory, one warp stores them.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STORE_TILE_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_STORE_TILE_CUH_
 
@@ -7,86 +8,85 @@
 
 namespace jax_convbatch::hopper {
 
-inline constexpr int kStoreBuffers = 2;  // of 64 x 64, for each warpgroup
+// A tile lies in boxes of 64 pixels x 64 channels, channels first. `free` is
+// one a warpgroup, as each waits for phases of its own: the buffer that it
+// writes next has been read.
+template <int kBuffers>
+struct alignas(8) StoreBarriers {
+  uint64_t written[kBuffers], free[kConsumers];
 
-// One warpgroup's way out. Boxes of 64 pixels x 64 channels alternate between
-// the buffers; a buffer is written again once its store has read it. A kDense
-// output is one matrix of pixels and channels.
-template <typename T, bool kDense>
-class TileStore {
- public:
-  __device__ TileStore(int group, uint32_t buffers)
-      : barrier_(1 + group), buffers_(buffers) {}
-
-  // acc[m] holds pixels from pixel + 64 m of the part.
-  template <int kRows, int kHalfN>
-  __device__ __forceinline__ void Store(const float (&acc)[kRows][kHalfN],
-                                        const ConvPart& part, int pixel,
-                                        int channel, int channels) {
-#pragma unroll
-    for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-      for (int n = 0; n < 2 * kHalfN; n += 64) {
-        if (channel + n < channels && pixel + m * 64 < part.pixels) {
-          StoreBox(&acc[m][n / 2], part, pixel + m * 64, channel + n);
-        }
-      }
+  __device__ void Init(int warps) {  // by one thread
+    for (uint64_t& barrier : written) {
+      BarrierInit(SharedAddress(&barrier), warps);
     }
+    for (uint64_t& barrier : free) BarrierInit(SharedAddress(&barrier), 1);
+    FenceBarrierInit();
   }
-
-  // Shared memory must outlive the stores that read it.
-  __device__ void Finish() {
-    if (threadIdx.x % kWarpgroup == 0) StoreWaitRead<0>();
-  }
-
- private:
-  // The 32 accumulators of a thread for 64 columns.
-  __device__ __forceinline__ void StoreBox(const float* acc,
-                                           const ConvPart& part, int pixel,
-                                           int channel) {
-    const int thread = threadIdx.x % kWarpgroup;
-    const uint32_t buffer = buffers_ + turn_ * kBoxBytes;
-    turn_ = (turn_ + 1) % kStoreBuffers;
-    if (thread == 0) StoreWaitRead<kStoreBuffers - 1>();
-    NamedBarrier(barrier_, kWarpgroup);
-
-    // A lane addresses row `lane % 16` of its warp's 16, 8 columns to the left
-    // or to the right.
-    const int lane = thread % 32;
-    const int row = thread / 32 * 16 + lane % 16;
-    const uint32_t line = buffer + row * 128;
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const int eight = j + lane / 16;
-      StoreMatrix4(line + ((eight ^ row % 8) << 4),
-                   Pack<T>(acc[4 * j], acc[4 * j + 1]),
-                   Pack<T>(acc[4 * j + 2], acc[4 * j + 3]),
-                   Pack<T>(acc[4 * j + 4], acc[4 * j + 5]),
-                   Pack<T>(acc[4 * j + 6], acc[4 * j + 7]));
-    }
-    FenceAsyncProxy();
-    NamedBarrier(barrier_, kWarpgroup);
-    if (thread == 0) {
-      if constexpr (kDense) {
-        StoreTile2(part.output, buffer, channel, pixel);
-      } else {
-        const int grid_row = pixel / part.cols;
-        const int image = grid_row / part.rows;
-        const int col = pixel - grid_row * part.cols;
-        StoreIm2col(
-            part.output, buffer, channel,
-            part.output_w + col * part.output_step_w,
-            part.output_h + (grid_row - image * part.rows) * part.output_step_h,
-            image);
-      }
-      StoreCommit();
-    }
-  }
-
-  int barrier_;
-  uint32_t buffers_;
-  int turn_ = 0;
 };
+
+// Writes a warpgroup's accumulators: acc[m] holds 64 pixels, 2 kHalfN channels.
+template <typename T, int kRows, int kHalfN>
+__device__ __forceinline__ void WriteTile(const float (&acc)[kRows][kHalfN],
+                                          uint32_t buffer, uint64_t* written) {
+  // A lane addresses row `lane % 16` of its warp's 16, 8 columns to the left or
+  // to the right.
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+  const uint32_t line = buffer + row * 128;
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int j = 0; j < kHalfN / 4; j += 2) {  // 8 columns each
+      const int box = m * (kHalfN / 32) + j / 8;
+      const int eight = j % 8 + lane / 16;
+      const float* v = &acc[m][4 * j];
+      StoreMatrix4(line + box * kBoxBytes + ((eight ^ row % 8) << 4),
+                   Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
+                   Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
+    }
+  }
+  FenceAsyncProxy();
+  __syncwarp();
+  if (lane == 0) BarrierArrive(SharedAddress(written));
+}
+
+// Pixels of a part, from `pixel` on: where they lie in the output.
+struct OutputPixel {
+  int w, h, image;
+
+  __device__ OutputPixel(const ConvPart& part, int pixel) {
+    const int row = pixel / part.cols;
+    image = row / part.rows;
+    w = part.output_w + (pixel - row * part.cols) * part.output_step_w;
+    h = part.output_h + (row - image * part.rows) * part.output_step_h;
+  }
+};
+
+// Issues the stores of a tile, by one thread. A kDense output is one matrix of
+// pixels and channels. Boxes are box_bytes apart: 0 where one box of zeros is
+// the whole tile. A paced store waits for each box before the next, so that it
+// does not hold up the loads of tiles that the tensor cores wait for.
+template <int kM, int kN, bool kDense>
+__device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
+                                          int box_bytes, bool paced, int pixel,
+                                          int channel, int channels) {
+  for (int m = 0; m < kM && pixel + m < part.pixels; m += 64) {
+    const OutputPixel at(part, pixel + m);
+    for (int n = 0; n < kN && channel + n < channels; n += 64) {
+      const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes;
+      if constexpr (kDense) {
+        StoreTile2(part.output, box, channel + n, pixel + m);
+      } else {
+        StoreIm2col(part.output, box, channel + n, at.w, at.h, at.image);
+      }
+      if (paced) {
+        StoreCommit();
+        StoreWaitRead<0>();
+      }
+    }
+  }
+  StoreCommit();
+}
 
 }  // namespace jax_convbatch::hopper
 
