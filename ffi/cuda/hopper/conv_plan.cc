@@ -38,6 +38,7 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
           (wide >= 12 || wide * part.stages >= 96)) {
         return {128, 256, multiprocessors, 0};
       }
+      if (parts == 1 && part.stages == 1) return {64, 128, multiprocessors, 0};
       return {128, 128, multiprocessors, 0};
     }
     if (tiles(all, 64, 128) >= multiprocessors / 2) {
