@@ -181,13 +181,13 @@ def _plan_implicit_gemm(
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
-_WGRAD_ROWS, _WGRAD_COLUMNS = 252, 512
+_WGRAD_ROWS, _WGRAD_COLUMNS = 256, 512
 
 
 def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
     """The pixels that wgrad sums are cut into parts, which are added in order.
 
-    Sixteen tasks, each of 1024 pixels or more, whose sums take no more than 4 MiB.
+    Some 32 tasks, each of 1024 pixels or more, whose sums take no more than 4 MiB.
     Over the limit the parts are formed one after the other, with the same bits.
     """
     reason = f"{targets.instruction_set()} kernels"
@@ -197,11 +197,12 @@ def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
     blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
     itemsize = max(dtype.itemsize, 4)
     parts = min(
-        -(-16 // max(blocks, 1)),
+        -(-32 // max(blocks, 1)),
         g.N * g.output_pixels // 1024,
         (4 << 20) // max(g.w_size * itemsize, 1),
     )
-    parts = max(parts, 1)
+    # Powers of two share out evenly.
+    parts = 1 << max(parts, 1).bit_length() - 1
     workspace = aligned(parts * g.w_size, itemsize) if parts > 1 else 0
     if workspace_limit is not None and workspace > workspace_limit:
         workspace = 0

@@ -6,6 +6,9 @@
 namespace jax_convbatch {
 namespace {
 
+// Runs of fewer columns are packed, several to a block.
+constexpr int64_t kShortRun = 128;
+
 // What is left of `a` modulo `b`, from 0 to b - 1.
 int64_t Residue(int64_t a, int64_t b) { return (a % b + b) % b; }
 
@@ -77,6 +80,8 @@ Columns::Columns(const Reading& reading, int64_t index, int64_t group)
       taps_(d_.taps.size() * h_.taps.size() * w_.taps.size()) {
   const bool merges = channels_ == reading.channels && w_.adjacent;
   run_taps_ = merges ? static_cast<int64_t>(w_.taps.size()) : 1;
+  run_ = run_taps_ * channels_;
+  is_short_ = run_ < kShortRun && run_ < depth();
 }
 
 int64_t Columns::FilterTap(int64_t tap) const {
@@ -118,14 +123,49 @@ void Columns::Places(int64_t row, int64_t count, int64_t* places) const {
   }
 }
 
+int64_t Columns::BlockEnd(int64_t begin) const {
+  if (is_short_) {
+    return std::min(depth(), begin + kBlockDepth / run_ * run_);
+  }
+  // Equal parts of a run, none of which spans two runs.
+  const int64_t parts = (run_ + kBlockDepth - 1) / kBlockDepth;
+  const int64_t part = (run_ + parts - 1) / parts;
+  const int64_t start = begin / run_ * run_;
+  return std::min(begin + part, start + run_);
+}
+
+// Columns [from, until) of the run that starts with tap `tap`, in the row of
+// `at`: what the image holds of it, between zeros.
+inline Run Columns::RunOf(const Position& at, int64_t tap, const char* data,
+                          int64_t element, int64_t from, int64_t until) const {
+  const Axes& size = reading_.pixels;
+  const int64_t across = w_.taps.size(), down = h_.taps.size();
+  int64_t d = at.d * d_.step, h = at.h * h_.step, w = at.w * w_.step;
+  if (down * across == 1) {
+    d += d_.offsets[tap];
+    h += h_.offsets[0];
+    w += w_.offsets[0];
+  } else {
+    d += d_.offsets[tap / (across * down)];
+    h += h_.offsets[tap / across % down];
+    w += w_.offsets[tap % across];
+  }
+  int64_t low = from, high = until;
+  if (w < 0) low = std::max(from, -w * channels_);
+  if (w + run_taps_ > size.w) high = std::min(until, (size.w - w) * channels_);
+  if (d < 0 || d >= size.d || h < 0 || h >= size.h || low >= high) {
+    return {nullptr, static_cast<int32_t>(until - from), 0, 0};
+  }
+  const int64_t pixel = ((at.n * size.d + d) * size.h + h) * size.w + w;
+  const int64_t first = group_ * channels_ + pixel * reading_.channels + low;
+  return {data + first * element, static_cast<int32_t>(low - from),
+          static_cast<int32_t>(high - low), static_cast<int32_t>(until - high)};
+}
+
 template <typename A>
 void Columns::Pack(const void* image, Element type, int64_t row, int64_t count,
                    int64_t begin, int64_t end, A* to) const {
-  const Axes& size = reading_.pixels;
-  const int64_t pixel = reading_.channels * ElementSize(type);
-  const int64_t element = ElementSize(type);
-  const char* data =
-      static_cast<const char*>(image) + group_ * channels_ * element;
+  const char* data = static_cast<const char*>(image);
   Position rows[kBlockDepth];
   rows[0] = At(row);
   for (int64_t i = 1; i < count; ++i) {
@@ -133,36 +173,37 @@ void Columns::Pack(const void* image, Element type, int64_t row, int64_t count,
     Advance(&rows[i]);
   }
   Run runs[kBlockDepth];
-  const int64_t run = run_taps_ * channels_;
   for (int64_t k = begin; k < end;) {
-    // Columns [from, until) of the run that starts with tap `tap`.
-    const int64_t from = k % run, until = std::min(run, from + end - k);
-    const int64_t tap = k / run * run_taps_;
-    const int64_t across = w_.taps.size(), down = h_.taps.size();
-    const int64_t d0 = d_.offsets[tap / (across * down)];
-    const int64_t h0 = h_.offsets[tap / across % down];
-    const int64_t w0 = w_.offsets[tap % across];
+    const int64_t from = k % run_, until = std::min(run_, from + end - k);
+    const int64_t tap = k / run_ * run_taps_;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t d = rows[i].d * d_.step + d0;
-      const int64_t h = rows[i].h * h_.step + h0;
-      const int64_t w = rows[i].w * w_.step + w0;
-      int64_t low = from, high = until;
-      // Columns before `low` and from `high` on are padding.
-      if (w < 0) low = std::max(from, -w * channels_);
-      if (w + run_taps_ > size.w) {
-        high = std::min(until, (size.w - w) * channels_);
-      }
-      if (d < 0 || d >= size.d || h < 0 || h >= size.h || low >= high) {
-        runs[i] = {nullptr, static_cast<int32_t>(until - from), 0, 0};
-        continue;
-      }
-      const int64_t at = ((rows[i].n * size.d + d) * size.h + h) * size.w + w;
-      runs[i] = {
-          data + at * pixel + low * element, static_cast<int32_t>(low - from),
-          static_cast<int32_t>(high - low), static_cast<int32_t>(until - high)};
+      runs[i] = RunOf(rows[i], tap, data, ElementSize(type), from, until);
     }
     ChosenKernels<A>().pack_runs(type, runs, count, to + (k - begin));
     k += until - from;
+  }
+}
+
+template <typename A>
+void Columns::Point(const void* image, Element type, int64_t row, int64_t count,
+                    int64_t begin, int64_t end, A* to, const A** rows) const {
+  if (type != kNative<A> || is_short_) {
+    Pack(image, type, row, count, begin, end, to);
+    for (int64_t i = 0; i < count; ++i) rows[i] = to + i * kRowLength;
+    return;
+  }
+  const char* data = static_cast<const char*>(image);
+  const int64_t from = begin % run_, until = from + end - begin;
+  const int64_t tap = begin / run_ * run_taps_;
+  Position at = At(row);
+  for (int64_t i = 0; i < count; ++i, Advance(&at)) {
+    const Run run = RunOf(at, tap, data, sizeof(A), from, until);
+    if (run.count == end - begin) {
+      rows[i] = static_cast<const A*>(run.from);
+      continue;
+    }
+    rows[i] = to + i * kRowLength;
+    ChosenKernels<A>().pack_runs(type, &run, 1, to + i * kRowLength);
   }
 }
 
@@ -170,5 +211,9 @@ template void Columns::Pack(const void*, Element, int64_t, int64_t, int64_t,
                             int64_t, float*) const;
 template void Columns::Pack(const void*, Element, int64_t, int64_t, int64_t,
                             int64_t, double*) const;
+template void Columns::Point(const void*, Element, int64_t, int64_t, int64_t,
+                             int64_t, float*, const float**) const;
+template void Columns::Point(const void*, Element, int64_t, int64_t, int64_t,
+                             int64_t, double*, const double**) const;
 
 }  // namespace jax_convbatch

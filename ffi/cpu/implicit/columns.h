@@ -75,24 +75,35 @@ class Columns {
   int64_t FilterTap(int64_t tap) const;
   // The place, counted over the whole result, of each of `count` rows.
   void Places(int64_t row, int64_t count, int64_t* places) const;
+  // Where the block of columns that starts with column `begin` ends: blocks
+  // follow each other from 0 on, and are no longer than kBlockDepth.
+  int64_t BlockEnd(int64_t begin) const;
   // Rows [row, row + count) and columns [begin, end) at `to`, with row length
   // kRowLength. At most kBlockDepth of either.
   template <typename A>
   void Pack(const void* image, Element type, int64_t row, int64_t count,
             int64_t begin, int64_t end, A* to) const;
+  // A block of at most kMaxRows rows: pointers into the image itself where that
+  // holds all of a row, and packed rows at `to` where it does not.
+  template <typename A>
+  void Point(const void* image, Element type, int64_t row, int64_t count,
+             int64_t begin, int64_t end, A* to, const A** rows) const;
 
  private:
   struct Position {
     int64_t n, d, h, w;
   };
+  Run RunOf(const Position& at, int64_t tap, const char* data, int64_t element,
+            int64_t from, int64_t until) const;
   Position At(int64_t row) const;
   void Advance(Position* at) const;
 
   const Reading& reading_;
   const AxisClass &d_, &h_, &w_;
   int64_t group_, channels_, rows_, taps_;
-  // Taps that lie side by side in memory.
-  int64_t run_taps_;
+  // A run: taps that lie side by side in memory.
+  int64_t run_taps_, run_;
+  bool is_short_;
 };
 
 }  // namespace jax_convbatch

@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <type_traits>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace {
 
 constexpr int64_t kMostColumns = 512;
 
+// Which call a thread's packed panels belong to.
+std::atomic<int64_t> calls{0};
+
 // One result: rows are places of `out`, columns its channels.
 template <typename A>
 class Product {
@@ -22,30 +26,44 @@ class Product {
         reading_(f.dgrad ? DgradReading(f.g) : FpropReading(f.g)),
         channels_(f.dgrad ? f.g.C : f.g.K),
         group_channels_(channels_ / f.g.groups),
-        columns_(group_channels_, ColumnBlock()) {
-    const int64_t size = RowBlock();
+        call_(++calls) {
     for (int64_t i = 0; i < reading_.count(); ++i) {
       const Columns left(reading_, i, 0);
-      classes_.push_back({tasks_, Pieces(left.rows(), size)});
+      rows_ += left.rows();
+      most_rows_ = std::max(most_rows_, left.rows());
+      depth_ = std::max(depth_, left.depth());
+    }
+    ChooseCut();
+    const int64_t bytes = rows_ * channels_ * sizeof(A);
+    const int64_t unit = kernels_.vector * sizeof(A);
+    streams_ = in_place() && bytes >= f.stream_bytes &&
+               reinterpret_cast<uintptr_t>(f.out) % unit == 0 &&
+               group_channels_ % kernels_.vector == 0;
+    for (int64_t i = 0; i < reading_.count(); ++i) {
+      const Columns left(reading_, i, 0);
+      classes_.push_back({tasks_, Pieces(left.rows(), row_block_)});
       tasks_ += classes_.back().rows.count * columns_.count * f.g.groups;
     }
   }
 
   void Run() {
-    ParallelFor(tasks_, Grain(work_), [&](int64_t begin, int64_t end) {
+    const int64_t work =
+        std::min(row_block_, most_rows_) * columns_.length * depth_;
+    ParallelFor(tasks_, Grain(work), [&](int64_t begin, int64_t end) {
       size_t index = 0;
       for (int64_t i = begin; i < end; ++i) {
         while (index + 1 < classes_.size() && classes_[index + 1].task <= i) {
           ++index;
         }
-        const Class& c = classes_[index];
-        const int64_t task = i - c.task;
-        const int64_t rest = task / columns_.count;
-        Block(index, rest / c.rows.count, c.rows.begin(rest % c.rows.count),
-              c.rows.end(rest % c.rows.count),
-              columns_.begin(task % columns_.count),
-              columns_.end(task % columns_.count));
+        // Tasks with the same panels follow each other.
+        const Pieces& rows = classes_[index].rows;
+        const int64_t task = i - classes_[index].task;
+        const int64_t row = task % rows.count, rest = task / rows.count;
+        const int64_t column = rest % columns_.count;
+        Block(index, rest / columns_.count, rows.begin(row), rows.end(row),
+              columns_.begin(column), columns_.end(column));
       }
+      if (streams_) kernels_.fence();
     });
   }
 
@@ -55,44 +73,37 @@ class Product {
     Pieces rows;
   };
 
-  // Packing costs as much as multiplying by a few columns, or rows: blocks are
-  // cut across the longer side first.
-  int64_t ColumnBlock() {
-    const int64_t width = 2 * kernels_.vector;
-    int64_t blocks = CeilDiv(group_channels_, kMostColumns);
-    int64_t rows = 0, classes = 0;
-    for (int64_t i = 0; i < reading_.count(); ++i) {
-      rows = std::max(rows, Columns(reading_, i, 0).rows());
-      ++classes;
+  // The cut for which packing costs least, of those that give every thread some
+  // tasks. To pack an element of the image or of the filter takes as long as
+  // some products, which its block's columns or rows share.
+  void ChooseCut() {
+    constexpr double kImageCost = 0.15, kFilterCost = 0.45;
+    const int64_t pair = 2 * kernels_.vector;
+    const int64_t others = std::max<int64_t>(1, reading_.count() * f_.g.groups);
+    double least = -1;
+    for (int64_t n = 1; n <= CeilDiv(group_channels_, pair); ++n) {
+      const int64_t columns = RoundUp(CeilDiv(group_channels_, n), pair);
+      if (columns > kMostColumns) continue;
+      // Panels of the whole depth are packed once by each thread.
+      const bool stays = depth_ * columns * int64_t{sizeof(A)} <= kPanelBytes;
+      const int64_t tasks = (stays ? 8 : 4) * ThreadCount();
+      int64_t rows = RoundUp(CeilDiv(most_rows_, CeilDiv(tasks, n * others)),
+                             kernels_.rows);
+      rows = std::max<int64_t>(rows, 2 * kernels_.rows);
+      if (!in_place()) {
+        const int64_t most = kSumBytes / int64_t{sizeof(A)} / columns;
+        rows = std::min(rows, most / kernels_.rows * kernels_.rows);
+      }
+      const int64_t sharing =
+          std::min(most_rows_,
+                   stays ? std::max(rows, most_rows_ / ThreadCount()) : rows);
+      const double cost =
+          kImageCost / columns + kFilterCost / std::max<int64_t>(sharing, 1);
+      if (least >= 0 && cost >= least) continue;
+      least = cost;
+      columns_ = Pieces(group_channels_, columns);
+      row_block_ = rows;
     }
-    // Few rows: cut the columns, so that every thread gets some.
-    const int64_t others =
-        classes * f_.g.groups * CeilDiv(rows, 8 * kernels_.rows);
-    blocks = std::max(blocks, std::min(CeilDiv(2 * ThreadCount(),
-                                               std::max<int64_t>(others, 1)),
-                                       CeilDiv(group_channels_, 2 * width)));
-    return RoundUp(CeilDiv(group_channels_, std::max<int64_t>(blocks, 1)),
-                   width);
-  }
-
-  int64_t RowBlock() {
-    int64_t rows = 0, depth = 0;
-    for (int64_t i = 0; i < reading_.count(); ++i) {
-      const Columns left(reading_, i, 0);
-      rows += left.rows();
-      depth = std::max(depth, left.depth());
-    }
-    const int64_t tasks = std::max<int64_t>(
-        1,
-        8 * ThreadCount() / std::max<int64_t>(1, columns_.count * f_.g.groups));
-    int64_t block = std::max<int64_t>(CeilDiv(rows, tasks), 8 * kernels_.rows);
-    if (!in_place()) {
-      const int64_t most = kSumBytes / int64_t{sizeof(A)} / columns_.length;
-      block = std::min(block, most / kernels_.rows * kernels_.rows);
-    }
-    block = RoundUp(block, kernels_.rows);
-    work_ = std::min(block, rows) * columns_.length * depth;
-    return block;
   }
 
   // Whether sums are formed in the result itself.
@@ -105,15 +116,28 @@ class Product {
     const int64_t width = column_end - column, depth = left.depth();
     const int64_t padded = RoundUp(width, 2 * kernels_.vector);
     const int64_t most = kPanelBytes / int64_t{sizeof(A)} / padded;
-    const int64_t step = most / kBlockDepth * kBlockDepth;
     const int64_t at = group * group_channels_ + column;
     int64_t places[kMaxRows];
     A* sums[kMaxRows];
-    for (int64_t first = 0; first < depth || first == 0; first += step) {
-      const int64_t last = std::min(depth, first + step);
-      for (int64_t k = first; k < last; k += kBlockDepth) {
-        PackFilter(left, group, k, std::min(last, k + kBlockDepth), column,
-                   width, scratch.panels + (k - first) * padded);
+    const A* lefts[kMaxRows];
+    // A large result that is written once need not be read into the caches.
+    const Into into = streams_ && depth > 0 && left.BlockEnd(0) == depth
+                          ? Into::kStream
+                          : Into::kSet;
+    int64_t first = 0;
+    do {
+      // As many blocks of columns as there is room for panels.
+      int64_t last = first;
+      while (last < depth && left.BlockEnd(last) - first <= most) {
+        last = left.BlockEnd(last);
+      }
+      const Packed wanted{call_, index, group, column, first};
+      if (!(*scratch.packed == wanted)) {
+        for (int64_t k = first; k < last; k = left.BlockEnd(k)) {
+          PackFilter(left, group, k, left.BlockEnd(k), column, width,
+                     scratch.panels + (k - first) * padded);
+        }
+        *scratch.packed = wanted;
       }
       for (int64_t i = row; i < row_end; i += kernels_.rows) {
         const int rows =
@@ -125,12 +149,12 @@ class Product {
                         : scratch.sums + (i - row + r) * padded;
           if (depth == 0) std::fill_n(sums[r], width, A(0));
         }
-        for (int64_t k = first; k < last; k += kBlockDepth) {
-          const int64_t end = std::min(last, k + kBlockDepth);
-          left.Pack(f_.image, f_.type, i, rows, k, end, scratch.left);
-          MultiplyPanels(rows, end - k, scratch.left,
+        for (int64_t k = first; k < last; k = left.BlockEnd(k)) {
+          const int64_t end = left.BlockEnd(k);
+          left.Point(f_.image, f_.type, i, rows, k, end, scratch.left, lefts);
+          MultiplyPanels(rows, end - k, lefts,
                          scratch.panels + (k - first) * padded, width, sums,
-                         k > 0);
+                         k > 0 ? Into::kAdd : into);
         }
         if (last == depth && !in_place()) {
           for (int r = 0; r < rows; ++r) {
@@ -140,17 +164,19 @@ class Product {
           }
         }
       }
-    }
+      first = last;
+    } while (first < depth);
   }
 
-  void MultiplyPanels(int rows, int64_t depth, const A* left, const A* panels,
-                      int64_t columns, A* const* sums, bool add) const {
+  void MultiplyPanels(int rows, int64_t depth, const A* const* left,
+                      const A* panels, int64_t columns, A* const* sums,
+                      Into into) const {
     const int pair = 2 * kernels_.vector;
     for (int64_t j = 0; j < columns; j += pair) {
       const int there = static_cast<int>(std::min<int64_t>(pair, columns - j));
       kernels_.multiply(false, rows, depth, left, panels + j * depth,
                         there > kernels_.vector ? pair : kernels_.vector, sums,
-                        j, there, add);
+                        j, there, into);
     }
   }
 
@@ -192,10 +218,12 @@ class Product {
   const Forward& f_;
   const Kernels<A>& kernels_;
   const Reading reading_;
-  const int64_t channels_, group_channels_;
-  const Pieces columns_;
+  const int64_t channels_, group_channels_, call_;
+  int64_t rows_ = 0, most_rows_ = 0, depth_ = 0;
+  Pieces columns_{0, 0};
+  int64_t row_block_ = 1, tasks_ = 0;
+  bool streams_ = false;
   std::vector<Class> classes_;
-  int64_t tasks_ = 0, work_ = 1;
 };
 
 }  // namespace

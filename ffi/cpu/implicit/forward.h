@@ -14,6 +14,8 @@ struct Forward {
   Element type;  // of both
   void* out;
   Element out_type;
+  // Results of this size will not be in the caches when somebody reads them.
+  int64_t stream_bytes = 16 << 20;
 
   // `A` is the type of the arithmetic.
   template <typename A>

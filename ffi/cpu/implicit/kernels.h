@@ -27,6 +27,10 @@ struct Run {
   int32_t before, count, after;
 };
 
+// What happens to the result that was there: overwritten, added to, or
+// overwritten past the caches, which wants rows aligned as vectors are.
+enum class Into : int { kSet, kAdd, kStream };
+
 // `A` is float or double. A panel is a matrix [depth, width] whose width is
 // that of two vectors, or of one where that is enough for what is left.
 template <typename A>
@@ -34,13 +38,13 @@ struct Kernels {
   int vector;  // elements
   int rows;    // of the largest tile: it fills the registers
 
-  // A tile of the result at c[i] + column gets (or, with `add`, is increased
-  // by) left * panel, one term after the other. Element (i, k) of `left` is at
-  // left[i * kRowLength + k], or with `by_depth` at left[k * kRowLength + i].
-  // At most `rows` rows, any number of columns up to the panel's width.
-  void (*multiply)(bool by_depth, int rows, int64_t depth, const A* left,
+  // A tile of the result at c[i] + column gets, or is increased by, left *
+  // panel, a sum formed one term after the other. Element (i, k) of `left` is
+  // left[i][k], or with `by_depth` left[0][k * kRowLength + i]. At most `rows`
+  // rows, any number of columns up to the panel's width.
+  void (*multiply)(bool by_depth, int rows, int64_t depth, const A* const* left,
                    const A* panel, int width, A* const* c, int64_t column,
-                   int columns, bool add);
+                   int columns, Into into);
 
   // Row i of a block: runs[i], at to + i * kRowLength. Up to 15 elements behind
   // each run may be overwritten.
@@ -54,6 +58,8 @@ struct Kernels {
                           int64_t first, int64_t count, int64_t columns, A* to);
   // to[0, count) = from[0, count), rounded to nearest even.
   void (*convert)(Element type, const A* from, int64_t count, void* to);
+  // Orders what was streamed before what this thread does next.
+  void (*fence)();
   // 2 * rows * vector * 2 operations a turn, none waiting for the one before.
   void (*fma_loop)(int64_t turns);
 };

@@ -15,9 +15,20 @@ namespace jax_convbatch {
 constexpr int64_t kPanelBytes = 1 << 20;
 constexpr int64_t kSumBytes = 1 << 20;
 
+// Which panels a thread has packed last. `call` tells calls apart.
+struct Packed {
+  int64_t call = 0, index = 0, group = 0, column = 0, first = 0;
+
+  bool operator==(const Packed& o) const {
+    return call == o.call && index == o.index && group == o.group &&
+           column == o.column && first == o.first;
+  }
+};
+
 template <typename A>
 struct Scratch {
   A *left, *panels, *sums, *part;
+  Packed* packed;
 
   static Scratch Get() {
     constexpr int64_t kLeft = kBlockDepth * kRowLength * sizeof(double);
@@ -30,10 +41,12 @@ struct Scratch {
           4096, (kLeft + kPanelBytes + 2 * kSumBytes + 4095) / 4096 * 4096)));
       if (!memory) throw std::bad_alloc();
     }
+    thread_local Packed packed;
     char* at = memory.get();
     return {reinterpret_cast<A*>(at), reinterpret_cast<A*>(at + kLeft),
             reinterpret_cast<A*>(at + kLeft + kPanelBytes),
-            reinterpret_cast<A*>(at + kLeft + kPanelBytes + kSumBytes)};
+            reinterpret_cast<A*>(at + kLeft + kPanelBytes + kSumBytes),
+            &packed};
   }
 };
 

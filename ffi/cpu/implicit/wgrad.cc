@@ -10,9 +10,9 @@
 namespace jax_convbatch {
 namespace {
 
-// Blocks of dw, as the plan counts them. The rows are a multiple of every
-// kernel's tile.
-constexpr int64_t kRows = 252, kColumns = 512;
+// Blocks of dw, as the plan counts them. A task has up to kMostBlocks of them
+// on top of each other, for which dy is packed once.
+constexpr int64_t kRows = 256, kColumns = 512, kMostBlocks = 4;
 
 // One result for each class: rows are columns of x, columns are output
 // channels.
@@ -35,7 +35,7 @@ class Product {
       const Class& c = classes_.back();
       tasks_ +=
           c.rows.count * columns_.count * f.g.groups * (together_ ? 1 : parts_);
-      work_ = std::max(work_, std::min(kRows, left.depth()) * columns_.length *
+      work_ = std::max(work_, std::min(rows_, left.depth()) * columns_.length *
                                   (together_ ? left.rows() : c.pixels.length));
     }
   }
@@ -132,39 +132,47 @@ class Product {
     const int64_t size = ElementSize(f_.type);
     const char* dy = static_cast<const char*>(f_.dy) +
                      (b.group * g.group_K() + b.column) * size;
-    A* sums[kRows];
+    A* sums[kMostBlocks * kRows];
     for (int64_t k = b.row; k < b.row_end; ++k) {
       sums[k - b.row] =
           to + (matrix ? (k - b.row) * b.width() : FilterRow(b, k));
       if (end <= begin) std::fill_n(sums[k - b.row], b.width(), A(0));
     }
+    const int64_t tall = CeilDiv(b.row_end - b.row, kRows);
+    const Pieces blocks(b.row_end - b.row,
+                        CeilDiv(b.row_end - b.row, std::max<int64_t>(tall, 1)));
     for (int64_t p = begin; p < end; p += kBlockDepth) {
       const int64_t count = std::min(kBlockDepth, end - p);
       int64_t places[kBlockDepth];
       const void* rows[kBlockDepth];
       b.left.Places(p, count, places);
       for (int64_t i = 0; i < count; ++i) rows[i] = dy + places[i] * g.K * size;
+      *scratch.packed = {};
       kernels_.pack_panels(f_.type, rows, count, b.width(), scratch.panels);
-      b.left.Pack(f_.x, f_.type, p, count, b.row, b.row_end, scratch.left);
-      MultiplyTiles(b.row_end - b.row, count, b.width(), scratch, sums,
-                    p > begin);
+      for (int64_t i = 0; i < blocks.count; ++i) {
+        b.left.Pack(f_.x, f_.type, p, count, b.row + blocks.begin(i),
+                    b.row + blocks.end(i), scratch.left);
+        MultiplyTiles(blocks.end(i) - blocks.begin(i), count, b.width(),
+                      scratch, sums + blocks.begin(i),
+                      p > begin ? Into::kAdd : Into::kSet);
+      }
     }
   }
 
   void MultiplyTiles(int64_t rows, int64_t depth, int64_t columns,
                      const Scratch<A>& scratch, A* const* sums,
-                     bool add) const {
+                     Into into) const {
     const int pair = 2 * kernels_.vector;
     for (int64_t i = 0; i < rows; i += kernels_.rows) {
+      const A* left = scratch.left + i;
       const int tile =
           static_cast<int>(std::min<int64_t>(kernels_.rows, rows - i));
       for (int64_t j = 0; j < columns; j += pair) {
         const int there =
             static_cast<int>(std::min<int64_t>(pair, columns - j));
-        kernels_.multiply(true, tile, depth, scratch.left + i,
-                          scratch.panels + j * depth,
+        kernels_.multiply(true, tile, depth, &left, scratch.panels + j * depth,
                           there > kernels_.vector ? pair : kernels_.vector,
-                          sums + i, j, there, add);
+                          sums + i, j, there, into);
       }
     }
   }
@@ -212,7 +220,7 @@ class Product {
   const int64_t parts_;
   const bool together_;
   std::vector<Class> classes_;
-  int64_t tasks_ = 0, work_ = 1;
+  int64_t tasks_ = 0, work_ = 1, rows_ = kRows;
 };
 
 }  // namespace
