@@ -85,6 +85,33 @@ def test_four_channels_of_f32_are_enough(hopper, c):
     assert_exact(problem(3, (9, 7), c, 20, (3, 3), padding=SAME), "float32")
 
 
+# Problems large enough for wgrad's kernel that reads x once for nine taps.
+HALO = {
+    "odd": problem(64, (30, 17), 72, 136, (3, 3), padding=SAME),
+    "eight images": problem(8, (112, 112), 64, 64, (3, 3), padding=SAME),
+    "rows that are left out": problem(
+        129, (9, 7), 512, 512, (3, 3), padding=((2, 0), (-1, 3))
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", HALO)
+def test_the_halo_kernel_is_exact(hopper, name):
+    case = HALO[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+
+    def wgrad(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, x, **case.kwargs)
+        return jax.vjp(conv, w)[1](dy)
+
+    (row,) = (r for r in jc.explain(wgrad, x, w, dy) if r.op == "wgrad")
+    assert "576x64" in str(row)
+    got = run(case, x, w, dy, algorithm="implicit_gemm").dw
+    want = run(case, x, w, dy, algorithm="im2col_gemm").dw
+    np.testing.assert_array_equal(got, want)
+
+
 @st.composite
 def supported(draw, multiple):
     def two(low, high):

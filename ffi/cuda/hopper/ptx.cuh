@@ -92,6 +92,17 @@ __device__ __forceinline__ void LoadTile3(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
+__device__ __forceinline__ void LoadTile4(uint32_t to, const CUtensorMap& map,
+                                          uint32_t barrier, int c0, int c1,
+                                          int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile"
+      ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+          to),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 // Channels from c of consecutive pixels: base pixel (n, h, w), walked within
 // the bounding box of the map, each displaced by (offset_h, offset_w).
 __device__ __forceinline__ void LoadIm2col(uint32_t to, const CUtensorMap& map,
@@ -198,6 +209,16 @@ __device__ __forceinline__ void StoreShared2(uint32_t address, float2 v) {
 
 __device__ __forceinline__ void StoreShared1(uint32_t address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+// An 8x8 matrix of 16-bit elements, two to a lane (row lane / 4, columns from
+// lane % 4 * 2), transposed. By whole warps.
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t v) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+               : "=r"(transposed)
+               : "r"(v));
+  return transposed;
 }
 
 // Two f32 rounded to T, the first in the low half.

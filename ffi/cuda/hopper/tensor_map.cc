@@ -32,6 +32,29 @@ CUtensorMapDataType MapType(Type type, Copy copy) {
   }
 }
 
+bool Encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes,
+            const void* data, size_t rank, const int64_t* sizes,
+            const int64_t* strides, const int* box) {
+  static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
+      "cuTensorMapEncodeTiled");
+  if (encode == nullptr) return false;
+  cuuint64_t extents[kMaxRank], bytes[kMaxRank];
+  cuuint32_t boxes[kMaxRank], steps[kMaxRank];
+  for (size_t i = 0; i < rank; ++i) {
+    extents[i] = static_cast<cuuint64_t>(sizes[i]);
+    boxes[i] = static_cast<cuuint32_t>(box[i]);
+    steps[i] = 1;
+    if (i + 1 < rank) {
+      bytes[i] = static_cast<cuuint64_t>(strides[i] * element_bytes);
+    }
+  }
+  return encode(map, type, static_cast<cuuint32_t>(rank),
+                const_cast<void*>(data), extents, bytes, boxes, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 bool InCornerRange(int64_t corner) { return -128 <= corner && corner <= 127; }
 
 bool InStrideRange(int stride) { return 1 <= stride && stride <= 8; }
@@ -77,24 +100,22 @@ bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box, Copy copy) {
-  static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
-      "cuTensorMapEncodeTiled");
-  if (encode == nullptr) return false;
-  cuuint64_t extents[kMaxRank], strides[kMaxRank];
-  cuuint32_t boxes[kMaxRank], steps[kMaxRank];
-  const int rank = static_cast<int>(sizes.size());
-  cuuint64_t bytes = ElementBytes(type);
-  for (int i = 0; i < rank; ++i) {
-    extents[i] = static_cast<cuuint64_t>(sizes.begin()[i]);
-    boxes[i] = static_cast<cuuint32_t>(box.begin()[i]);
-    steps[i] = 1;
-    bytes *= extents[i];
-    strides[i] = bytes;
+  int64_t dense[kMaxRank];
+  int64_t elements = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    elements *= sizes.begin()[i];
+    dense[i] = elements;
   }
-  return encode(map, MapType(type, copy), rank, const_cast<void*>(data),
-                extents, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return Encode(map, MapType(type, copy), ElementBytes(type), data,
+                sizes.size(), sizes.begin(), dense, box.begin());
+}
+
+bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
+                   std::initializer_list<int64_t> sizes,
+                   std::initializer_list<int64_t> strides,
+                   std::initializer_list<int> box, Copy copy) {
+  return Encode(map, MapType(type, copy), ElementBytes(type), data,
+                sizes.size(), sizes.begin(), strides.begin(), box.begin());
 }
 
 }  // namespace jax_convbatch::hopper

@@ -32,12 +32,17 @@ enum class Copy { kLoad, kStore };
 bool IsEncodable(Type type, const Im2colWalk& walk);
 
 // Both return false where the driver refuses. Boxes are swizzled by 128 bytes.
-// `sizes` and `box` are innermost first, dense.
+// `sizes`, `strides` and `box` are innermost first; strides are in elements,
+// without the innermost, which is 1. EncodeTiled's tensors are dense.
 bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
                   const Im2colWalk& walk, Copy copy = Copy::kLoad);
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box, Copy copy = Copy::kLoad);
+bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
+                   std::initializer_list<int64_t> sizes,
+                   std::initializer_list<int64_t> strides,
+                   std::initializer_list<int> box, Copy copy = Copy::kLoad);
 
 }  // namespace jax_convbatch::hopper
 

@@ -33,6 +33,14 @@ __device__ __forceinline__ uint64_t Descriptor(uint32_t address) {
   return kDescriptorBase | (address & 0x3FFFF) >> 4;
 }
 
+// Of a kRows operand whose boxes begin `box_stride` bytes apart.
+__device__ __forceinline__ uint64_t StridedDescriptor(uint32_t address,
+                                                      int box_stride) {
+  return uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62 |
+         static_cast<uint64_t>(box_stride >> 4) << 16 |
+         (address & 0x3FFFF) >> 4;
+}
+
 // What k steps along the reduction add to a descriptor.
 template <Contiguous kLayout>
 inline constexpr uint64_t kReductionStep =
@@ -64,6 +72,12 @@ __device__ __forceinline__ void WgmmaWait() {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, " \
   "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
   "%58, %59, %60, %61, %62, %63"
+#define JCB_TEXT_96                                                   \
+  JCB_TEXT_64                                                         \
+  ", "                                                                \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, " \
+  "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
+  "%90, %91, %92, %93, %94, %95"
 #define JCB_TEXT_128                                                     \
   JCB_TEXT_64                                                            \
   ", "                                                                   \
@@ -80,6 +94,7 @@ __device__ __forceinline__ void WgmmaWait() {
 #define JCB_D_16(i) JCB_D8(i), JCB_D8(i + 8)
 #define JCB_D_32(i) JCB_D8(i), JCB_D8(i + 8), JCB_D8(i + 16), JCB_D8(i + 24)
 #define JCB_D_64(i) JCB_D_32(i), JCB_D_32(i + 32)
+#define JCB_D_96(i) JCB_D_64(i), JCB_D_32(i + 64)
 #define JCB_D_128(i) JCB_D_64(i), JCB_D_64(i + 64)
 
 // D has `registers` registers; the operands behind them are a, b and the two
@@ -157,7 +172,7 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
   constexpr bool kTf32 = std::is_same_v<T, float>;
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half> || std::is_same_v<T, float>);
-  static_assert(kN == 64 || kN == 128 || kN == 256 || kTf32);
+  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256 || kTf32);
   if constexpr (kTf32) {
     static_assert(!kTransposeA && !kTransposeB);
     WgmmaTf32<kN>(d, a, b);
@@ -165,12 +180,16 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
     JCB_WGMMA("bf16", 64, 32, 32, 33, 34, 35);
   } else if constexpr (kBf16 && kN == 128) {
     JCB_WGMMA("bf16", 128, 64, 64, 65, 66, 67);
+  } else if constexpr (kBf16 && kN == 192) {
+    JCB_WGMMA("bf16", 192, 96, 96, 97, 98, 99);
   } else if constexpr (kBf16 && kN == 256) {
     JCB_WGMMA("bf16", 256, 128, 128, 129, 130, 131);
   } else if constexpr (!kBf16 && kN == 64) {
     JCB_WGMMA("f16", 64, 32, 32, 33, 34, 35);
   } else if constexpr (!kBf16 && kN == 128) {
     JCB_WGMMA("f16", 128, 64, 64, 65, 66, 67);
+  } else if constexpr (!kBf16 && kN == 192) {
+    JCB_WGMMA("f16", 192, 96, 96, 97, 98, 99);
   } else if constexpr (!kBf16 && kN == 256) {
     JCB_WGMMA("f16", 256, 128, 128, 129, 130, 131);
   }
@@ -183,10 +202,12 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
 #undef JCB_D_16
 #undef JCB_D_32
 #undef JCB_D_64
+#undef JCB_D_96
 #undef JCB_D_128
 #undef JCB_TEXT_16
 #undef JCB_TEXT_32
 #undef JCB_TEXT_64
+#undef JCB_TEXT_96
 #undef JCB_TEXT_128
 
 }  // namespace jax_convbatch::hopper

@@ -1,45 +1,96 @@
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/wgrad_halo_kernel.cuh"
 #include "cuda/hopper/wgrad_kernel.cuh"
 #include "cuda/hopper/wgrad_launch.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
-template <typename Config>
-cudaError_t Launch(const WgradProblem& problem, Stage stage,
-                   cudaStream_t stream) {
+// False where the driver refuses.
+bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
+  const ConvGeometry& g = call.g;
+  const HaloTiling tiling(g);
+  static_cast<WgradTiles&>(*problem) =
+      TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
+              tiling.steps);
+  SetSplits(problem);
+  problem->images = tiling.images;
+  problem->strip = tiling.strip;
+  problem->strips = static_cast<int>(tiling.strips);
+  problem->rows = static_cast<int>(g.P);
+  problem->height = static_cast<int>(g.H);
+  problem->pad_h = static_cast<int>(g.pad.h);
+  problem->pad_w = static_cast<int>(g.pad.w);
+  problem->pixel_bytes = tiling.pixel_bytes();
+  problem->x_bytes = (tiling.strip + 2) * tiling.pixel_bytes();
+  problem->dy_bytes = tiling.strip * tiling.pixel_bytes();
+  problem->stages = tiling.stages();
+  return EncodeStrided(&problem->x, call.type, call.lhs, {g.C, g.N, g.W, g.H},
+                       {g.H * g.W * g.C, g.C, g.W * g.C},
+                       {64, tiling.images, tiling.strip + 2, 1}) &&
+         EncodeStrided(&problem->dy, call.type, call.rhs, {g.K, g.N, g.Q, g.P},
+                       {g.P * g.Q * g.K, g.K, g.Q * g.K},
+                       {64, tiling.images, tiling.strip, 1});
+}
+
+// The kernel, then the sums of its pieces.
+template <typename Config, typename Problem>
+cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
+                   const Problem& problem, Stage stage, cudaStream_t stream) {
   const bool whole = problem.tiles % problem.blocks == 0;
-  const auto kernel = &WgradKernel<Config>;
-  cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
     return whole ? error : cudaFuncGetAttributes(&loads, &AddPieces<Config>);
   }
-  kernel<<<problem.blocks, kThreads, Config::kSharedBytes, stream>>>(problem);
+  kernel<<<problem.blocks, threads, shared_bytes, stream>>>(problem);
   error = cudaGetLastError();
   if (error != cudaSuccess || whole) return error;
-  AddPieces<Config>
-      <<<problem.tiles * Config::kQuads, kConsumers * kWarpgroup, 0, stream>>>(
-          problem);
+  // The longer the sums, the more threads share one.
+  const int count = problem.blocks / problem.tiles;
+  const int lanes = kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
+  const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
+  AddPieces<Config><<<problem.tiles*(quads / lanes), kAddThreads, 0, stream>>>(
+      problem, lanes);
   return cudaGetLastError();
+}
+
+template <typename T, int kMultiplications>
+cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  using Config = HaloConfig<T, kMultiplications>;
+  HaloProblem problem{};
+  if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
+  return Launch<Config>(&WgradHaloKernel<Config>, Config::kThreads,
+                        HaloTiling::kSharedBytes + 1024, problem, stage,
+                        stream);
 }
 
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  if constexpr (kBf16) {
+    if (m == kHaloM && n == kHaloN) {
+      return HaloTiling(call.g).multiplications() == 7
+                 ? RunHalo<T, 7>(call, stage, stream)
+                 : RunHalo<T, 8>(call, stage, stream);
+    }
+  }
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
-    return Launch<decltype(config)>(problem, stage, stream);
+    using Config = decltype(config);
+    return Launch<Config>(&WgradKernel<Config>, kThreads, Config::kSharedBytes,
+                          problem, stage, stream);
   };
-  const int m = call.plan.tile_m, n = call.plan.tile_n;
-  if (m == 128 && n == 64) return launch(WgradConfig<T, 128, 64, 9>());
-  if (m == 128 && n == 128) return launch(WgradConfig<T, 128, 128, 7>());
-  if (m == 128 && n == 256) return launch(WgradConfig<T, 128, 256, 4>());
-  if (m == 256 && n == 64) return launch(WgradConfig<T, 256, 64, 5>());
-  if (m == 256 && n == 128) return launch(WgradConfig<T, 256, 128, 4>());
+  if (m == 128 && n == 64) return launch(WgradConfig<T, 128, 64, 9, false>());
+  if (m == 128 && n == 128) return launch(WgradConfig<T, 128, 128, 7, false>());
+  if (m == 128 && n == 256) return launch(WgradConfig<T, 128, 256, 4, false>());
+  if (m == 256 && n == 64) return launch(WgradConfig<T, 256, 64, 5, false>());
+  if (m == 256 && n == 128) return launch(WgradConfig<T, 256, 128, 4, kBf16>());
   return cudaErrorInvalidValue;
 }
 

@@ -7,72 +7,67 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_KERNEL_CUH_
 
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgrad_problem.h"
+#include "cuda/hopper/wgrad_pieces.cuh"
 
 namespace jax_convbatch::hopper {
 
-template <typename T_, int kM_, int kN_, int kStages_>
+// Blocks of filter rows in a tile: fewer than kBlocks in the last one.
+template <int kBlocks>
+__device__ __forceinline__ int BlocksOf(const WgradTiles& tiles, int tile) {
+  return min(kBlocks, tiles.taps * tiles.channel_blocks -
+                          tile / tiles.n_tiles * kBlocks);
+}
+
+// kTransposed: a warpgroup has 64 output channels by all filter rows of the
+// tile, in place of filter rows by all output channels. The longer side should
+// be the one that all share: each warpgroup reads it once for 64 of the other.
+template <typename T_, int kM_, int kN_, int kStages_, bool kTransposed_>
 struct WgradConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
-  static constexpr int kBlocks = kM / 64;             // of filter rows
-  static constexpr int kRows = kBlocks / kConsumers;  // a warpgroup's
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kBlocks = kM / 64;  // of filter rows
   static constexpr int kXBytes = kBlocks * kBoxBytes;
   static constexpr int kStageBytes = kXBytes + kN / 64 * kBoxBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
   static constexpr int kIssuers = kBlocks + kN / 64 < 4 ? kBlocks + kN / 64 : 4;
-  // Of a piece: four accumulators of every consumer thread at a time.
-  static constexpr int kQuads = kRows * kN / 8;
-  static constexpr int kPieceFloats = kM * kN;
-};
+  // A warpgroup's: blocks of 64 rows, and columns.
+  static constexpr int kRows = (kTransposed ? kN : kM) / 64 / kConsumers;
+  static constexpr int kColumns = kTransposed ? kM : kN;
+  static constexpr int kColumnQuads = kColumns / 8;
+  static constexpr int kQuads = kRows * kColumnQuads;  // of a thread
+  static constexpr int kConsumed = kConsumers * kWarpgroup;
 
-// One block's part of a tile: steps [begin, end).
-struct WgradPiece {
-  int tile, begin, end;
-};
-
-// The piece at `at` of the line, of a share that ends at `end`.
-__device__ __forceinline__ WgradPiece PieceAt(const WgradProblem& problem,
-                                              int64_t at, int64_t end) {
-  const int tile = static_cast<int>(at / problem.steps);
-  const int64_t first = int64_t{tile} * problem.steps;
-  return {tile, static_cast<int>(at - first),
-          static_cast<int>(min(end - first, int64_t{problem.steps}))};
-}
-
-// A block has at most two pieces of tiles that others share: its first, its
-// last.
-__device__ __forceinline__ int64_t PieceSlot(const WgradProblem& problem,
-                                             int block, int tile) {
-  return 2 * int64_t{block} +
-         (tile != static_cast<int>(problem.Begin(block) / problem.steps));
-}
-
-// Where four accumulators of a consumer thread belong in dw: rows `row` and
-// row + 8 of a block of filter rows, two columns each. A quad is 8 columns.
-template <typename Config>
-__device__ __forceinline__ void WriteQuad(const WgradProblem& problem, int tile,
-                                          int quad, int thread, float4 v) {
-  const int m = quad / (Config::kN / 8);
-  const int warp = thread % kWarpgroup / 32;
-  const int lane = thread % 32;
-  const int block = tile / problem.n_tiles * Config::kBlocks +
-                    thread / kWarpgroup * Config::kRows + m;
-  const int tap = block / problem.channel_blocks;
-  const int c =
-      (block - tap * problem.channel_blocks) * 64 + warp * 16 + lane / 4;
-  const int k = tile % problem.n_tiles * Config::kN +
-                quad % (Config::kN / 8) * 8 + lane % 4 * 2;
-  if (tap >= problem.taps || k >= problem.K) return;
-  using T = typename Config::T;
-  T* to = static_cast<T*>(problem.dw) +
-          (int64_t{tap} * problem.C + c) * problem.K + k;
-  if (c < problem.C) *reinterpret_cast<uint32_t*>(to) = Pack<T>(v.x, v.y);
-  if (c + 8 < problem.C) {
-    *reinterpret_cast<uint32_t*>(to + int64_t{8} * problem.K) =
-        Pack<T>(v.z, v.w);
+  // The block of 64 rows that a quad belongs to.
+  __device__ static int Row(int quad, int thread) {
+    return thread / kWarpgroup * kRows + quad / kColumnQuads;
   }
-}
+  __device__ static int Column(int quad) { return quad % kColumnQuads * 8; }
+
+  // The block of filter rows of a quad, in its tile.
+  __device__ static int Block(int quad, int thread) {
+    return kTransposed ? Column(quad) / 64 : Row(quad, thread);
+  }
+
+  __device__ static bool Has(const WgradTiles& tiles, int tile, int quad,
+                             int thread) {
+    return Block(quad, thread) < BlocksOf<kBlocks>(tiles, tile);
+  }
+
+  __device__ static void Write(const WgradTiles& tiles, int tile, int quad,
+                               int thread, float4 v) {
+    const int block = tile / tiles.n_tiles * kBlocks + Block(quad, thread);
+    const int tap = block / tiles.channel_blocks;
+    const int c = (block - tap * tiles.channel_blocks) * 64;
+    const int k = tile % tiles.n_tiles * kN;
+    if constexpr (kTransposed) {
+      WriteTransposedQuad<T>(tiles, tap, c + Column(quad) % 64,
+                             k + Row(quad, thread) * 64, thread, v);
+    } else {
+      WriteQuad<T>(tiles, tap, c, k + Column(quad), thread, v);
+    }
+  }
+};
 
 // The boxes of a stage are shared out among the issuing threads, one a warp.
 template <typename Config>
@@ -88,9 +83,7 @@ __device__ __forceinline__ void IssueWgradCopies(
     // Boxes past the last tap or channel are left out, and what they would have
     // given is not written. (To have them filled with zeros takes several times
     // as long as to load them.)
-    const int blocks = min(Config::kBlocks,
-                           problem.taps * problem.channel_blocks -
-                               piece.tile / problem.n_tiles * Config::kBlocks);
+    const int blocks = BlocksOf<Config::kBlocks>(problem, piece.tile);
     const int channels = min(Config::kN, problem.K - channel);
     const int bytes = (blocks + (channels + 63) / 64) * kBoxBytes;
     int c[Config::kBlocks], offset_h[Config::kBlocks],
@@ -147,33 +140,25 @@ __device__ __forceinline__ void ConsumeWgrad(
     const WgradProblem& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   const int thread = threadIdx.x - kWarpgroup;
-  const uint32_t x = ring + thread / kWarpgroup * Config::kRows * kBoxBytes;
+  const uint32_t own = thread / kWarpgroup * Config::kRows * kBoxBytes;
+  const uint32_t x = ring;
   const uint32_t dy = ring + Config::kXBytes;
+  const uint32_t a = (Config::kTransposed ? dy : x) + own;
+  const uint32_t b = Config::kTransposed ? x : dy;
   RingPosition<Config::kStages> at;
   const int64_t end = problem.Begin(blockIdx.x + 1);
   for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
     const WgradPiece piece = PieceAt(problem, i, end);
     const int steps = piece.end - piece.begin;
     i += steps;
-    float acc[Config::kRows][Config::kN / 2];
+    float acc[Config::kRows][Config::kColumns / 2];
     MultiplyStages<typename Config::T, Contiguous::kRows, Contiguous::kRows>(
-        acc, steps, x, dy, Config::kStageBytes, barriers, at);
-    const bool whole = steps == problem.steps;
-    float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
-                       PieceSlot(problem, blockIdx.x, piece.tile) *
-                           (Config::kPieceFloats / 4) +
-                       thread;
-#pragma unroll
-    for (int quad = 0; quad < Config::kQuads; ++quad) {
-      const float* a =
-          &acc[quad / (Config::kN / 8)][quad % (Config::kN / 8) * 4];
-      const float4 v = make_float4(a[0], a[1], a[2], a[3]);
-      if (whole) {
-        WriteQuad<Config>(problem, piece.tile, quad, thread, v);
-      } else {
-        piece_at[quad * kConsumers * kWarpgroup] = v;
-      }
-    }
+        acc, steps, a, b, Config::kStageBytes, barriers, at);
+    WritePiece<Config>(problem, piece, thread, [&](int quad) {
+      const float* v =
+          &acc[quad / Config::kColumnQuads][quad % Config::kColumnQuads * 4];
+      return make_float4(v[0], v[1], v[2], v[3]);
+    });
   }
 }
 
@@ -195,40 +180,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     TakeRegisters<kConsumerRegisters>();
     ConsumeWgrad<Config>(problem, ring, barriers);
   }
-}
-
-// Adds the pieces of a tile in the order of the line: a grid of tiles x quads.
-template <typename Config>
-__global__ void __launch_bounds__(kConsumers* kWarpgroup)
-    AddPieces(const __grid_constant__ WgradProblem problem) {
-  const int tile = blockIdx.x / Config::kQuads;
-  const int quad = blockIdx.x % Config::kQuads;
-  const int64_t line_begin = int64_t{tile} * problem.steps;
-  const int64_t line_end = line_begin + problem.steps;
-  // The blocks that have the tile's first and last step.
-  auto holder = [&](int64_t step) {
-    const int64_t line = int64_t{problem.tiles} * problem.steps;
-    int block = static_cast<int>(step * problem.blocks / line);
-    while (problem.Begin(block + 1) <= step) ++block;
-    return block;
-  };
-  const int first = holder(line_begin);
-  const int last = holder(line_end - 1);
-  if (first == last) return;  // whole: in dw already
-  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
-                         quad * kConsumers * kWarpgroup + threadIdx.x;
-  auto piece = [&](int64_t slot) {
-    return pieces[slot * (Config::kPieceFloats / 4)];
-  };
-  // For the first block this may be the last of its share, for the others it is
-  // the first.
-  float4 sum = piece(2 * first + (problem.Begin(first) < line_begin));
-#pragma unroll 16
-  for (int block = first + 1; block <= last; ++block) {
-    const float4 v = piece(2 * block);
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-  }
-  WriteQuad<Config>(problem, tile, quad, threadIdx.x, sum);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -9,23 +9,41 @@
 
 namespace jax_convbatch::hopper {
 
+// What the kernels of both tilings are told of dw.
+inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
+                          int64_t n_tiles, int64_t count, int64_t steps) {
+  const ConvGeometry& g = call.g;
+  WgradTiles tiles{};
+  tiles.dw = call.result;
+  tiles.pieces = static_cast<float*>(call.workspace);
+  tiles.C = static_cast<int>(g.C);
+  tiles.K = static_cast<int>(g.K);
+  tiles.taps = static_cast<int>(g.taps());
+  tiles.filter_width = static_cast<int>(g.S);
+  tiles.channel_blocks = static_cast<int>(channel_blocks);
+  tiles.n_tiles = static_cast<int>(n_tiles);
+  tiles.tiles = static_cast<int>(count);
+  tiles.steps = static_cast<int>(steps);
+  tiles.blocks = call.plan.blocks;
+  return tiles;
+}
+
+inline void SetSplits(WgradTiles* tiles) {
+  const bool even = tiles->blocks % tiles->tiles == 0;
+  tiles->splits = even ? tiles->blocks / tiles->tiles : 0;
+}
+
 // False where the driver refuses.
 inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   const ConvGeometry& g = call.g;
   const WgradTiling tiling(g, call.type, call.plan.tile_m, call.plan.tile_n);
   const PartAxes walk = FpropPart(g);
   const int block = static_cast<int>(tiling.block);
-  problem->dw = call.result;
-  problem->pieces = static_cast<float*>(call.workspace);
-  problem->C = static_cast<int>(g.C);
-  problem->K = static_cast<int>(g.K);
-  problem->taps = static_cast<int>(g.taps());
-  problem->filter_width = static_cast<int>(g.S);
-  problem->channel_blocks = static_cast<int>(tiling.channel_blocks);
-  problem->n_tiles = static_cast<int>(tiling.n_tiles);
-  problem->tiles = static_cast<int>(tiling.tiles());
-  problem->steps = static_cast<int>(tiling.steps);
-  problem->blocks = call.plan.blocks;
+  static_cast<WgradTiles&>(*problem) =
+      TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
+              tiling.steps);
+  // f32 has its own order of pieces.
+  if (call.type != Type::kTf32) SetSplits(problem);
   problem->rows = static_cast<int>(g.P);
   problem->cols = static_cast<int>(g.Q);
   problem->base_h = static_cast<int>(walk.h.input);

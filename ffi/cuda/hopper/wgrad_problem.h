@@ -9,12 +9,10 @@
 
 namespace jax_convbatch::hopper {
 
-// Tiles are those of wgrad_tiling.h. The steps of all tiles lie in one line,
-// cut evenly among the blocks of the launch. A tile that one block does whole
-// goes to dw; the pieces of the others go to `pieces`, to be added in order.
-struct WgradProblem {
-  CUtensorMap x;   // im2col, 64 pixels a box
-  CUtensorMap dy;  // tiled, [pixels, K], 64 x 64 a box
+// dw in tiles (wgrad_tiling.h). The steps of all tiles lie in one line, cut
+// evenly among the blocks of the launch. A tile that one block does whole goes
+// to dw; the pieces of the others go to `pieces`, to be added in order.
+struct WgradTiles {
   void* dw;
   float* pieces;
   int C, K;
@@ -22,13 +20,33 @@ struct WgradProblem {
   int n_tiles, tiles;
   int steps;  // of a tile
   int blocks;
-  int rows, cols;  // P, Q
-  int base_h, base_w, step_h, step_w, dilation_h, dilation_w;
+  int splits;  // blocks of each tile; 0 where shares do not end with tiles
 
   // Where block b's share of the line begins.
   __device__ int64_t Begin(int64_t b) const {
     return b * tiles * steps / blocks;
   }
+};
+
+// A step is 64 pixels, image after image.
+struct WgradProblem : WgradTiles {
+  CUtensorMap x;   // im2col, 64 pixels a box
+  CUtensorMap dy;  // tiled, [pixels, K], 64 x 64 a box
+  int rows, cols;  // P, Q
+  int base_h, base_w, step_h, step_w, dilation_h, dilation_w;
+};
+
+// A step is one row of a strip of dy, `strip` pixels of `images` images.
+struct HaloProblem : WgradTiles {
+  CUtensorMap x;   // [H, W, N, C], strip + 2 pixels of a row a box
+  CUtensorMap dy;  // [P, Q, N, K], strip pixels of a row a box
+  int images, strip, strips;
+  int rows;    // P
+  int height;  // H
+  int pad_h, pad_w;
+  int pixel_bytes;  // of all images' 64 channels
+  int x_bytes, dy_bytes;
+  int stages;
 };
 
 }  // namespace jax_convbatch::hopper

@@ -2,6 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TILING_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TILING_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "conv_geometry.h"
@@ -23,6 +24,57 @@ struct WgradTiling {
         steps((g.N * g.P * g.Q + block - 1) / block) {}
 
   int64_t tiles() const { return m_tiles * n_tiles; }
+};
+
+// Nine taps of 64 channels by 64 output channels in a tile: x is read once for
+// all taps (wgrad_halo_kernel.cuh).
+inline constexpr int kHaloM = 9 * 64, kHaloN = 64;
+
+// A multiplication takes 16 pixels: those of 16 images at one place, or of 8 at
+// two. A step is a row of a strip.
+struct HaloTiling {
+  static constexpr int kMaxStages = 8;
+  static constexpr int kSharedBytes = 225 << 10;
+  static constexpr double kMaxImageBytes = int64_t{1} << 40;
+
+  int64_t channel_blocks, n_tiles;
+  int images, strip;
+  int64_t image_groups, strips, steps;
+
+  static bool Covers(const ConvGeometry& g, Type type) {
+    // f16 needs nothing else, but was not run yet.
+    return type == Type::kBf16 && g.T == 1 && g.R == 3 && g.S == 3 &&
+           g.stride.all(1) && g.filter_dilation.all(1) &&
+           // What the copy engine can stride over.
+           1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
+  }
+
+  explicit HaloTiling(const ConvGeometry& g)
+      : channel_blocks((g.C + 63) / 64),
+        n_tiles((g.K + 63) / 64),
+        images(g.N > 8 ? 16 : 8),
+        strip(Strip(g.Q, images)),
+        image_groups((g.N + images - 1) / images),
+        strips((g.Q + strip - 1) / strip),
+        steps(image_groups * strips * g.P) {}
+
+  int64_t tiles() const { return channel_blocks * n_tiles; }
+  int multiplications() const { return strip * images / 16; }
+  int pixel_bytes() const { return images * 128; }
+  int stage_bytes() const { return (2 * strip + 2) * pixel_bytes(); }
+  int stages() const {
+    return std::min(kMaxStages, kSharedBytes / stage_bytes());
+  }
+
+ private:
+  // Seven or eight multiplications wide.
+  static int Strip(int64_t cols, int images) {
+    auto covered = [&](int64_t strip) {
+      return (cols + strip - 1) / strip * strip;
+    };
+    const int seven = 7 * 16 / images, eight = 8 * 16 / images;
+    return covered(seven) < covered(eight) ? seven : eight;
+  }
 };
 
 }  // namespace jax_convbatch::hopper
