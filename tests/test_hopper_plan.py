@@ -1,0 +1,100 @@
+"""What the Hopper kernels say they would do. They are asked without a GPU."""
+
+import pytest
+
+from benchmarks.workloads import (
+    FLUX_MNIST,
+    RESNET50_V1,
+    SOFIE_SINGLE,
+    SOFIE_STACK,
+)
+from jax_convbatch import targets
+from jax_convbatch.geometry import ConvGeometry
+
+OPS = ("fprop", "dgrad", "wgrad")
+H200 = 132  # multiprocessors
+
+
+@pytest.fixture
+def native():
+    module = targets._natives["cuda"].module
+    if module is None:
+        pytest.skip("the CUDA module is not there")
+    return module.implicit_gemm_plan
+
+
+def geometry(batch, row, **changes):
+    h, w, c, k, r, s, stride, pad, dilation, groups = row
+
+    def outputs(size, taps):
+        return (size + 2 * pad - dilation * (taps - 1) - 1) // stride + 1
+
+    def axes(first, others):
+        return (first, others, others)
+
+    g = ConvGeometry(
+        *(batch, 1, h, w, c, k, 1, r, s, 1, outputs(h, r), outputs(w, s), groups),
+        stride=axes(1, stride),
+        pad=axes(0, pad),
+        input_dilation=(1, 1, 1),
+        filter_dilation=axes(1, dilation),
+    )._replace(**changes)
+    return {name: int(value) for name, value in g.attribute().items()}
+
+
+ROW = RESNET50_V1["56_3x3_64_64"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("batch", [1, 8, 256])
+@pytest.mark.parametrize("row", RESNET50_V1.values(), ids=RESNET50_V1)
+def test_resnet_takes_little_workspace(native, row, batch, dtype):
+    for op in OPS:
+        plan = native(op, geometry(batch, row), dtype, H200)
+        assert 1 <= plan["blocks"] <= H200
+        if op == "wgrad":
+            assert plan["workspace"] <= 64 << 20
+        else:
+            assert plan["workspace"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_multiple_of_16_bytes_of_channels_is_covered(native, dtype):
+    vector = {"bfloat16": 8, "float16": 8, "float32": 4}[dtype]
+    for op in OPS:
+        for c in range(vector, 8 * vector, vector):
+            for sizes in ({"C": c}, {"K": c}):
+                assert native(op, geometry(2, ROW, **sizes), dtype, H200), (op, sizes)
+
+
+def test_the_study_of_small_f32_layers_is_covered(native):
+    for row in (SOFIE_STACK, *SOFIE_SINGLE.values(), FLUX_MNIST["14_16_32"]):
+        for batch in (1, 16, 1000):
+            for op in OPS:
+                assert native(op, geometry(batch, row), "float32", H200)
+
+
+def test_a_plan_is_the_same_every_time(native):
+    for op in OPS:
+        plans = [native(op, geometry(8, ROW), "float32", H200) for _ in range(3)]
+        assert plans[0] == plans[1] == plans[2]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "multiprocessors", "message"),
+    [
+        ("conv", "float32", H200, "op must be 'fprop', 'dgrad' or 'wgrad'"),
+        ("fprop", "float64", H200, "dtype must be 'bfloat16', 'float16' or 'float32'"),
+        ("fprop", "float32", 0, "multiprocessors must be positive, and is 0"),
+    ],
+)
+def test_bad_questions(native, op, dtype, multiprocessors, message):
+    with pytest.raises(ValueError, match=message):
+        native(op, geometry(1, ROW), dtype, multiprocessors)
+
+
+def test_a_geometry_without_a_field(native):
+    fields = geometry(1, ROW)
+    del fields["stride_w"]
+    with pytest.raises(KeyError):
+        native("fprop", fields, "float32", H200)
