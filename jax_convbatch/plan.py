@@ -48,12 +48,14 @@ class Plan:
       reason: why this engine, in words.
       slice: samples that are unrolled at a time.
       workspace_bytes: size of the workspace buffer.
+      by_name_only: "auto" leaves it to the next engine, which is faster here.
     """
 
     engine: str
     reason: str
     slice: int = 0
     workspace_bytes: int = 0
+    by_name_only: bool = False
 
 
 def check_options(algorithm: str, workspace_limit: int | None) -> None:
@@ -144,6 +146,9 @@ def make_plan(
         except Unable as unable:
             refusals.append(f"{name} does not cover {unable}")
             continue
+        if algorithm == "auto" and chosen.by_name_only:
+            refusals.append(f"{name} ({chosen.reason}) would take longer")
+            continue
         if algorithm != "auto":
             return replace(chosen, reason="asked for by name")
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
@@ -177,7 +182,8 @@ def _plan_implicit_gemm(
             f"its partial sums take {workspace} bytes, over the workspace_limit of "
             f"{workspace_limit}"
         )
-    return Plan("implicit_gemm", f"tiles of {tile}", 0, workspace)
+    reason = f"{native['path']} of {tile}"
+    return Plan("implicit_gemm", reason, 0, workspace, not native["preferred"])
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.

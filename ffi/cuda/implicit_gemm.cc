@@ -9,27 +9,21 @@
 #include "conv_geometry.h"
 #include "cuda/conv_call.h"
 #include "cuda/handlers.h"
-#include "cuda/hopper/conv.h"
+#include "cuda/hopper/paths.h"
 #include "cuda/status.h"
 #include "ffi_checks.h"
 
 namespace jax_convbatch {
 namespace {
 
-// What differs between the operations.
-struct Kernels {
-  decltype(&hopper::PlanFprop) plan;
-  decltype(&hopper::Fprop) run;
-};
-
-constexpr Kernels KernelsOf(Operation operation) {
+constexpr hopper::Op OpOf(Operation operation) {
   switch (operation) {
     case Operation::kFprop:
-      return {hopper::PlanFprop, hopper::Fprop};
+      return hopper::Op::kFprop;
     case Operation::kDgrad:
-      return {hopper::PlanDgrad, hopper::Dgrad};
+      return hopper::Op::kDgrad;
     default:
-      return {hopper::PlanWgrad, hopper::Wgrad};
+      return hopper::Op::kWgrad;
   }
 }
 
@@ -86,12 +80,11 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   JCB_RETURN_IF_ERROR(CheckDevice(operation, g));
 
   auto where = [&] { return Describe(Name(operation), g); };
-  const Kernels kernels = KernelsOf(operation);
   int multiprocessors;
   JCB_RETURN_IF_ERROR(ToError(
       Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors), where));
   const std::optional<hopper::Plan> plan =
-      kernels.plan(g, *type, multiprocessors);
+      hopper::PlanPath(OpOf(operation), g, *type, multiprocessors);
   if (!plan) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: implicit_gemm does not support " + where());
@@ -109,7 +102,7 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
       buffers.result.untyped_data(),
       pieces,
   };
-  return ToError(kernels.run(call, stage, stream), where);
+  return ToError(hopper::RunPath(OpOf(operation), call, stage, stream), where);
 }
 
 template <Operation operation>

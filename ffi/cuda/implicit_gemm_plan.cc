@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "conv_geometry.h"
-#include "cuda/hopper/conv.h"
+#include "cuda/hopper/paths.h"
 
 namespace nb = nanobind;
 
@@ -50,9 +50,12 @@ hopper::Type TypeOf(const std::string& dtype) {
 
 std::optional<hopper::Plan> PlanOf(const std::string& op, const ConvGeometry& g,
                                    hopper::Type type, int multiprocessors) {
-  if (op == "fprop") return hopper::PlanFprop(g, type, multiprocessors);
-  if (op == "dgrad") return hopper::PlanDgrad(g, type, multiprocessors);
-  if (op == "wgrad") return hopper::PlanWgrad(g, type, multiprocessors);
+  if (op == "fprop")
+    return PlanPath(hopper::Op::kFprop, g, type, multiprocessors);
+  if (op == "dgrad")
+    return PlanPath(hopper::Op::kDgrad, g, type, multiprocessors);
+  if (op == "wgrad")
+    return PlanPath(hopper::Op::kWgrad, g, type, multiprocessors);
   const std::string message =
       "op must be 'fprop', 'dgrad' or 'wgrad', and is '" + op + "'";
   throw nb::value_error(message.c_str());
@@ -75,7 +78,10 @@ nb::object ImplicitGemmPlan(nb::str op, nb::dict geometry, nb::str dtype,
   nb::dict fields;
   fields["workspace"] = plan->workspace;
   fields["tile"] = tile.c_str();
+  fields["preferred"] = plan->preferred;
   fields["blocks"] = plan->blocks;
+  constexpr const char* kPaths[] = {"tiles", "gathered tiles", "strips"};
+  fields["path"] = kPaths[static_cast<int>(plan->path)];
   return fields;
 }
 

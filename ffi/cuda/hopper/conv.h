@@ -18,6 +18,11 @@ enum class Type { kBf16, kF16, kTf32 };
 
 constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 
+// How operands come to the multiplier: by the copy engine; gathered by threads,
+// where it cannot express how they lie; or for few channels from strips of the
+// image in shared memory.
+enum class Path { kCopies, kGathers, kStrips };
+
 // How a convolution runs: output tiles of tile_m x tile_n on `blocks` thread
 // blocks, with `workspace` bytes of workspace. fprop and dgrad have tiles of
 // pixels x channels, and no choice changes their bits. wgrad has tiles of
@@ -26,12 +31,16 @@ constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 struct Plan {
   int tile_m, tile_n, blocks;
   int64_t workspace;
+  Path path = Path::kCopies;
+  // Whether it is at least as fast as columns in memory. Like the path, it does
+  // not depend on N.
+  bool preferred = true;
 };
 
 // The plan for a GPU of so many multiprocessors, or nothing where the kernels
-// cannot run: they take 2-D convolutions of one group without input dilation,
-// C and K multiples of 16 bytes, and strides, paddings and dilations that the
-// copy engine can express. Needs no GPU.
+// of the path kCopies cannot run: they take 2-D convolutions of one group
+// without input dilation, C and K multiples of 16 bytes, and strides, paddings
+// and dilations that the copy engine can express. Needs no GPU.
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors);
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,

@@ -67,6 +67,29 @@ bool IsPlain2d(const ConvGeometry& g, Type type) {
          axis(g.stride.w, g.pad.w, g.filter_dilation.w);
 }
 
+bool IsPatches(const ConvGeometry& g) {
+  return g.D == 1 && g.T == 1 && g.O == 1 && g.pad.all(0) && g.groups == 1 &&
+         g.input_dilation.all(1) && g.stride.h == g.R && g.stride.w == g.S &&
+         (g.filter_dilation.h == 1 || g.R == 1) &&
+         (g.filter_dilation.w == 1 || g.S == 1) && g.H == g.P * g.R &&
+         g.W == g.Q * g.S;
+}
+
+ConvGeometry FoldPatches(const ConvGeometry& g, Type type) {
+  if (type == Type::kTf32 || !IsPatches(g) || g.taps() == 1 ||
+      g.S * g.C * ElementBytes(type) % 16 != 0) {
+    return g;
+  }
+  ConvGeometry folded = g;
+  folded.N = g.N * g.P;
+  folded.H = g.R;
+  folded.W = g.Q;
+  folded.C = g.S * g.C;
+  folded.S = folded.P = 1;
+  folded.stride = folded.filter_dilation = {1, 1, 1};
+  return folded;
+}
+
 PartAxes FpropPart(const ConvGeometry& g) {
   return {
       FpropAxis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h),

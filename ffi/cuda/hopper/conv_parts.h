@@ -46,6 +46,14 @@ inline Activations OutputOf(const ConvGeometry& g) {
 // C and K multiples of 16 bytes, and no number so large that it could overflow.
 bool IsPlain2d(const ConvGeometry& g, Type type);
 
+// Whether the filter cuts x into patches, each pixel in one.
+bool IsPatches(const ConvGeometry& g);
+
+// In bf16 and f16, fprop and wgrad of patches with a patch's rows as pixels and
+// all that they hold as channels, where the copy engine can take these; other
+// geometries as they are.
+ConvGeometry FoldPatches(const ConvGeometry& g, Type type);
+
 // The one part of fprop; wgrad walks x in the same way.
 PartAxes FpropPart(const ConvGeometry& g);
 

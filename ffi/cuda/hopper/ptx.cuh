@@ -127,6 +127,16 @@ __device__ __forceinline__ void StoreTile2(const CUtensorMap& map,
       : "memory");
 }
 
+__device__ __forceinline__ void StoreTile3(const CUtensorMap& map,
+                                           uint32_t from, int c0, int c1,
+                                           int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group "
+      "[%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
 __device__ __forceinline__ void StoreIm2col(const CUtensorMap& map,
                                             uint32_t from, int c, int w, int h,
                                             int n) {

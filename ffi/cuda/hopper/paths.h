@@ -1,0 +1,25 @@
+// The operations by whichever path suits a geometry. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_PATHS_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_PATHS_H_
+
+#include <optional>
+
+#include "cuda/hopper/conv.h"
+
+namespace jax_convbatch::hopper {
+
+enum class Op { kFprop, kDgrad, kWgrad };
+
+// The plan for a GPU of so many multiprocessors, or nothing where no path can
+// run it: all take 2-D convolutions of one group without input dilation. Needs
+// no GPU.
+std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
+                             int multiprocessors);
+
+// Runs a plan of PlanPath; see conv.h.
+cudaError_t RunPath(Op op, const ConvCall& call, Stage stage,
+                    cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_PATHS_H_

@@ -1,0 +1,69 @@
+// Launches of strip_fprop.cuh.
+#include <algorithm>
+
+#include "cuda/hopper/strip_fprop.cuh"
+#include "cuda/hopper/strip_launch.cuh"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename Config>
+cudaError_t LaunchFprop(const ConvCall& call, const StripProblem& problem,
+                        Stage stage, cudaStream_t stream) {
+  const auto kernel = &StripFpropKernel<Config>;
+  const int bytes =
+      static_cast<int>(StripSharedBytes(call.g, problem.tile, false));
+  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  kernel<<<std::min(problem.tiles, call.plan.blocks), kStripThreads, bytes,
+           stream>>>(problem);
+  return cudaGetLastError();
+}
+
+template <typename T, bool kOdd>
+cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
+                     Stage stage, cudaStream_t stream) {
+  auto launch = [&](auto config) {
+    return LaunchFprop<decltype(config)>(call, problem, stage, stream);
+  };
+  switch (StripSteps(StripShape(call.g))) {
+    case 2:
+      return launch(StripFpropConfig<T, 2, kOdd>());
+    case 4:
+      return launch(StripFpropConfig<T, 4, kOdd>());
+    case 7:
+      return launch(StripFpropConfig<T, 7, kOdd>());
+    case 10:
+      return launch(StripFpropConfig<T, 10, kOdd>());
+    case 13:
+      return launch(StripFpropConfig<T, 13, kOdd>());
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <typename T>
+cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
+                     Stage stage, cudaStream_t stream) {
+  return StripShape(call.g).odd
+             ? RunFprop<T, true>(call, problem, stage, stream)
+             : RunFprop<T, false>(call, problem, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  StripProblem problem = MakeStripProblem(call, false);
+  problem.w = static_cast<const uint16_t*>(call.rhs);
+  problem.y = static_cast<uint16_t*>(call.result);
+  problem.store_by_map = call.g.K % 8 == 0;
+  if (problem.store_by_map &&
+      !EncodeOutput(&problem.y_map, call, call.result)) {
+    return cudaErrorInvalidValue;
+  }
+  return call.type == Type::kBf16
+             ? RunFprop<__nv_bfloat16>(call, problem, stage, stream)
+             : RunFprop<__half>(call, problem, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

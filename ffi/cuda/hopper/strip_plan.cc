@@ -1,0 +1,122 @@
+#include "cuda/hopper/strip_plan.h"
+
+#include <algorithm>
+
+#include "cuda/hopper/gather_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+constexpr int64_t kStages = 3;
+constexpr int64_t kBox = 64 * 128;
+constexpr int64_t kShared = 226 << 10;  // of a block, besides barriers
+
+int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Pixels of a tile, or 0 where none fits.
+int64_t BestTile(const ConvGeometry& g, bool wgrad, int multiprocessors) {
+  // Cycles of an SM for 64 pixels, for a byte of a strip, and for a tile.
+  constexpr double kBox = 450, kByte = 1 / 30.0, kTile = 400;
+  const StripShape shape(g);
+  int64_t best = 0;
+  double least = 0;
+  for (int64_t tile = 64; tile <= 512; tile += 64) {
+    if (StripSharedBytes(g, tile, wgrad) > kShared) continue;
+    const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+    const int64_t waves = (tiles + multiprocessors - 1) / multiprocessors;
+    const double strip = StripShape::Rows(g, tile) * shape.pitch * 2.0;
+    const double time =
+        waves * (std::max(tile / 64 * kBox, strip * kByte) + kTile);
+    if (best == 0 || time < least) {
+      best = tile;
+      least = time;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+StripShape::StripShape(const ConvGeometry& g) {
+  const XRuns x = RunsOfX(g);
+  runs = x.count;
+  length = x.length;
+  run_cols = x.cols;
+  const int64_t step = g.stride.w * g.C;
+  const int64_t start = -g.pad.w * g.C;
+  odd = (step | x.step_w) % 2 != 0;
+  origin = (start >= 0 ? start : start - 7) / 8 * 8;
+  lead = odd ? 0 : (start - origin) % 2;
+  first = start - origin - lead;
+  pairs = (lead + length + 1) / 2;
+  const int64_t end =
+      first + (g.Q - 1) * step + (x.cols - 1) * x.step_w + 2 * pairs + 2;
+  pitch = RoundUp(end, 8);
+  run_row = x.step_h * pitch;
+  run_col = x.step_w;
+}
+
+int64_t StripShape::RowsOfY(const ConvGeometry& g, int64_t tile) {
+  if (tile % g.Q == 0) return std::min(g.P, tile / g.Q);
+  return g.Q % tile == 0 ? 1 : std::min(g.P, (tile - 2) / g.Q + 2);
+}
+
+int64_t StripShape::Rows(const ConvGeometry& g, int64_t tile) {
+  return (RowsOfY(g, tile) - 1) * g.stride.h + (g.R - 1) * g.filter_dilation.h +
+         1;
+}
+
+int64_t StripShape::StageBytes(const ConvGeometry& g, int64_t tile,
+                               bool dy) const {
+  const int64_t strip = RoundUp(Rows(g, tile) * pitch * 2, 128);
+  return RoundUp(strip + tile * 4, 1024) + (dy ? tile / 64 * kBox : 0);
+}
+
+int StripSteps(const StripShape& shape) {
+  for (const int steps : {2, 4, 7, 10, 13}) {
+    if (shape.steps() <= steps) return steps;
+  }
+  return 0;
+}
+
+int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad) {
+  const StripShape shape(g);
+  const int64_t stages = kStages * shape.StageBytes(g, tile, wgrad);
+  if (wgrad) {
+    // At the end it holds one warpgroup's sums.
+    return 1024 + std::max(stages, (shape.steps() + 3) / 4 * 2 * kBox);
+  }
+  const int64_t filter = (StripSteps(shape) + 3) / 4 * kBox;
+  return 1024 + (g.K + 63) / 64 * filter + 6 * kBox + stages;
+}
+
+std::optional<Plan> PlanStripFprop(const ConvGeometry& g, int multiprocessors) {
+  if (StripSteps(StripShape(g)) == 0) return std::nullopt;
+  const int64_t tile = BestTile(g, false, multiprocessors);
+  if (tile == 0) return std::nullopt;
+  return Plan{
+      static_cast<int>(tile), 64,
+      multiprocessors,        0,
+      Path::kStrips,          g.taps() > 1 && (g.K % 8 == 0 || g.K <= 64)};
+}
+
+std::optional<Plan> PlanStripWgrad(const ConvGeometry& g, int multiprocessors) {
+  const StripShape shape(g);
+  if (StripSteps(shape) == 0 || g.K % 8 != 0) return std::nullopt;
+  const int64_t tile = BestTile(g, true, multiprocessors);
+  if (tile == 0) return std::nullopt;
+  const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+  const int64_t n_tiles = (g.K + 63) / 64;
+  const int64_t splits =
+      std::min(tiles, std::max<int64_t>(1, multiprocessors / n_tiles));
+  const int64_t piece = (shape.steps() + 3) / 4 * 2 * kBox;
+  const int64_t blocks = splits * n_tiles;
+  return Plan{static_cast<int>(tile),
+              64,
+              static_cast<int>(blocks),
+              blocks * piece,
+              Path::kStrips,
+              g.taps() > 1};
+}
+
+}  // namespace jax_convbatch::hopper

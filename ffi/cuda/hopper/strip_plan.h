@@ -1,0 +1,44 @@
+// Which convolutions the strip kernels run, and how. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_PLAN_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_STRIP_PLAN_H_
+
+#include <optional>
+
+#include "cuda/hopper/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// The numbers of StripLayout, and what follows from a tile's size.
+struct StripShape {
+  int64_t origin, pitch, first, runs, length, lead, pairs, run_cols;
+  int64_t run_row, run_col;
+  bool odd;
+
+  explicit StripShape(const ConvGeometry& g);
+
+  // Of 16 elements of a column.
+  int64_t steps() const { return (runs * pairs * 2 + 15) / 16; }
+  // Rows of y that a tile may touch, and rows of its strip.
+  static int64_t RowsOfY(const ConvGeometry& g, int64_t tile);
+  static int64_t Rows(const ConvGeometry& g, int64_t tile);
+  // Of a stage without dy and with it; multiples of 1024.
+  int64_t StageBytes(const ConvGeometry& g, int64_t tile, bool dy) const;
+};
+
+// The steps that there are fprop kernels for; the least that is enough, or 0.
+int StripSteps(const StripShape& shape);
+// Shared memory of a block.
+int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);
+
+// For geometries that are IsGatherable, in bf16 and f16; nothing where the
+// kernels cannot run.
+std::optional<Plan> PlanStripFprop(const ConvGeometry& g, int multiprocessors);
+std::optional<Plan> PlanStripWgrad(const ConvGeometry& g, int multiprocessors);
+
+// The kernels of a plan of the path kStrips; see conv.h.
+cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t StripWgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_STRIP_PLAN_H_

@@ -1,0 +1,72 @@
+// Launches of strip_wgrad.cuh.
+#include "cuda/hopper/strip_launch.cuh"
+#include "cuda/hopper/strip_wgrad.cuh"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename Config>
+cudaError_t LaunchWgrad(const ConvCall& call, const StripProblem& problem,
+                        Stage stage, cudaStream_t stream) {
+  const auto kernel = &StripWgradKernel<Config>;
+  const int bytes =
+      static_cast<int>(StripSharedBytes(call.g, problem.tile, true));
+  cudaError_t error = RaiseSharedMemory(kernel, bytes);
+  if (error != cudaSuccess) return error;
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return cudaFuncGetAttributes(&loads, &AddStripPieces<Config>);
+  }
+  kernel<<<call.plan.blocks, kThreads, bytes, stream>>>(problem);
+  error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  AddStripPieces<Config>
+      <<<problem.n_tiles * Config::kQuads, kWarpgroup, 0, stream>>>(problem);
+  return cudaGetLastError();
+}
+
+template <typename T, bool kOdd>
+cudaError_t RunWgrad(const ConvCall& call, const StripProblem& problem,
+                     Stage stage, cudaStream_t stream) {
+  auto launch = [&](auto config) {
+    return LaunchWgrad<decltype(config)>(call, problem, stage, stream);
+  };
+  switch ((StripShape(call.g).steps() + 3) / 4) {
+    case 1:
+      return launch(StripWgradConfig<T, 1, kOdd>());
+    case 2:
+      return launch(StripWgradConfig<T, 2, kOdd>());
+    case 3:
+      return launch(StripWgradConfig<T, 3, kOdd>());
+    case 4:
+      return launch(StripWgradConfig<T, 4, kOdd>());
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <typename T>
+cudaError_t RunWgrad(const ConvCall& call, const StripProblem& problem,
+                     Stage stage, cudaStream_t stream) {
+  return StripShape(call.g).odd
+             ? RunWgrad<T, true>(call, problem, stage, stream)
+             : RunWgrad<T, false>(call, problem, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t StripWgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  StripProblem problem = MakeStripProblem(call, true);
+  problem.dw = call.result;
+  problem.pieces = static_cast<float*>(call.workspace);
+  problem.n_tiles = static_cast<int>((call.g.K + 63) / 64);
+  problem.splits = call.plan.blocks / problem.n_tiles;
+  if (!EncodeOutput(&problem.dy_map, call, call.rhs)) {
+    return cudaErrorInvalidValue;
+  }
+  return call.type == Type::kBf16
+             ? RunWgrad<__nv_bfloat16>(call, problem, stage, stream)
+             : RunWgrad<__half>(call, problem, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

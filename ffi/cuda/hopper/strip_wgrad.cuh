@@ -1,0 +1,210 @@
+// wgrad of few channels: dw[column, k] = sum over pixels of x's columns, read
+// pair by pair from strips, times dy. Rows of the product are permuted: thread
+// g of a warp has elements 2 g and 2 g + 1 of the column in its rows g and
+// g + 8, so that a loaded pair serves both.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_WGRAD_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_STRIP_WGRAD_CUH_
+
+#include "cuda/hopper/strip.cuh"
+#include "cuda/hopper/wgmma_registers.cuh"
+
+namespace jax_convbatch::hopper {
+
+// kBlocks: of 64 elements of the columns, padded.
+template <typename T_, int kBlocks_, bool kOdd_>
+struct StripWgradConfig {
+  using T = T_;
+  static constexpr bool kOdd = kOdd_;
+  static constexpr int kBlocks = kBlocks_;
+  // Of a piece: four accumulators of a warpgroup at a time.
+  static constexpr int kQuads = kBlocks * 8;
+};
+
+template <typename Config>
+__device__ __forceinline__ void WriteStripQuad(const StripProblem& problem,
+                                               int n_tile, int quad, int thread,
+                                               float4 v) {
+  using T = typename Config::T;
+  const int lane = thread % 32;
+  const int j = quad / 8 * 64 + thread / 32 * 16 + lane / 4 * 2;
+  const int k = n_tile * 64 + quad % 8 * 8 + lane % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = FilterRow(problem.layout, j + half);
+    if (row < 0) continue;
+    T* to = static_cast<T*>(problem.dw) + int64_t{row} * problem.K + k;
+    if (k < problem.K) to[0] = T(half == 0 ? v.x : v.z);
+    if (k + 1 < problem.K) to[1] = T(half == 0 ? v.y : v.w);
+  }
+}
+
+// Strips, and boxes of 64 pixels x 64 channels of dy.
+template <typename Config>
+__device__ __forceinline__ void FillStripsAndDy(
+    const StripProblem& problem, int n_tile, int split, uint32_t ring,
+    RingBarriers<kStripStages>& barriers, int dy_offset) {
+  GatherRing<kStripStages, 0> stages(barriers);
+  for (int t = split; t < problem.tiles; t += problem.splits) {
+    const StripTile tile(problem, t);
+    const int stage = stages.Next();
+    const uint32_t to = ring + stage * problem.stage_bytes;
+    if (threadIdx.x == 0) {
+      const uint32_t full = SharedAddress(&barriers.full[stage]);
+      const int pixels = min(problem.tile, problem.pixels - tile.pixel);
+      BarrierArriveExpect(full, (pixels + 63) / 64 * kBoxBytes);
+      for (int sub = 0; sub < pixels; sub += 64) {
+        LoadTile3(to + dy_offset + sub * 128, problem.dy_map, full, n_tile * 64,
+                  tile.pixel + sub, tile.image);
+      }
+    }
+    __syncwarp();
+    FillStrip(problem, tile, to);
+    stages.Commit();
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void ConsumeStripsAndDy(
+    const StripProblem& problem, int split, int group, uint32_t ring,
+    RingBarriers<kStripStages>& barriers, int dy_offset,
+    float (&acc)[Config::kBlocks][32]) {
+  const int thread = threadIdx.x % kWarpgroup;
+  const int lane = thread % 32;
+  int offset[Config::kBlocks];
+#pragma unroll
+  for (int m = 0; m < Config::kBlocks; ++m) {
+    offset[m] =
+        StripPair(problem.layout, m * 32 + thread / 32 * 8 + lane / 4).offset;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) acc[m][i] = 0;
+  }
+  const int table_offset = StripBytes(problem);
+  RingPosition<kStripStages> at;
+  int turn = 0;
+  for (int t = split; t < problem.tiles; t += problem.splits) {
+    const StripTile tile(problem, t);
+    const uint32_t strip = ring + at.stage * problem.stage_bytes;
+    BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+    for (int sub = 0; sub < problem.tile; sub += 64) {
+      if (tile.pixel + sub >= problem.pixels) break;
+      if (turn++ % kConsumers != group) continue;
+      const uint64_t b = Descriptor(strip + dy_offset + sub * 128);
+      // In two halves, so that one is loaded while the other is multiplied.
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t a[2][Config::kBlocks][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          // Pixels 2 t and 2 t + 1 of 16, and 8 further.
+          const int first = sub + (2 * half + i) * 16 + lane % 4 * 2;
+          const uint32_t table = strip + table_offset + first * 4;
+          const int2 near = LoadTwo(table), far = LoadTwo(table + 32);
+          const int from[4] = {near.x, near.y, far.x, far.y};
+#pragma unroll
+          for (int m = 0; m < Config::kBlocks; ++m) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              // A pixel that is not there must not meet dy's zeros as a nan.
+              pair[j] =
+                  LoadPair<Config::kOdd>(strip + max(0, from[j]) + offset[m]);
+              pair[j] = from[j] < 0 ? 0 : pair[j];
+            }
+            a[i][m][0] = __byte_perm(pair[0], pair[1], 0x5410);
+            a[i][m][1] = __byte_perm(pair[0], pair[1], 0x7632);
+            a[i][m][2] = __byte_perm(pair[2], pair[3], 0x5410);
+            a[i][m][3] = __byte_perm(pair[2], pair[3], 0x7632);
+          }
+        }
+        WgmmaFence();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int m = 0; m < Config::kBlocks; ++m) {
+            WgmmaRegisters<typename Config::T>(
+                acc[m], a[i][m],
+                b + (2 * half + i) * kReductionStep<Contiguous::kRows>);
+          }
+        }
+        WgmmaCommit();
+        WgmmaWait<1>();
+      }
+    }
+    WgmmaWait<0>();
+    if (lane == 0) BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
+    at.Advance();
+  }
+}
+
+// A grid of splits x n_tiles. The warpgroups' sums are added in order.
+template <typename Config>
+__global__ void __launch_bounds__(kThreads, 1)
+    StripWgradKernel(const __grid_constant__ StripProblem problem) {
+  extern __shared__ uint8_t shared[];
+  __shared__ RingBarriers<kStripStages> barriers;
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (threadIdx.x == 0) {
+    barriers.Init(kWarpgroup / 32 + 1, kConsumers * kWarpgroup / 32);
+  }
+  __syncthreads();
+
+  const int split = blockIdx.x / problem.n_tiles;
+  const int n_tile = blockIdx.x - split * problem.n_tiles;
+  const int dy_offset = problem.stage_bytes - problem.tile / 64 * kBoxBytes;
+  const int warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    GiveRegisters<kProducerRegisters>();
+    FillStripsAndDy<Config>(problem, n_tile, split, ring, barriers, dy_offset);
+    return;
+  }
+  TakeRegisters<kConsumerRegisters>();
+  float acc[Config::kBlocks][32];
+  ConsumeStripsAndDy<Config>(problem, split, warpgroup - 1, ring, barriers,
+                             dy_offset, acc);
+  const int thread = threadIdx.x % kWarpgroup;
+  float4* sums =
+      reinterpret_cast<float4*>(shared + (ring - SharedAddress(shared))) +
+      thread;
+  NamedBarrier(1, kConsumers * kWarpgroup);  // the ring has been read
+  float4* piece = reinterpret_cast<float4*>(problem.pieces) +
+                  int64_t{blockIdx.x} * Config::kQuads * kWarpgroup + thread;
+#pragma unroll
+  for (int quad = 0; quad < Config::kQuads; ++quad) {
+    const float* v = &acc[quad / 8][quad % 8 * 4];
+    if (warpgroup == 2) {
+      sums[quad * kWarpgroup] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+  }
+  NamedBarrier(1, kConsumers * kWarpgroup);
+  if (warpgroup == 2) return;
+#pragma unroll
+  for (int quad = 0; quad < Config::kQuads; ++quad) {
+    const float* v = &acc[quad / 8][quad % 8 * 4];
+    const float4 other = sums[quad * kWarpgroup];
+    piece[quad * kWarpgroup] = make_float4(v[0] + other.x, v[1] + other.y,
+                                           v[2] + other.z, v[3] + other.w);
+  }
+}
+
+// Adds the pieces in order: a grid of n_tiles x quads.
+template <typename Config>
+__global__ void __launch_bounds__(kWarpgroup)
+    AddStripPieces(const __grid_constant__ StripProblem problem) {
+  const int n_tile = blockIdx.x / Config::kQuads;
+  const int quad = blockIdx.x % Config::kQuads;
+  const float4* pieces =
+      reinterpret_cast<const float4*>(problem.pieces) +
+      (int64_t{n_tile} * Config::kQuads + quad) * kWarpgroup + threadIdx.x;
+  const int64_t step = int64_t{problem.n_tiles} * Config::kQuads * kWarpgroup;
+  float4 sum = pieces[0];
+#pragma unroll 16
+  for (int split = 1; split < problem.splits; ++split) {
+    const float4 v = pieces[split * step];
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  WriteStripQuad<Config>(problem, n_tile, quad, threadIdx.x, sum);
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_STRIP_WGRAD_CUH_

@@ -1,0 +1,223 @@
+"""The Hopper engine where the copy engine cannot help: odd channels, stems, patches."""
+
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import exact, normal, run, terms
+from test_implicit_gemm import (
+    SAME,
+    arrays,
+    assert_exact,
+    bits,
+    hopper,  # noqa: F401
+    problem,
+)
+
+import jax_convbatch as jc
+from jax_convbatch import targets
+
+THREE = ((3, 3), (3, 3))
+EDGES = {
+    "one of all": problem(3, (1, 1), 1, 1, (1, 1)),
+    "stem": problem(3, (30, 32), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, odd rows": problem(2, (31, 29), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, four channels": problem(2, (24, 24), 4, 64, (7, 7), (2, 2), THREE),
+    "stem, wide": problem(2, (9, 300), 3, 200, (3, 3), padding=SAME),
+    "one channel": problem(5, (28, 28), 1, 16, (3, 3), padding=SAME),
+    "three, unit stride": problem(4, (32, 32), 3, 64, (3, 3), padding=SAME),
+    "three to three": problem(4, (13, 16), 3, 3, (3, 3), padding=SAME),
+    "to three": problem(3, (14, 14), 64, 3, (3, 3), padding=SAME),
+    "odd channels": problem(3, (9, 11), 65, 33, (3, 3), padding=SAME),
+    "half vectors": problem(3, (14, 14), 20, 36, (3, 3), (2, 2), SAME),
+    "wide channels": problem(2, (7, 5), 1025, 257, (1, 1)),
+    "patches of 16": problem(2, (32, 48), 3, 768, (16, 16), (16, 16)),
+    "patches of 4": problem(2, (32, 48), 3, 96, (4, 4), (4, 4)),
+    "patches of 4, odd channels": problem(2, (24, 20), 5, 33, (4, 4), (4, 4)),
+    "patches of 2": problem(2, (16, 20), 64, 128, (2, 2), (2, 2)),
+    "patches and a rest": problem(2, (33, 49), 5, 12, (4, 4), (4, 4)),
+    "patches of a row": problem(2, (33, 48), 6, 24, (3, 6), (3, 6)),
+    "strided beyond the filter": problem(2, (17, 19), 6, 5, (2, 2), (3, 4)),
+    "dilated": problem(2, (23, 24), 2, 8, (5, 5), (3, 3), THREE, (2, 2)),
+    "dilated by three": problem(
+        2, (23, 24), 12, 20, (3, 3), padding=THREE, dilation=(3, 3)
+    ),
+    "dilated far": problem(
+        1, (300, 11), 8, 8, (3, 1), padding=((150, 150), (0, 0)), dilation=(150, 1)
+    ),
+    "negative": problem(2, (14, 14), 3, 2, (3, 3), padding=((-2, 1), (1, -2))),
+    "padding past the image": problem(
+        2, (5, 4), 3, 5, (5, 5), padding=((6, 7), (5, 5))
+    ),
+    "many samples": problem(300, (5, 5), 3, 9, (3, 3), padding=SAME),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", EDGES)
+def test_whole_numbers_are_exact(hopper, name, dtype):  # noqa: F811
+    assert_exact(EDGES[name], dtype)
+
+
+def native_plan(case, op):
+    """What the kernels' own plan says on 132 multiprocessors; it needs no GPU."""
+    native = targets._natives["cuda"].module
+    if native is None:
+        pytest.skip("the CUDA module is not there")
+    n, h, w, c = case.x
+    r, s, _, k = case.w
+    _, p, q, _ = case.y
+    fields = dict(N=n, D=1, H=h, W=w, C=c, K=k, T=1, R=r, S=s, O=1, P=p, Q=q, groups=1)
+    conv = case.conv
+    low = [before for before, _ in conv.padding]
+    for name, values, rest in (
+        ("stride", conv.strides, 1),
+        ("pad", low, 0),
+        ("input_dilation", (1, 1), 1),
+        ("filter_dilation", conv.filter_dilation, 1),
+    ):
+        for axis, value in zip("dhw", (rest, *values), strict=True):
+            fields[f"{name}_{axis}"] = value
+    return native.implicit_gemm_plan(op, fields, "bfloat16", 132)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("name", EDGES)
+def test_the_path_does_not_depend_on_the_batch(name, op):
+    case = EDGES[name]
+    paths = set()
+    for n in (1, 2, 3, 8, 33, 256, 3000):
+        plan = native_plan(case._replace(x=(n, *case.x[1:])), op)
+        assert plan["workspace"] <= 64 << 20
+        paths.add((plan["path"], plan["preferred"]))
+    assert len(paths) == 1
+
+
+@st.composite
+def any_channels(draw):
+    def two(low, high):
+        return draw(st.tuples(*[st.integers(low, high)] * 2))
+
+    channels = st.one_of(st.integers(1, 12), st.integers(13, 200), st.integers(1, 1025))
+    padding = draw(st.tuples(*[st.tuples(*[st.integers(-2, 5)] * 2)] * 2))
+    case = problem(
+        draw(st.integers(1, 4)),
+        two(1, 24),
+        draw(channels),
+        draw(channels),
+        two(1, 7),
+        two(1, 4),
+        padding,
+        two(1, 3),
+    )
+    assume(all(n >= 0 for n in case.conv.padded_sizes(case.x[1:-1])))
+    assume(np.prod(case.y) > 0)
+    # The oracle's time.
+    assume(np.prod(case.y) * np.prod(case.w[:-1]) < 1e9)
+    return case
+
+
+@pytest.mark.gpu
+@given(case=any_channels())
+@settings(max_examples=60)
+def test_any_channels_are_exact(hopper, case):  # noqa: F811
+    assert_exact(case, "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["stem", "one channel", "odd channels", "patches of 4"]
+)
+def test_real_numbers_are_right_but_for_rounding(hopper, name):  # noqa: F811
+    case = EDGES[name]
+    x, w, dy = arrays(case, normal, "bfloat16")
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    right = exact(case, x, w, dy)
+    size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
+    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
+        oracle.assert_within_bound(a, b, magnitude, count, "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["stem", "one channel", "odd channels", "to three", "patches of 16"]
+)
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):  # noqa: F811
+    case = EDGES[name]
+    large = case._replace(x=(256, *case.x[1:]))
+    x, w, dy = arrays(large, normal, "bfloat16")
+    want = run(large, x, w, dy, algorithm="implicit_gemm")
+    for n in (1, 2, 3, 8, 33):
+        small = case._replace(x=(n, *case.x[1:]))
+        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
+        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
+        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["stem", "odd channels", "patches of 4"])
+def test_a_hundred_runs_give_the_same_bits(hopper, name):  # noqa: F811
+    case = EDGES[name]
+    args = arrays(case, normal, "bfloat16")
+    conv = functools.partial(
+        jc.conv_general_dilated, algorithm="implicit_gemm", **case.kwargs
+    )
+
+    @jax.jit
+    def step(x, w, dy):
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    want = [bits(a) for a in step(*args)]
+    for _ in range(100):
+        for a, b in zip(step(*args), want, strict=True):
+            np.testing.assert_array_equal(bits(a), b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["stem", "three, unit stride", "odd channels"])
+def test_what_is_not_finite_stays_where_it_belongs(hopper, name):  # noqa: F811
+    # Columns are padded, and tiles are larger than what is left of an image: what
+    # stands there must not reach a sum.
+    case = EDGES[name]
+    x, w, dy = arrays(case, normal, "bfloat16")
+    x[-1, 4, 5, 0] = dy[-1, 3, 2, 1] = np.inf
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b in zip(got, columns, strict=True):
+        assert not np.isfinite(np.float32(a)).all()
+        np.testing.assert_array_equal(
+            np.isfinite(np.float32(a)), np.isfinite(np.float32(b))
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("stem", ("strips of", "default", "strips of")),
+        ("odd channels", ("gathered tiles of",) * 3),
+        ("patches of 16", ("tiles of", "gathered tiles of", "tiles of")),
+        ("wide channels", ("default",) * 3),
+    ],
+)
+def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):  # noqa: F811
+    case = EDGES[name]
+    x, w, dy = arrays(case, normal, "bfloat16")
+
+    def step(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, **case.kwargs)
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    rows = {row.op: row for row in jc.explain(step, x, w, dy)}
+    for op, reason in zip(("fprop", "dgrad", "wgrad"), reasons, strict=True):
+        assert rows[op].reason.startswith(reason)
+        columns = reason == "default"
+        assert (rows[op].engine == "im2col_gemm") == columns
+        assert ("would take longer" in rows[op].reason) == columns
