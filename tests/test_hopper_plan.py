@@ -67,6 +67,23 @@ def test_every_multiple_of_16_bytes_of_channels_is_covered(native, dtype):
                 assert native(op, geometry(2, ROW, **sizes), dtype, H200), (op, sizes)
 
 
+HALO = "576x64"  # the tile of the kernel that reads x once for nine taps
+
+
+def test_large_3x3_layers_read_x_once_in_wgrad(native):
+    def tile(row, batch=256, dtype="bfloat16", **changes):
+        return native("wgrad", geometry(batch, row, **changes), dtype, H200)["tile"]
+
+    rows = [row for row in RESNET50_V1.values() if row[4] == 3]
+    assert len(rows) == 4
+    for row in rows:
+        assert tile(row) == HALO
+        assert tile(row, dtype="float16") != HALO
+        assert tile(row, filter_dilation=(1, 2, 2), pad=(0, 2, 2)) != HALO
+        assert tile(row, R=1, pad=(0, 0, 1)) != HALO
+        assert tile(row, batch=8) != HALO  # too little work for such pieces
+
+
 def test_the_study_of_small_f32_layers_is_covered(native):
     for row in (SOFIE_STACK, *SOFIE_SINGLE.values(), FLUX_MNIST["14_16_32"]):
         for batch in (1, 16, 1000):
