@@ -188,12 +188,14 @@ def _plan_implicit_gemm(
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
 _WGRAD_ROWS, _WGRAD_COLUMNS = 256, 512
+# Groups of no more channels have kernels without blocks: cpu/implicit/direct.cc.
+_DIRECT_CHANNELS = 8
 
 
 def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
     """The pixels that wgrad sums are cut into parts, which are added in order.
 
-    Some 32 tasks, each of 1024 pixels or more, whose sums take no more than 4 MiB.
+    Some 32 tasks, each of many pixels, whose sums take no more than 4 MiB together.
     Over the limit the parts are formed one after the other, with the same bits.
     """
     reason = f"{targets.instruction_set()} kernels"
@@ -201,10 +203,13 @@ def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
         return Plan("implicit_gemm", reason)
     rows = -(-g.column_size // _WGRAD_ROWS)
     blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
+    least = 1024
+    if g.groups > 1 and g.C == g.K and g.C // g.groups <= _DIRECT_CHANNELS:
+        blocks, least = 1, 128
     itemsize = max(dtype.itemsize, 4)
     parts = min(
         -(-32 // max(blocks, 1)),
-        g.N * g.output_pixels // 1024,
+        g.N * g.output_pixels // least,
         (4 << 20) // max(g.w_size * itemsize, 1),
     )
     # Powers of two share out evenly.

@@ -54,9 +54,11 @@ ConvGeometry RandomGeometry(Random& random) {
     const int64_t rank = random.In(1, 3);
     g.N = random.In(1, 3);
     g.groups = random.In(0, 2) == 0 ? random.In(1, 20) : 1;
-    const bool depthwise = random.In(0, 4) == 0;
-    g.C = g.groups * (depthwise ? 1 : random.Channels());
-    g.K = g.groups * (depthwise ? random.In(1, 3) : random.Channels());
+    // Few channels, the same number in and out, have kernels of their own.
+    const bool direct = g.groups > 1 && random.In(0, 1) == 0;
+    const int64_t few = int64_t{1} << random.In(0, 3);
+    g.C = g.groups * (direct ? few : random.Channels());
+    g.K = g.groups * (direct ? few : random.Channels());
     int64_t* sizes[3][4] = {{&g.D, &g.T, &g.O, nullptr},
                             {&g.H, &g.R, &g.P, nullptr},
                             {&g.W, &g.S, &g.Q, nullptr}};

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "direct.h"
 #include "scratch.h"
 #include "tasks.h"
 
@@ -47,6 +48,7 @@ class Product {
   }
 
   void Run() {
+    if (DirectCovers<A>(f_.g, f_.type, f_.out_type)) return RunDirect();
     const int64_t work =
         std::min(row_block_, most_rows_) * columns_.length * depth_;
     ParallelFor(tasks_, Grain(work), [&](int64_t begin, int64_t end) {
@@ -166,6 +168,58 @@ class Product {
       }
       first = last;
     } while (first < depth);
+  }
+
+  // Rows of all classes, one class after the other.
+  void RunDirect() const {
+    const int64_t row_work =
+        reading_.w[0].count * channels_ * std::max<int64_t>(depth_, 1);
+    for (int64_t index = 0; index < reading_.count(); ++index) {
+      const Columns left(reading_, index, 0);
+      const int64_t all = DirectRows<A>(reading_, index, f_.image).count();
+      // A thread takes rows that lie together, which share most of their input.
+      const int64_t grain =
+          std::max(Grain(row_work / 4), all / (8 * ThreadCount()));
+      ParallelFor(all, grain, [&](int64_t begin, int64_t end) {
+        DirectRows<A> rows(reading_, index, f_.image);
+        const Scratch<A> scratch = Scratch<A>::Get();
+        const Packed wanted{call_, index, 0, 0, 0};
+        if (!(*scratch.packed == wanted)) {
+          PackDirectFilter(left, scratch.panels);
+          *scratch.packed = wanted;
+        }
+        std::fill_n(scratch.sums, channels_, A(0));
+        A* out = static_cast<A*>(f_.out);
+        const int group = static_cast<int>(group_channels_);
+        const int taps = static_cast<int>(rows.taps());
+        for (int64_t row = begin; row < end; ++row) {
+          rows.ForEachPart(row, scratch.sums,
+                           [&](int64_t count, int64_t place,
+                               const A* const* pixels, int64_t step) {
+                             kernels_.direct_forward(
+                                 count, taps, pixels, step, scratch.panels,
+                                 channels_, group, out + place * channels_,
+                                 rows.period() * channels_);
+                           });
+        }
+      });
+    }
+  }
+
+  // [taps, input channels of a group, output channels].
+  void PackDirectFilter(const Columns& left, A* to) const {
+    const A* filter = static_cast<const A*>(f_.filter);
+    const int64_t group = group_channels_;
+    for (int64_t tap = 0; tap < left.taps(); ++tap) {
+      const A* from = filter + left.FilterTap(tap) * group * channels_;
+      for (int64_t c = 0; c < group; ++c) {
+        for (int64_t k = 0; k < channels_; ++k) {
+          // dgrad swaps the two channels within their group.
+          *to++ = f_.dgrad ? from[k % group * channels_ + k / group * group + c]
+                           : from[c * channels_ + k];
+        }
+      }
+    }
   }
 
   void MultiplyPanels(int rows, int64_t depth, const A* const* left,

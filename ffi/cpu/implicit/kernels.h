@@ -60,6 +60,18 @@ struct Kernels {
   void (*convert)(Element type, const A* from, int64_t count, void* to);
   // Orders what was streamed before what this thread does next.
   void (*fence)();
+  // Convolution with as many input as output channels in each group, `group` of
+  // them, which divides the vector's length. Of `count` pixels of an output
+  // row, whose inputs are `step` elements apart: out[k] = sum over taps t and c
+  // < group of pixels[t][first of k's group + c] * filter[(t * group + c) *
+  // channels + k].
+  void (*direct_forward)(int64_t count, int taps, const A* const* pixels,
+                         int64_t step, const A* filter, int64_t channels,
+                         int group, A* out, int64_t out_step);
+  // Adds the same pixels' part of the filter's gradient to `sums`.
+  void (*direct_wgrad)(int64_t count, int taps, const A* const* pixels,
+                       int64_t step, const A* dy, int64_t dy_step, A* sums,
+                       int64_t channels, int group);
   // 2 * rows * vector * 2 operations a turn, none waiting for the one before.
   void (*fma_loop)(int64_t turns);
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "direct.h"
 #include "scratch.h"
 #include "tasks.h"
 
@@ -47,6 +48,11 @@ class Product {
       if (parts_ > 1 && !together_) {
         std::memset(f_.workspace, 0, parts_ * f_.g.w_size() * sizeof(A));
       }
+    }
+    if (DirectCovers<A>(f_.g, f_.type, f_.type)) {
+      RunDirect();
+      if (parts_ > 1 && !together_) AddParts();
+      return;
     }
     ParallelFor(tasks_, Grain(work_), [&](int64_t begin, int64_t end) {
       size_t index = 0;
@@ -192,6 +198,65 @@ class Product {
           static_cast<char*>(f_.dw) + FilterRow(b, k) * ElementSize(f_.type);
       kernels_.convert(f_.type, scratch.sums + (k - b.row) * b.width(),
                        b.width(), to);
+    }
+  }
+
+  // Tasks are classes' parts; where there is no room for their sums, classes.
+  void RunDirect() const {
+    const int64_t tasks = reading_.count() * (together_ ? 1 : parts_);
+    const int64_t work = f_.g.y_size() * f_.g.column_size() / tasks;
+    ParallelFor(tasks, Grain(work), [&](int64_t begin, int64_t end) {
+      const Scratch<A> scratch = Scratch<A>::Get();
+      *scratch.packed = {};
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t index = task % reading_.count();
+        const int64_t part = task / reading_.count();
+        A* dw = static_cast<A*>(f_.dw);
+        if (!together_) {
+          DirectPart(index, part, scratch);
+          A* sums = static_cast<A*>(f_.workspace) + part * f_.g.w_size();
+          AddTaps(index, scratch.panels, part == 0 ? dw : sums, false);
+          continue;
+        }
+        for (int64_t i = 0; i < parts_; ++i) {
+          DirectPart(index, i, scratch);
+          AddTaps(index, scratch.panels, dw, i > 0);
+        }
+      }
+    });
+  }
+
+  // The sum over a part of a class's rows, [taps, C / groups, K], as panels.
+  void DirectPart(int64_t index, int64_t part,
+                  const Scratch<A>& scratch) const {
+    const int64_t channels = f_.g.C;
+    const int group = static_cast<int>(f_.g.group_C());
+    DirectRows<A> rows(reading_, index, f_.x);
+    const int taps = static_cast<int>(rows.taps());
+    const A* dy = static_cast<const A*>(f_.dy);
+    std::fill_n(scratch.sums, channels, A(0));
+    std::fill_n(scratch.panels, taps * group * channels, A(0));
+    const Pieces pieces(rows.count(), CeilDiv(rows.count(), parts_));
+    for (int64_t row = pieces.begin(part); row < pieces.end(part); ++row) {
+      rows.ForEachPart(row, scratch.sums,
+                       [&](int64_t count, int64_t place, const A* const* pixels,
+                           int64_t step) {
+                         kernels_.direct_wgrad(count, taps, pixels, step,
+                                               dy + place * channels,
+                                               rows.period() * channels,
+                                               scratch.panels, channels, group);
+                       });
+    }
+  }
+
+  // A class's sums, in the places of a filter.
+  void AddTaps(int64_t index, const A* sums, A* to, bool add) const {
+    const Columns left(reading_, index, 0);
+    const int64_t size = f_.g.group_C() * f_.g.K;
+    for (int64_t tap = 0; tap < left.taps(); ++tap, sums += size) {
+      A* at = to + left.FilterTap(tap) * size;
+      for (int64_t i = 0; i < size; ++i)
+        at[i] = add ? at[i] + sums[i] : sums[i];
     }
   }
 
