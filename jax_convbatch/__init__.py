@@ -3,6 +3,7 @@
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.explain import explain
 from jax_convbatch.layer import conv_bias_act
+from jax_convbatch.tune import tune
 
 __version__ = "0.1.0"
 
@@ -12,4 +13,5 @@ __all__ = [
     "conv_general_dilated",
     "conv_transpose",
     "explain",
+    "tune",
 ]

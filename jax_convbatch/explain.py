@@ -26,6 +26,9 @@ class Row:
       slice: samples unrolled at a time (0 where that has no meaning).
       workspace_bytes: memory beyond operands and result (0 for "xla", whose
         memory is XLA's).
+      source: who chose: "name" (the caller asked for it), "tuned"
+        (`jax_convbatch.tune`'s file), "table" (measured, in this package) or
+        "rule".
     """
 
     op: str
@@ -35,6 +38,7 @@ class Row:
     reason: str
     slice: int
     workspace_bytes: int
+    source: str
 
 
 class Explanation(tuple[Row, ...]):
@@ -43,13 +47,17 @@ class Explanation(tuple[Row, ...]):
     def __str__(self) -> str:
         if not self:
             return "no convolutions"
-        names = ("op", "geometry", "dtype", "engine", "slice", "workspace", "reason")
+        names = (
+            *("op", "geometry", "dtype", "engine", "by"),
+            *("slice", "workspace", "reason"),
+        )
         cells = [names] + [
             (
                 row.op,
                 row.geometry,
                 row.dtype,
                 row.engine,
+                row.source,
                 str(row.slice or "-"),
                 _bytes(row.workspace_bytes),
                 row.reason,
@@ -88,10 +96,16 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
     """
     if platform is None:
         platform = targets.default_platform()
+    equations = traced(fn, *args, **kwargs)
+    return Explanation(row for eqn in equations if (row := _row(eqn, platform)))
+
+
+def traced(fn, *args, **kwargs) -> Iterator[Any]:
+    """Every equation of `fn(*args, **kwargs)` that is not dead, inner ones too."""
     jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr
     # What nobody reads XLA drops: the first layer's dgrad, most often.
     jaxpr, _ = _compat.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return Explanation(row for eqn in _equations(jaxpr) if (row := _row(eqn, platform)))
+    return _equations(jaxpr)
 
 
 def _equations(jaxpr) -> Iterator[Any]:
@@ -131,6 +145,7 @@ def _row(eqn, platform: str) -> Row | None:
                 chosen.reason,
                 chosen.slice,
                 chosen.workspace_bytes,
+                chosen.source,
             )
     return None
 
@@ -152,6 +167,7 @@ def _stock_row(eqn, operands, dtype: str) -> Row:
         reason or "algorithm='xla', or jax.lax was called",
         0,
         0,
+        "rule" if reason else "name",
     )
 
 
@@ -168,6 +184,7 @@ def _bgrad_row(eqn, dy, dtype: str, platform: str) -> Row:
         reason or "sum in fixed chunks",
         0,
         0 if reason else sizes.workspace_bytes,
+        "rule",
     )
 
 

@@ -1,18 +1,21 @@
 """Which engine runs a convolution, how it slices the batch, what memory it takes.
 
-A plan is a pure function of geometry, dtype, platform and the caller's options:
-the same program gets the same plan, and so the same bits, on every run.
+A plan is a pure function of geometry, dtype, device, the caller's options and the
+files of `choices.py`: the same program gets the same plan, and so the same bits, on
+every run. What was measured for a convolution chooses; where nothing was, the rule:
+the first of `ENGINES` that covers it, with the configuration that it prefers.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from jax_convbatch import targets
+from jax_convbatch import choices, targets
 from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
 
 # Engines in order of preference, with the platforms they have code for.
@@ -34,6 +37,8 @@ ALGORITHMS = ("auto", *ENGINES, "xla")
 # while the buffer stays small beside the activations of a training step.
 DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
 
+_HAS_CONFIGS = ("implicit_gemm", "cuda")
+_IMPLICIT_CUDA_DTYPES = ("bfloat16", "float16", "float32")
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
 _INT32_MAX = 2**31 - 1
@@ -49,6 +54,9 @@ class Plan:
       slice: samples that are unrolled at a time.
       workspace_bytes: size of the workspace buffer.
       by_name_only: "auto" leaves it to the next engine, which is faster here.
+      config: name of the engine's configuration, where it has several.
+      source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
+        this package) or "rule".
     """
 
     engine: str
@@ -56,6 +64,8 @@ class Plan:
     slice: int = 0
     workspace_bytes: int = 0
     by_name_only: bool = False
+    config: str = ""
+    source: str = "rule"
 
 
 def check_options(algorithm: str, workspace_limit: int | None) -> None:
@@ -107,8 +117,9 @@ def make_plan(
     algorithm: str = "auto",
     workspace_limit: int | None = None,
     precision: int = 0,
+    config: str = "",
 ) -> Plan:
-    """Chooses engine and slice for one of fprop, dgrad and wgrad.
+    """Chooses engine, configuration and slice for one of fprop, dgrad and wgrad.
 
     Args:
       op: "fprop", "dgrad" or "wgrad".
@@ -120,29 +131,50 @@ def make_plan(
       workspace_limit: bytes that the workspace may take, or None for
         `DEFAULT_WORKSPACE[platform]` (or one sample's columns, if larger).
       precision: `jax.lax.Precision`: 0 DEFAULT, 1 HIGH, 2 HIGHEST.
+      config: of the engine asked for by name; by default what was measured, or its
+        rule's.
 
     Raises:
       ValueError: the engine asked for by name does not run here, or the limit
         is too small for it.
     """
     if algorithm == "xla":
-        return Plan("xla", "asked for by name")
+        return Plan("xla", "asked for by name", source="name")
+    dtype, out_dtype = np.dtype(dtype), np.dtype(out_dtype)
+
+    def planned(name: str, config: str) -> Plan:
+        _check(name, geometry, platform)
+        if config and (name, platform) != _HAS_CONFIGS:
+            raise Unable(f"a configuration {config!r}")
+        planner = _PLANNERS[name]
+        plan = planner(
+            op, geometry, dtype, out_dtype, platform, workspace_limit, precision, config
+        )
+        if algorithm != "auto":
+            return replace(plan, reason="asked for by name", source="name")
+        return plan
+
     names = [n for n, platforms in ENGINES.items() if platform in platforms]
     if algorithm != "auto":
         names = [algorithm]
+    if names and not config and targets.available(platform):
+        for choice in choices.measured(
+            op, geometry, dtype.name, out_dtype.name, precision, platform
+        ):
+            if choice.engine not in names:
+                continue
+            # Without its configuration where this version has it no more: the
+            # engine, and with it the bits, must not depend on N. Not at all where
+            # the limit is too small.
+            for its_config in dict.fromkeys((choice.config, "")):
+                with contextlib.suppress(Unable, ValueError):
+                    plan = planned(choice.engine, its_config)
+                    asked = algorithm != "auto"
+                    return plan if asked else replace(plan, source=choice.source)
     refusals: list[str] = []
     for name in names:
         try:
-            _check(name, geometry, platform)
-            chosen = _PLANNERS[name](
-                op,
-                geometry,
-                np.dtype(dtype),
-                np.dtype(out_dtype),
-                platform,
-                workspace_limit,
-                precision,
-            )
+            chosen = planned(name, config)
         except Unable as unable:
             refusals.append(f"{name} does not cover {unable}")
             continue
@@ -150,7 +182,9 @@ def make_plan(
             refusals.append(f"{name} ({chosen.reason}) would take longer")
             continue
         if algorithm != "auto":
-            return replace(chosen, reason="asked for by name")
+            return chosen
+        if targets.is_other_gpu(platform):
+            refusals.append("algorithm='xla' may be faster there")
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
     if algorithm == "auto":
         return Plan("xla", refusals[-1] if refusals else _no_code(platform))
@@ -160,30 +194,46 @@ def make_plan(
     )
 
 
+def configs(
+    engine: str, op: str, geometry: ConvGeometry, dtype, platform: str
+) -> list[str]:
+    """Names of an engine's configurations, the rule's first; [""] where it has one."""
+    if (engine, platform) != _HAS_CONFIGS:
+        return [""]
+    if np.dtype(dtype).name not in _IMPLICIT_CUDA_DTYPES:
+        return []
+    native = targets.implicit_gemm_plans(op, geometry, np.dtype(dtype).name)
+    return [] if isinstance(native, str) else [each["config"] for each in native]
+
+
 class Unable(Exception):
     """What an engine does not cover, in words."""
 
 
 def _plan_implicit_gemm(
-    op, geometry, dtype, out_dtype, platform, workspace_limit, precision
+    op, geometry, dtype, out_dtype, platform, workspace_limit, precision, config
 ) -> Plan:
     if platform == "cpu":
         return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
-    if dtype.name not in ("bfloat16", "float16", "float32") or out_dtype != dtype:
+    if dtype.name not in _IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
     if dtype.name == "float32" and precision > 0:
         raise Unable("float32 at a higher precision than the default, TF32")
-    native = targets.implicit_gemm_plan(op, geometry, dtype.name)
+    native = targets.implicit_gemm_plans(op, geometry, dtype.name)
     if isinstance(native, str):
         raise Unable(native)
-    workspace, tile = native["workspace"], native["tile"]
+    plan = next((n for n in native if config in ("", n["config"])), None)
+    if plan is None:
+        raise Unable(f"a configuration {config!r}")
+    workspace = plan["workspace"]
     if workspace_limit is not None and workspace > workspace_limit:
         raise Unable(
             f"its partial sums take {workspace} bytes, over the workspace_limit of "
             f"{workspace_limit}"
         )
-    reason = f"{native['path']} of {tile}"
-    return Plan("implicit_gemm", reason, 0, workspace, not native["preferred"])
+    reason = f"{plan['path']} of {plan['config']}"
+    rest = {"config": plan["config"], "by_name_only": not plan["preferred"]}
+    return Plan("implicit_gemm", reason, 0, workspace, **rest)
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
@@ -221,7 +271,7 @@ def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
 
 
 def _plan_columns(
-    engine, op, geometry, dtype, out_dtype, platform, workspace_limit, precision
+    engine, op, geometry, dtype, out_dtype, platform, workspace_limit, precision, config
 ) -> Plan:
     """im2col_gemm and per_sample: as many samples as the limit allows, or one."""
     per_sample, fixed = _workspace(op, geometry, dtype, platform)

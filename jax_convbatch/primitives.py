@@ -53,6 +53,8 @@ class ConvParams:
       precision: canonical `jax.lax` precision (None, one or a pair).
       algorithm: one of `plan.ALGORITHMS`.
       workspace_limit: bytes or None.
+      config: of the engine that `algorithm` names, for measuring; "" leaves it to
+        the plan.
     """
 
     geometry: ConvGeometry
@@ -60,6 +62,7 @@ class ConvParams:
     precision: Any = None
     algorithm: str = "auto"
     workspace_limit: int | None = None
+    config: str = ""
 
     @property
     def precision_level(self) -> int:
@@ -79,6 +82,7 @@ class ConvParams:
             self.algorithm,
             self.workspace_limit,
             self.precision_level,
+            self.config,
         )
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -307,12 +311,15 @@ def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype)
         input_layouts=[layouts[role] for role in op.operands],
         output_layouts=[layouts[op.result], (0,)],
     )
+    # Engines that have one configuration do not ask for its name.
+    config = {"config": chosen.config} if chosen.config else {}
     out, _ = call(
         a,
         b,
         geometry=params.geometry.attribute(),
         slice=np.int64(chosen.slice),
         precision=np.int64(params.precision_level),
+        **config,
     )
     return out
 

@@ -17,6 +17,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 
@@ -70,8 +71,8 @@ def instruction_set() -> str:
     return build_info()["cpu"]["instructions"]
 
 
-def implicit_gemm_plan(op: str, geometry, dtype: str) -> dict | str:
-    """What the Hopper kernels say of a convolution, or why they cannot run it.
+def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
+    """Every way the Hopper kernels run a convolution, or why they cannot.
 
     Args:
       op: "fprop", "dgrad" or "wgrad".
@@ -79,27 +80,56 @@ def implicit_gemm_plan(op: str, geometry, dtype: str) -> dict | str:
       dtype: "bfloat16", "float16" or "float32" (multiplied as TF32).
 
     Returns:
-      {"workspace": bytes, "tile": text, ...} or a reason.
+      [{"config": name, "workspace": bytes}, ...], the rule's first, or a reason.
     """
     module = _natives["cuda"].module
     if module is None:
         return "this: the cuda module is not there"
-    capability, multiprocessors = _gpu()
-    if capability != "9.0":
-        return f"a GPU of compute capability {capability} (it needs 9.0, Hopper)"
+    gpu = _gpu()
+    if gpu.capability != HOPPER:
+        return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
     fields = {name: int(value) for name, value in geometry.attribute().items()}
-    native = module.implicit_gemm_plan(op, fields, dtype, multiprocessors)
+    native = module.implicit_gemm_plans(op, fields, dtype, gpu.multiprocessors)
     return native or "a geometry that the copy engine or the tiles cannot express"
 
 
+def device_name(platform: str) -> str:
+    """What tables of measurements call the device: "NVIDIA H200", a CPU's model."""
+    return _gpu().name if platform == "cuda" else _cpu_model()
+
+
+def is_other_gpu(platform: str) -> bool:
+    """Whether this is a GPU that the Hopper kernels do not run on."""
+    return platform == "cuda" and _gpu().capability not in (HOPPER, "unknown")
+
+
+HOPPER = "9.0"
+
+
+class _Gpu(NamedTuple):
+    name: str
+    capability: str
+    multiprocessors: int
+
+
 @functools.cache
-def _gpu() -> tuple[str, int]:
-    """Compute capability and multiprocessors of JAX's first GPU."""
+def _gpu() -> _Gpu:
+    """JAX's first GPU."""
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError:
-        return "unknown", 0
-    return device.compute_capability, device.core_count
+        return _Gpu("unknown", "unknown", 0)
+    return _Gpu(device.device_kind, device.compute_capability, device.core_count)
+
+
+@functools.cache
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = re.findall(r"^model name\s*: (.*)$", file.read(), re.MULTILINE)
+    except OSError:
+        names = []
+    return f"{names[0] if names else 'CPU'}, {os.cpu_count()} cores"
 
 
 def gpu_visible() -> bool:

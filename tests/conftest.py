@@ -10,6 +10,8 @@ from engines import COLUMN_RUNS, PLATFORMS, RUNS
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType
 
+from jax_convbatch import choices
+
 jax.config.update("jax_num_cpu_devices", 8)
 
 # The same examples on every run: a failure that CI shows is one that anybody gets.
@@ -21,6 +23,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def own_choices(tmp_path, monkeypatch):
+    """Keeps the user's tuned file out of the tests, and what they write out of it."""
+    path = tmp_path / "tuned"
+    monkeypatch.setattr(choices, "tuned_file", lambda device: path / "file.json")
+    choices.forget()
+    yield path / "file.json"
+    choices.forget()
 
 
 def pytest_configure(config):

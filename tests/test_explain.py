@@ -249,7 +249,10 @@ def test_no_workspace_where_the_filter_is_pointwise():
     assert row.slice == 8
 
 
-HEADINGS = ("op", "geometry", "dtype", "engine", "slice", "workspace", "reason")
+HEADINGS = (
+    *("op", "geometry", "dtype", "engine", "by"),
+    *("slice", "workspace", "reason"),
+)
 
 
 def test_it_prints_as_a_table(platform):

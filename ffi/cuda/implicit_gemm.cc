@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "conv_geometry.h"
 #include "cuda/conv_call.h"
 #include "cuda/handlers.h"
+#include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/status.h"
 #include "ffi_checks.h"
@@ -68,7 +70,8 @@ ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
 }
 
 ffi::Error Run(Operation operation, const ConvBuffers& buffers,
-               const ConvGeometry& g, int64_t precision, hopper::Stage stage,
+               const ConvGeometry& g, int64_t precision,
+               std::string_view config, hopper::Stage stage,
                cudaStream_t stream) {
   JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
   const ffi::DataType dtype = buffers.lhs.element_type();
@@ -84,10 +87,11 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   JCB_RETURN_IF_ERROR(ToError(
       Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors), where));
   const std::optional<hopper::Plan> plan =
-      hopper::PlanPath(OpOf(operation), g, *type, multiprocessors);
+      hopper::FindConfig(OpOf(operation), g, *type, multiprocessors, config);
   if (!plan) {
     return ffi::Error::InvalidArgument(
-        "jax_convbatch: implicit_gemm does not support " + where());
+        "jax_convbatch: implicit_gemm has no configuration '" +
+        std::string(config) + "' on this GPU for " + where());
   }
   Workspace workspace(buffers.workspace);
   char* pieces = workspace.Take<char>(plan->workspace);
@@ -109,8 +113,9 @@ template <Operation operation>
 ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                    ffi::Result<ffi::AnyBuffer> result,
                    ffi::Result<ffi::AnyBuffer> workspace, const ConvGeometry& g,
-                   int64_t /*slice*/, int64_t precision) {
-  return Run(operation, {lhs, rhs, *result, *workspace}, g, precision,
+                   int64_t /*slice*/, int64_t precision,
+                   std::string_view config) {
+  return Run(operation, {lhs, rhs, *result, *workspace}, g, precision, config,
              hopper::Stage::kLaunch, stream);
 }
 
@@ -121,30 +126,38 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                       ffi::Result<ffi::AnyBuffer> result,
                       ffi::Result<ffi::AnyBuffer> workspace,
                       const ConvGeometry& g, int64_t /*slice*/,
-                      int64_t precision) {
-  return Run(operation, {lhs, rhs, *result, *workspace}, g, precision,
+                      int64_t precision, std::string_view config) {
+  return Run(operation, {lhs, rhs, *result, *workspace}, g, precision, config,
              hopper::Stage::kPrepare, nullptr);
+}
+
+auto BindExecute() {
+  return BindConvExecute().Attr<std::string_view>("config");
+}
+
+auto BindInitialize() {
+  return BindConvInitialize().Attr<std::string_view>("config");
 }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropExecute, Execute<Operation::kFprop>,
-                              BindConvExecute(),
+                              BindExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradExecute, Execute<Operation::kDgrad>,
-                              BindConvExecute(),
+                              BindExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradExecute, Execute<Operation::kWgrad>,
-                              BindConvExecute(),
+                              BindExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropInitialize,
                               Initialize<Operation::kFprop>,
-                              BindConvInitialize());
+                              BindInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradInitialize,
                               Initialize<Operation::kDgrad>,
-                              BindConvInitialize());
+                              BindInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradInitialize,
                               Initialize<Operation::kWgrad>,
-                              BindConvInitialize());
+                              BindInitialize());
 
 }  // namespace jax_convbatch

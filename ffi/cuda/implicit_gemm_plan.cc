@@ -1,10 +1,9 @@
 #include "cuda/implicit_gemm_plan.h"
 
 #include <cstdint>
-#include <optional>
-#include <stdexcept>
 
 #include "conv_geometry.h"
+#include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 
 namespace nb = nanobind;
@@ -48,41 +47,44 @@ hopper::Type TypeOf(const std::string& dtype) {
   throw nb::value_error(message.c_str());
 }
 
-std::optional<hopper::Plan> PlanOf(const std::string& op, const ConvGeometry& g,
-                                   hopper::Type type, int multiprocessors) {
-  if (op == "fprop")
-    return PlanPath(hopper::Op::kFprop, g, type, multiprocessors);
-  if (op == "dgrad")
-    return PlanPath(hopper::Op::kDgrad, g, type, multiprocessors);
-  if (op == "wgrad")
-    return PlanPath(hopper::Op::kWgrad, g, type, multiprocessors);
+hopper::Op OpOf(const std::string& op) {
+  if (op == "fprop") return hopper::Op::kFprop;
+  if (op == "dgrad") return hopper::Op::kDgrad;
+  if (op == "wgrad") return hopper::Op::kWgrad;
   const std::string message =
       "op must be 'fprop', 'dgrad' or 'wgrad', and is '" + op + "'";
   throw nb::value_error(message.c_str());
 }
 
+nb::dict FieldsOf(hopper::Op op, const hopper::Plan& plan) {
+  constexpr const char* kPaths[] = {"tiles", "gathered tiles", "strips"};
+  const std::string name = hopper::ConfigName(op, plan);
+  nb::dict fields;
+  fields["config"] = name.c_str();
+  fields["path"] = kPaths[static_cast<int>(plan.path)];
+  fields["preferred"] = plan.preferred;
+  fields["workspace"] = plan.workspace;
+  fields["blocks"] = plan.blocks;
+  return fields;
+}
+
 }  // namespace
 
-nb::object ImplicitGemmPlan(nb::str op, nb::dict geometry, nb::str dtype,
-                            int multiprocessors) {
+nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
+                           int multiprocessors) {
   if (multiprocessors < 1) {
     const std::string message = "multiprocessors must be positive, and is " +
                                 std::to_string(multiprocessors);
     throw nb::value_error(message.c_str());
   }
-  const auto plan = PlanOf(op.c_str(), GeometryOf(geometry),
-                           TypeOf(dtype.c_str()), multiprocessors);
-  if (!plan) return nb::none();
-  const std::string tile =
-      std::to_string(plan->tile_m) + "x" + std::to_string(plan->tile_n);
-  nb::dict fields;
-  fields["workspace"] = plan->workspace;
-  fields["tile"] = tile.c_str();
-  fields["preferred"] = plan->preferred;
-  fields["blocks"] = plan->blocks;
-  constexpr const char* kPaths[] = {"tiles", "gathered tiles", "strips"};
-  fields["path"] = kPaths[static_cast<int>(plan->path)];
-  return fields;
+  const hopper::Op operation = OpOf(op.c_str());
+  nb::list plans;
+  for (const hopper::Plan& plan :
+       hopper::Configs(operation, GeometryOf(geometry), TypeOf(dtype.c_str()),
+                       multiprocessors)) {
+    plans.append(FieldsOf(operation, plan));
+  }
+  return plans;
 }
 
 }  // namespace jax_convbatch

@@ -8,14 +8,15 @@
 
 namespace jax_convbatch {
 
-// `geometry` is what jax_convbatch/geometry.py passes to the handlers, `dtype`
-// "bfloat16", "float16" or "float32" (multiplied as TF32). None
-// where the engine does not support it, otherwise a dict: workspace (bytes),
-// tile ("128x256": pixels or filter rows by channels), path ("tiles", "gathered
-// tiles" or "strips": see hopper/conv.h), blocks (thread
-// blocks), preferred (whether it beats columns).
-nanobind::object ImplicitGemmPlan(nanobind::str op, nanobind::dict geometry,
-                                  nanobind::str dtype, int multiprocessors);
+// Every way to run an operation, the one to take where nothing was measured
+// first; empty where the engine does not support it. `geometry` is what
+// jax_convbatch/geometry.py passes to the handlers, `dtype` "bfloat16",
+// "float16" or "float32" (multiplied as TF32). Each is a dict: config (its name,
+// see hopper/configs.h), path ("tiles", "gathered tiles" or "strips": see
+// hopper/conv.h), preferred (whether it beats columns), workspace (bytes),
+// blocks (thread blocks).
+nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
+                                 nanobind::str dtype, int multiprocessors);
 
 }  // namespace jax_convbatch
 

@@ -1,0 +1,56 @@
+#include "cuda/hopper/configs.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+struct Tile {
+  int m, n;
+};
+
+// Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
+// for.
+std::vector<Tile> ConvTiles(Op op, Type type) {
+  if (type != Type::kTf32) {
+    return {{64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
+  }
+  std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
+  if (op == Op::kDgrad) tiles.push_back({128, 128});
+  return tiles;
+}
+
+}  // namespace
+
+std::string ConfigName(Op op, const Plan& plan) {
+  std::string name =
+      std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
+  if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
+  return name;
+}
+
+std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
+                          int multiprocessors) {
+  const std::optional<Plan> rule = PlanPath(op, g, type, multiprocessors);
+  if (!rule) return {};
+  std::vector<Plan> plans = {*rule};
+  // Another plan of wgrad would have other bits, and its rule is fitted well.
+  if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
+  for (const Tile& tile : ConvTiles(op, type)) {
+    if (tile.m == rule->tile_m && tile.n == rule->tile_n) continue;
+    plans.push_back(*rule);
+    plans.back().tile_m = tile.m;
+    plans.back().tile_n = tile.n;
+  }
+  return plans;
+}
+
+std::optional<Plan> FindConfig(Op op, const ConvGeometry& g, Type type,
+                               int multiprocessors, std::string_view name) {
+  const std::optional<Plan> rule = PlanPath(op, g, type, multiprocessors);
+  if (!rule || name.empty() || ConfigName(op, *rule) == name) return rule;
+  for (const Plan& plan : Configs(op, g, type, multiprocessors)) {
+    if (ConfigName(op, plan) == name) return plan;
+  }
+  return std::nullopt;
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,32 @@
+// The plans that a convolution can be run with, by name. The rule (PlanPath)
+// chooses one where nothing was measured; whoever measured names another. Host
+// only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONFIGS_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONFIGS_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuda/hopper/paths.h"
+
+namespace jax_convbatch::hopper {
+
+// What tells a plan from the others of its convolution: "128x64" (tile_m x
+// tile_n), and in wgrad also the blocks, "256x128/132": its bits depend on them.
+std::string ConfigName(Op op, const Plan& plan);
+
+// Every plan that may be chosen, the rule's first. None of them changes bits.
+// Empty where the kernels cannot run.
+std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
+                          int multiprocessors);
+
+// The one of that name, or the rule's for an empty name. Nothing where there is
+// none.
+std::optional<Plan> FindConfig(Op op, const ConvGeometry& g, Type type,
+                               int multiprocessors, std::string_view name);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONFIGS_H_

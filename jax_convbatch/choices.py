@@ -1,0 +1,196 @@
+"""What was measured: which engine and configuration runs a convolution fastest.
+
+Two places say so: the tables of this package, `tables/DEVICE.json`, written by
+`python -m benchmarks plans`, and the user's own file, written by
+`jax_convbatch.tune`. Both have the same form:
+
+    {"format": 1, "device": "NVIDIA H200", "made": {...}, "choices": {
+      "fprop bfloat16 default 1x56x56x64 ...": {
+        "engine": "implicit_gemm", "configs": {"8": "64x64", "256": "256x64"}}}}
+
+A key of fprop or dgrad has no batch size, so that the engine, and with it the bits
+of a sample, is the same in every batch; configurations of one engine differ in speed
+alone there. A key of wgrad begins with the batch size. A choice is a function of
+the key and the device: nothing is measured while a program is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax_convbatch
+from jax_convbatch import targets
+from jax_convbatch.geometry import ConvGeometry
+
+FORMAT = 1
+TABLES = Path(__file__).parent / "tables"
+PRECISIONS = ("default", "high", "highest")
+
+
+class Choice(NamedTuple):
+    """An engine, the name of its configuration ("" for its rule's), who says so."""
+
+    engine: str
+    config: str
+    source: str
+
+
+def key(op: str, g: ConvGeometry, dtype: str, out_dtype: str, precision: int) -> str:
+    """What a choice depends on besides the device, and for fprop and dgrad N."""
+
+    def x(values) -> str:
+        return "x".join(map(str, values))
+
+    parts = [
+        op,
+        dtype if out_dtype == dtype else f"{dtype}->{out_dtype}",
+        PRECISIONS[precision],
+        *([f"N{g.N}"] if op == "wgrad" else []),
+        f"{x(g.inputs)}x{g.C}",
+        f"{x(g.taps)}x{g.K}",
+        x(g.outputs),
+        f"s{x(g.stride)}",
+        f"p{x(g.pad)}",
+    ]
+    for letter, dilation in (("i", g.input_dilation), ("f", g.filter_dilation)):
+        if dilation != (1, 1, 1):
+            parts.append(letter + x(dilation))
+    if g.groups != 1:
+        parts.append(f"g{g.groups}")
+    return " ".join(parts)
+
+
+def measured(
+    op: str, g: ConvGeometry, dtype: str, out_dtype: str, precision: int, platform: str
+) -> Iterator[Choice]:
+    """What was measured for a convolution, the user's own first."""
+    wanted = key(op, g, dtype, out_dtype, precision)
+    device = targets.device_name(platform)
+    for source, choices in (("tuned", _tuned(device)), ("table", _table(device))):
+        entry = choices.get(wanted)
+        if entry:
+            yield Choice(entry["engine"], entry["configs"].get(str(g.N), ""), source)
+
+
+def tuned_file(device: str) -> Path:
+    """Where `tune` keeps what it measured on a device of this name."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "jax_convbatch" / f"{slug(device)}.json"
+
+
+def slug(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def keep(device: str, new: dict[str, dict]) -> Path:
+    """Adds choices to the user's file; what is there for other keys stays.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    path = tuned_file(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    choices = merged(_read(path, device), new)
+    write(path, device, choices)
+    forget()
+    return path
+
+
+def forget() -> None:
+    """Drops what was read of the files, so that the next plan reads them again."""
+    _tuned.cache_clear()
+    _table.cache_clear()
+    _warn.cache_clear()
+
+
+def merged(old: dict[str, dict], new: dict[str, dict]) -> dict[str, dict]:
+    """`new` over `old`; configurations of the same engine are kept together."""
+    result = dict(old)
+    for name, entry in new.items():
+        configs = dict(entry["configs"])
+        if name in old and old[name]["engine"] == entry["engine"]:
+            configs = {**old[name]["configs"], **configs}
+        result[name] = {"engine": entry["engine"], "configs": configs}
+    return result
+
+
+def write(path: Path, device: str, choices: dict[str, dict], **made) -> None:
+    """Writes a file of choices at once: a reader sees the old one or the new one."""
+    content = {
+        "format": FORMAT,
+        "device": device,
+        "made": {"jax_convbatch": jax_convbatch.__version__, **made},
+        "choices": dict(sorted(choices.items())),
+    }
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".json.new")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@functools.cache
+def _table(device: str) -> dict[str, dict]:
+    path = TABLES / f"{slug(device)}.json"
+    return _load(path, device) if path.exists() else {}
+
+
+@functools.cache
+def _tuned(device: str) -> dict[str, dict]:
+    return _read(tuned_file(device), device)
+
+
+def _read(path: Path, device: str) -> dict[str, dict]:
+    """The user's file; nothing, and one warning, where it is damaged."""
+    try:
+        return _load(path, device)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        _warn(str(path), str(error))
+        return {}
+
+
+@functools.cache
+def _warn(path: str, error: str) -> None:
+    warnings.warn(
+        f"jax_convbatch: {path} is ignored: {error}. jax_convbatch.tune writes it "
+        "anew.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _load(path: Path, device: str) -> dict[str, dict]:
+    """Raises ValueError where the content is not what `write` writes."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"it does not have format {FORMAT}")
+    if content.get("device") != device:
+        raise ValueError(f"it was measured on {content.get('device')!r}")
+    choices = content.get("choices")
+    if not isinstance(choices, dict) or not all(map(_is_entry, choices.values())):
+        raise ValueError("its choices are not engines and configurations")
+    return choices
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("engine"), str)
+        and isinstance(entry.get("configs"), dict)
+        and all(isinstance(name, str) for name in entry["configs"].values())
+    )

@@ -1,0 +1,276 @@
+"""tune: measures a function's convolutions and keeps the fastest way to run each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_convbatch import choices, plan, primitives, targets
+from jax_convbatch.explain import traced
+from jax_convbatch.primitives import ConvParams
+
+SETS = 4  # of operands, so that calls of one program differ
+MARGIN = 0.98  # of the default's time: what is not faster than that is noise
+_PROGRAM_BYTES = 1 << 30  # of results alive in one program
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One operation to measure."""
+
+    op: str
+    params: ConvParams
+    dtype: str
+    out_dtype: str
+
+    @property
+    def key(self) -> str:
+        p = self.params
+        return choices.key(
+            self.op, p.geometry, self.dtype, self.out_dtype, p.precision_level
+        )
+
+    def candidates(self, platform: str) -> list[tuple[str, str]]:
+        """(engine, configuration) of every way to run it, the rule's first.
+
+        Without `per_sample`, which is there to compare with.
+        """
+        p, found = self.params, []
+        for engine, platforms in plan.ENGINES.items():
+            if engine == "per_sample" or platform not in platforms:
+                continue
+            for config in plan.configs(
+                engine, self.op, p.geometry, self.dtype, platform
+            ):
+                with contextlib.suppress(ValueError):
+                    forced = dataclasses.replace(p, algorithm=engine, config=config)
+                    chosen = forced.plan(self.op, self.dtype, self.out_dtype, platform)
+                    found.append((chosen.engine, config))
+        return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found for one convolution.
+
+    Attributes:
+      op, geometry, dtype: as in `explain`.
+      engine, config: the fastest.
+      microseconds: its time.
+      default_microseconds: of what would run if nothing had been measured.
+    """
+
+    op: str
+    geometry: str
+    dtype: str
+    engine: str
+    config: str
+    microseconds: float
+    default_microseconds: float
+
+
+class Tuned(tuple[Row, ...]):
+    """A tuple of rows that prints as a table; `path` is the file they are kept in."""
+
+    path: Any = None
+
+    def __str__(self) -> str:
+        if not self:
+            return "no convolutions that could be tuned"
+        lines = [
+            f"{row.op}  {row.geometry}  {row.dtype}  {row.engine}"
+            f"{' ' + row.config if row.config else ''}  {row.microseconds:.1f} us, by "
+            f"the rule {row.default_microseconds:.1f} us"
+            for row in self
+        ]
+        return "\n".join([*lines, f"kept in {self.path}"])
+
+    __repr__ = __str__
+
+
+def tune(fn, *args, **kwargs) -> Tuned:
+    """Measures every convolution of `fn(*args, **kwargs)`; keeps what is fastest.
+
+    The function is traced, not run; its convolutions run on random numbers, on
+    JAX's default device. From then on, `algorithm="auto"` takes what was fastest for
+    these shapes, in this process and in later ones on this device: it is kept in
+    `$XDG_CACHE_HOME/jax_convbatch/DEVICE.json` (by default in `~/.cache`). What was
+    compiled before keeps its choices (`jax.clear_caches()`).
+
+    The engine of fprop and dgrad is kept for every batch size together, so that a
+    sample's bits do not depend on its batch; tuning another batch size may change it
+    for all. Another choice may have other bits: results are the same in every
+    run until `tune` is called again or the file is removed.
+
+    Sizes are those of the whole batch: for a sharded function, tune one of a
+    device's part. Convolutions whose engine is asked for by name are left out.
+
+    Args:
+      fn: a function of arrays that can be traced; gradients show when they are
+        asked for, `tune(jax.grad(loss), params, batch)`.
+      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      A tuple of rows that prints as a table, with the file as `path`.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    platform = targets.default_platform()
+    problems = list(dict.fromkeys(_problems(fn, *args, **kwargs)))
+    problems = [p for p in problems if p.candidates(platform)]
+    times = {problem: measure(problem, platform) for problem in problems}
+    found = fastest(times)
+    rows = Tuned(_row(p, found[p.key], times[p]) for p in problems)
+    if rows:
+        rows.path = choices.keep(targets.device_name(platform), found)
+    return rows
+
+
+def _problems(fn, *args, **kwargs):
+    for eqn in traced(fn, *args, **kwargs):
+        for name, primitive in primitives.PRIMITIVES.items():
+            params = eqn.params.get("params")
+            if eqn.primitive is primitive and params.algorithm == "auto":
+                operands = [v.aval for v in eqn.invars]
+                sizes = [a.size for a in (*operands, eqn.outvars[0].aval)]
+                if 0 not in sizes:
+                    yield Problem(
+                        name,
+                        params,
+                        np.dtype(operands[0].dtype).name,
+                        np.dtype(eqn.params["out_dtype"]).name,
+                    )
+
+
+Times = dict[tuple[str, str], float]
+
+
+def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
+    """Entries for `choices.keep`: one engine a key, a configuration a batch size."""
+    by_key: dict[str, list[Problem]] = {}
+    for problem in times:
+        by_key.setdefault(problem.key, []).append(problem)
+    found = {}
+    for key, problems in by_key.items():
+        engine = _least(
+            {
+                engine: sum(_best(times[p], engine)[1] for p in problems)
+                for engine in dict.fromkeys(e for p in problems for e, _ in times[p])
+            }
+        )
+        configs = {
+            str(p.params.geometry.N): _best(times[p], engine)[0] for p in problems
+        }
+        found[key] = {
+            "engine": engine,
+            "configs": {n: config for n, config in configs.items() if config},
+        }
+    return found
+
+
+def _best(times: Times, engine: str) -> tuple[str, float]:
+    """Configuration and time of an engine; infinite where it does not run."""
+    own = {config: t for (name, config), t in times.items() if name == engine}
+    if not own:
+        return "", math.inf
+    config = _least(own)
+    return config, own[config]
+
+
+def _least(times: dict[str, float]) -> str:
+    """The first, unless another is faster by more than noise."""
+    first = next(iter(times))
+    best = min(times, key=lambda name: times[name])
+    return best if times[best] < MARGIN * times[first] else first
+
+
+def _row(problem: Problem, entry: dict, times: Times) -> Row:
+    p = problem.params
+    config = entry["configs"].get(str(p.geometry.N), "")
+    return Row(
+        problem.op,
+        p.geometry.describe(p.dimension_numbers),
+        problem.dtype,
+        entry["engine"],
+        config,
+        times[entry["engine"], config],
+        next(iter(times.values())),
+    )
+
+
+def measure(
+    problem: Problem, platform: str, seconds: float = 0.01, repeats: int = 5
+) -> Times:
+    """Microseconds of one call of every candidate, the rule's first."""
+    op, params = primitives.OPS[problem.op], problem.params
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), SETS)
+    operands = [
+        [_normal(key, params.shape(role), problem.dtype) for key in keys]
+        for role in op.operands
+    ]
+    itemsize = np.dtype(problem.out_dtype).itemsize
+    result = math.prod(params.shape(op.result)) * itemsize
+    # As many calls as make a program that is long beside its start. On the CPU one:
+    # XLA would run them side by side.
+    calls = int(np.clip(_PROGRAM_BYTES // max(result, 1), SETS, SETS * SETS))
+    pairs = [(k % SETS, (k + k // SETS) % SETS) for k in range(calls)]
+    if platform == "cpu":
+        pairs = pairs[:1]
+
+    def compiled(candidate: tuple[str, str]):
+        engine, config = candidate
+        forced = dataclasses.replace(params, algorithm=engine, config=config)
+        one = partial(
+            primitives.bind, op.name, params=forced, out_dtype=problem.out_dtype
+        )
+        program = jax.jit(partial(_many, one, pairs))
+        return program.lower(*operands).compile()
+
+    candidates = problem.candidates(platform)
+    with ThreadPoolExecutor() as pool:
+        programs = dict(zip(candidates, pool.map(compiled, candidates), strict=True))
+    counts = {}
+    for candidate, program in programs.items():
+        _elapsed(program, operands, 1)
+        once = _elapsed(program, operands, 2) / 2
+        counts[candidate] = max(1, round(seconds / max(once, 1e-6)))
+    times: dict[tuple[str, str], list[float]] = {c: [] for c in candidates}
+    for _ in range(repeats):  # in turns: a GPU's clock moves
+        for candidate, program in programs.items():
+            count = counts[candidate]
+            taken = _elapsed(program, operands, count)
+            times[candidate].append(taken / count / len(pairs) * 1e6)
+    return {candidate: statistics.median(each) for candidate, each in times.items()}
+
+
+def _many(one, pairs, first, second):
+    results = [one(first[i], second[j]) for i, j in pairs]
+    results = jax.lax.optimization_barrier(results)
+    corners = [jax.lax.slice(y, (0,) * y.ndim, (1,) * y.ndim) for y in results]
+    return jnp.stack(corners)
+
+
+def _elapsed(program, operands, count: int) -> float:
+    start = time.perf_counter()
+    out = None
+    for _ in range(count):
+        out = program(*operands)
+    jax.block_until_ready(out)
+    return time.perf_counter() - start
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _normal(key, shape, dtype):
+    return jax.random.normal(key, shape, "float32").astype(dtype)

@@ -1,0 +1,375 @@
+"""Measured choices: tune keeps them, plans take them, and bits stay what they were."""
+
+import dataclasses
+import functools
+import importlib
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_convbatch as jc
+from jax_convbatch import choices, plan, primitives, targets
+from jax_convbatch.geometry import ConvGeometry
+
+# The module: in the package its name is the function's.
+tuning = importlib.import_module("jax_convbatch.tune")
+
+X, W = jnp.ones((2, 6, 5, 4)), jnp.ones((3, 3, 4, 8))
+ONES = (1, 1, 1)
+G = ConvGeometry(2, 1, 6, 5, 4, 8, 1, 3, 3, 1, 6, 5, 1, ONES, (0, 1, 1), ONES, ONES)
+
+
+def key(op, g=G, dtype="float32", out_dtype="float32", precision=0):
+    return choices.key(op, g, dtype, out_dtype, precision)
+
+
+def kept(path, entries, **other):
+    """Writes the user's file."""
+    path.parent.mkdir(exist_ok=True)
+    device = targets.device_name("cpu")
+    content = {"format": 1, "device": device, "choices": entries} | other
+    path.write_text(json.dumps(content))
+    choices.forget()
+
+
+def entry(engine, **configs):
+    return {"engine": engine, "configs": configs}
+
+
+def step(x, w):
+    return jax.value_and_grad(lambda x, w: jc.conv(x, w).sum(), argnums=(0, 1))(x, w)
+
+
+def by_op(rows):
+    return {row.op: (row.engine, row.source) for row in rows}
+
+
+RULE = {op: ("implicit_gemm", "rule") for op in ("fprop", "dgrad", "wgrad")}
+
+
+# --- keys ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_a_key_tells_all_that_a_choice_may_depend_on(op):
+    keys = [key(op), key(op, precision=1), key(op, out_dtype="float64")]
+    keys.append(key(op, dtype="bfloat16"))
+    for name, value in G._asdict().items():
+        if isinstance(value, tuple):
+            for axis in range(3):
+                moved = [v + (i == axis) for i, v in enumerate(value)]
+                keys.append(key(op, G._replace(**{name: tuple(moved)})))
+        elif name != "N":
+            keys.append(key(op, G._replace(**{name: value + 3})))
+    assert len(set(keys)) == len(keys)
+
+
+def test_only_a_gradient_of_filters_may_be_run_by_another_engine_in_another_batch():
+    larger = G._replace(N=256)
+    assert key("fprop") == key("fprop", larger)
+    assert key("dgrad") == key("dgrad", larger)
+    assert key("wgrad") != key("wgrad", larger)
+
+
+# --- what is chosen -----------------------------------------------------------
+
+
+def test_what_was_tuned_is_taken_and_said(own_choices):
+    assert by_op(jc.explain(step, X, W)) == RULE
+    kept(own_choices, {key("fprop"): entry("im2col_gemm")})
+    rows = jc.explain(step, X, W)
+    assert by_op(rows) == RULE | {"fprop": ("im2col_gemm", "tuned")}
+    line = next(line for line in str(rows).splitlines() if line.startswith("fprop"))
+    assert "im2col_gemm    tuned" in line
+    text = jax.jit(step).lower(X, W).as_text()
+    assert "jax_convbatch_im2col_gemm_fprop" in text
+    assert "jax_convbatch_implicit_gemm_dgrad" in text
+
+
+def test_a_tuned_engine_serves_every_batch_size_but_in_wgrad(own_choices):
+    entries = {key(op): entry("im2col_gemm") for op in RULE}
+    kept(own_choices, entries)
+    tuned = ("im2col_gemm", "tuned")
+    for n in (1, 2, 3, 8, 33, 256):
+        rows = by_op(jc.explain(step, jnp.ones((n, *X.shape[1:])), W))
+        assert rows["fprop"] == rows["dgrad"] == tuned
+        assert rows["wgrad"] == (tuned if n == 2 else RULE["wgrad"])
+
+
+def test_the_table_of_the_package_stands_behind_the_users_file(
+    own_choices, tmp_path, monkeypatch
+):
+    device = targets.device_name("cpu")
+    monkeypatch.setattr(choices, "TABLES", tmp_path)
+    table = {key("fprop"): entry("per_sample"), key("dgrad"): entry("im2col_gemm")}
+    choices.write(tmp_path / f"{choices.slug(device)}.json", device, table)
+    choices.forget()
+    want = RULE | {"fprop": ("per_sample", "table"), "dgrad": ("im2col_gemm", "table")}
+    assert by_op(jc.explain(step, X, W)) == want
+    kept(own_choices, {key("fprop"): entry("im2col_gemm")})
+    want["fprop"] = ("im2col_gemm", "tuned")
+    assert by_op(jc.explain(step, X, W)) == want
+
+
+def test_what_is_asked_for_by_name_runs(own_choices):
+    kept(own_choices, {key(op): entry("im2col_gemm") for op in RULE})
+    for name in ("implicit_gemm", "per_sample", "im2col_gemm", "xla"):
+        call = functools.partial(jc.conv, algorithm=name)
+        (row,) = jc.explain(call, X, W)
+        assert (row.engine, row.source) == (name, "name")
+
+
+def test_a_choice_that_this_version_does_not_have_is_passed_over(own_choices):
+    entries = {
+        key("fprop"): entry("no_such_engine"),
+        key("dgrad"): entry("im2col_gemm", **{"2": "no such configuration"}),
+    }
+    kept(own_choices, entries)
+    rows = by_op(jc.explain(step, X, W))
+    assert rows["fprop"] == ("implicit_gemm", "rule")
+    # The engine stays the one of the other batch sizes.
+    assert rows["dgrad"] == ("im2col_gemm", "tuned")
+    np.testing.assert_array_equal(jc.conv(X, W)[0, 2, 2], 36)
+
+
+def test_a_limit_too_small_for_the_choice_passes_it_over(own_choices):
+    kept(own_choices, {key("fprop"): entry("im2col_gemm")})
+    call = functools.partial(jc.conv, workspace_limit=16)
+    (row,) = jc.explain(call, X, W)
+    assert (row.engine, row.source) == ("implicit_gemm", "rule")
+
+
+def test_a_configuration_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="configuration 'none'"):
+        plan.make_plan(
+            "fprop", G, "float32", "float32", "cpu", "im2col_gemm", config="none"
+        )
+
+
+# --- the file -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "Expecting value"),
+        ('{"format": 1, "dev', "Unterminated string"),
+        ("[]", "format 1"),
+        ('{"format": 2}', "format 1"),
+        ('{"format": 1, "device": "another"}', "measured on 'another'"),
+        ({"choices": []}, "not engines and configurations"),
+        ({"choices": {"a": {"engine": 3, "configs": {}}}}, "not engines"),
+        ({"choices": {"a": {"engine": "b", "configs": {"8": 1}}}}, "not engines"),
+        (b"\xff\xfe\x00", "utf-8"),
+    ],
+)
+def test_a_damaged_file_is_one_warning_and_ignored(own_choices, content, why):
+    own_choices.parent.mkdir()
+    if isinstance(content, dict):
+        kept(own_choices, None, **content)
+    elif isinstance(content, bytes):
+        own_choices.write_bytes(content)
+    else:
+        own_choices.write_text(content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert by_op(jc.explain(step, X, W)) == RULE
+    (warning,) = [w for w in caught if "jax_convbatch" in str(w.message)]
+    assert warning.category is RuntimeWarning
+    assert why in str(warning.message)
+    assert str(own_choices) in str(warning.message)
+
+
+def test_a_file_that_is_not_there_says_nothing(own_choices):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert by_op(jc.explain(step, X, W)) == RULE
+
+
+def test_the_file_is_written_at_once_or_not_at_all(own_choices, monkeypatch):
+    device = targets.device_name("cpu")
+    choices.keep(device, {"a": entry("im2col_gemm")})
+    before = own_choices.read_text()
+
+    def fails(content, file, **_):
+        file.write('{"format"')
+        raise OSError("disk full")
+
+    monkeypatch.setattr(json, "dump", fails)
+    with pytest.raises(OSError, match="disk full"):
+        choices.keep(device, {"b": entry("im2col_gemm")})
+    assert own_choices.read_text() == before
+    assert list(own_choices.parent.iterdir()) == [own_choices]
+
+
+def test_what_was_kept_before_stays(own_choices):
+    device = targets.device_name("cpu")
+    choices.keep(device, {"a": entry("x", **{"8": "s"}), "b": entry("y")})
+    choices.keep(device, {"a": entry("x", **{"16": "t"})})
+    choices.keep(device, {"b": entry("z", **{"1": "u"})})
+    content = json.loads(own_choices.read_text())
+    assert content["choices"] == {
+        "a": entry("x", **{"8": "s", "16": "t"}),
+        "b": entry("z", **{"1": "u"}),
+    }
+    assert content["device"] == device
+
+
+def test_the_file_lies_in_the_users_cache(monkeypatch):
+    monkeypatch.undo()  # of the fixture that keeps the tests out of it
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
+    path = choices.tuned_file("NVIDIA H200")
+    assert str(path) == "/some/cache/jax_convbatch/nvidia-h200.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    path = choices.tuned_file("Intel(R) Xeon(R), 2 cores")
+    assert str(path) == (
+        "/home/somebody/.cache/jax_convbatch/intel-r-xeon-r-2-cores.json"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(choices.TABLES.glob("*.json")), ids=str)
+def test_the_tables_of_this_package_are_whole(path):
+    content = json.loads(path.read_text())
+    assert path.stem == choices.slug(content["device"])
+    loaded = choices._load(path, content["device"])
+    assert loaded
+    for name, each in loaded.items():
+        assert name.split()[0] in primitives.OPS, name
+        assert each["engine"] in plan.ENGINES
+        assert each["engine"] != "xla"
+
+
+# --- tune ---------------------------------------------------------------------
+
+
+def test_tune_keeps_the_fastest_of_every_convolution(own_choices, monkeypatch):
+    def times(problem, platform):
+        candidates = problem.candidates(platform)
+        assert candidates[0][0] == "implicit_gemm"
+        slow = {"fprop": "implicit_gemm", "dgrad": "im2col_gemm"}.get(problem.op)
+        return {c: 9.0 if c[0] == slow else 5.0 for c in candidates}
+
+    monkeypatch.setattr(tuning, "measure", times)
+    rows = jc.tune(step, X, W)
+    assert rows.path == own_choices
+    assert {row.op: row.engine for row in rows} == {
+        "fprop": "im2col_gemm",
+        "dgrad": "implicit_gemm",
+        "wgrad": "implicit_gemm",
+    }
+    assert (rows[0].microseconds, rows[0].default_microseconds) == (5, 9)
+    assert "fprop  2x6x5x4 * 3x3x4x8 -> 2x4x3x8" in str(rows) or "pad" in str(rows)
+    assert str(own_choices) in str(rows)
+    found = by_op(jc.explain(step, X, W))
+    assert found == {
+        "fprop": ("im2col_gemm", "tuned"),
+        "dgrad": ("implicit_gemm", "tuned"),
+        "wgrad": ("implicit_gemm", "tuned"),
+    }
+
+
+def test_tune_measures(own_choices):
+    rows = jc.tune(lambda x, w: jc.conv(x, w, strides=2), X, W)
+    (row,) = rows
+    assert row.engine in ("implicit_gemm", "im2col_gemm")
+    assert 0 < row.microseconds < 1e6
+    assert own_choices.exists()
+
+
+def test_tune_leaves_out_what_is_asked_for_by_name_and_what_is_empty(own_choices):
+    named = functools.partial(jc.conv, algorithm="im2col_gemm")
+    assert jc.tune(named, X, W) == ()
+    assert jc.tune(jc.conv, X[:0], W) == ()
+    assert jc.tune(jnp.sin, X) == ()
+    assert str(jc.tune(jnp.sin, X)) == "no convolutions that could be tuned"
+    assert not own_choices.exists()
+
+
+def problem(op="fprop", n=2):
+    params = tuning.ConvParams(G._replace(N=n), None)
+    return tuning.Problem(op, params, "float32", "float32")
+
+
+def test_one_engine_is_kept_for_all_batch_sizes_of_a_key():
+    few, many = problem(n=8), problem(n=256)
+    times = {
+        few: {("a", "s"): 10.0, ("a", "l"): 14.0, ("b", ""): 4.0},
+        many: {("a", "s"): 90.0, ("a", "l"): 60.0, ("b", ""): 80.0},
+    }
+    assert tuning.fastest(times) == {
+        few.key: {"engine": "a", "configs": {"8": "s", "256": "l"}}
+    }
+    times[many]["b", ""] = 60.0
+    assert tuning.fastest(times) == {few.key: {"engine": "b", "configs": {}}}
+    del times[many]["b", ""]
+    assert tuning.fastest(times)[few.key]["engine"] == "a"
+    apart = {problem("wgrad", n): each for n, each in ((8, times[few]),)}
+    assert tuning.fastest(apart) == {
+        problem("wgrad", 8).key: {"engine": "b", "configs": {}}
+    }
+
+
+def test_noise_does_not_move_a_choice():
+    one = problem()
+    assert tuning.fastest({one: {("a", ""): 10.0, ("b", ""): 9.9}})[one.key] == {
+        "engine": "a",
+        "configs": {},
+    }
+
+
+# --- on a GPU -----------------------------------------------------------------
+
+
+@pytest.fixture
+def hopper():
+    device = jax.devices("cuda")[0]
+    if device.compute_capability != "9.0":
+        pytest.skip(f"compute capability {device.compute_capability}")
+    with jax.default_device(device):
+        yield
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 60])
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_every_configuration_is_right_and_tiles_do_not_change_bits(hopper, op, n):
+    g = ConvGeometry(
+        n, 1, 14, 13, 72, 136, 1, 3, 3, 1, 14, 13, 1, ONES, (0, 1, 1), ONES, ONES
+    )
+    numbers = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+    params = tuning.ConvParams(g, numbers)
+    case = tuning.Problem(op, params, "bfloat16", "bfloat16")
+    rng = np.random.default_rng(0)
+    roles = primitives.OPS[op].operands
+    whole = [rng.integers(-1, 2, params.shape(r)).astype("bfloat16") for r in roles]
+    real = [rng.standard_normal(params.shape(r)).astype("bfloat16") for r in roles]
+
+    def run(operands, engine, config):
+        forced = dataclasses.replace(params, algorithm=engine, config=config)
+        call = functools.partial(primitives.bind, op, params=forced)
+        return np.asarray(jax.jit(call)(*operands)).view(np.uint16)
+
+    found = [c for c in case.candidates("cuda") if c[0] == "implicit_gemm"]
+    assert len(found) > 2
+    assert len(set(found)) == len(found)
+    right = run(whole, "im2col_gemm", "")
+    bits = run(real, *found[0])
+    for candidate in found:
+        np.testing.assert_array_equal(run(whole, *candidate), right, str(candidate))
+        if op != "wgrad":
+            np.testing.assert_array_equal(run(real, *candidate), bits, str(candidate))
+
+
+@pytest.mark.gpu
+def test_tune_on_a_gpu(hopper, own_choices):
+    x, w = jnp.ones((4, 14, 14, 64), "bfloat16"), jnp.ones((3, 3, 64, 64), "bfloat16")
+    rows = jc.tune(step, x, w)
+    assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"]
+    assert all(row.microseconds <= row.default_microseconds for row in rows)
+    assert {row.source for row in jc.explain(step, x, w)} == {"tuned"}
