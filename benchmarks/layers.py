@@ -47,6 +47,7 @@ def chosen(engine: str, case: Case) -> dict:
     (row,) = jcb.explain(operation(engine, case), *operands)
     return {
         "engine": row.engine,
+        "source": row.source,
         "reason": row.reason,
         "workspace_bytes": row.workspace_bytes,
     }

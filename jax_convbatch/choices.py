@@ -145,7 +145,7 @@ def write(path: Path, device: str, choices: dict[str, dict], **made) -> None:
 @functools.cache
 def _table(device: str) -> dict[str, dict]:
     path = TABLES / f"{slug(device)}.json"
-    return _load(path, device) if path.exists() else {}
+    return load(path, device) if path.exists() else {}
 
 
 @functools.cache
@@ -156,7 +156,7 @@ def _tuned(device: str) -> dict[str, dict]:
 def _read(path: Path, device: str) -> dict[str, dict]:
     """The user's file; nothing, and one warning, where it is damaged."""
     try:
-        return _load(path, device)
+        return load(path, device)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -174,7 +174,7 @@ def _warn(path: str, error: str) -> None:
     )
 
 
-def _load(path: Path, device: str) -> dict[str, dict]:
+def load(path: Path, device: str) -> dict[str, dict]:
     """Raises ValueError where the content is not what `write` writes."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("format") != FORMAT:

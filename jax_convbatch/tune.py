@@ -7,6 +7,7 @@ import dataclasses
 import math
 import statistics
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -128,7 +129,7 @@ def tune(fn, *args, **kwargs) -> Tuned:
       OSError: the file cannot be written.
     """
     platform = targets.default_platform()
-    problems = list(dict.fromkeys(_problems(fn, *args, **kwargs)))
+    problems = list(dict.fromkeys(problems_of(fn, *args, **kwargs)))
     problems = [p for p in problems if p.candidates(platform)]
     times = {problem: measure(problem, platform) for problem in problems}
     found = fastest(times)
@@ -138,7 +139,8 @@ def tune(fn, *args, **kwargs) -> Tuned:
     return rows
 
 
-def _problems(fn, *args, **kwargs):
+def problems_of(fn, *args, **kwargs) -> Iterator[Problem]:
+    """Every convolution of `fn` whose engine "auto" chooses, empty ones left out."""
     for eqn in traced(fn, *args, **kwargs):
         for name, primitive in primitives.PRIMITIVES.items():
             params = eqn.params.get("params")

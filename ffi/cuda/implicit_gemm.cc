@@ -151,13 +151,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradExecute, Execute<Operation::kWgrad>,
                               BindExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropInitialize,
-                              Initialize<Operation::kFprop>,
-                              BindInitialize());
+                              Initialize<Operation::kFprop>, BindInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradInitialize,
-                              Initialize<Operation::kDgrad>,
-                              BindInitialize());
+                              Initialize<Operation::kDgrad>, BindInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradInitialize,
-                              Initialize<Operation::kWgrad>,
-                              BindInitialize());
+                              Initialize<Operation::kWgrad>, BindInitialize());
 
 }  // namespace jax_convbatch

@@ -68,13 +68,14 @@ NB_MODULE(_cuda, m) {
   m.def("targets", &Targets,
         "FFI handlers on CUDA: target name -> capsule, or stage -> capsule.");
   m.def("build_info", &BuildInfo, "The versions this was compiled against.");
-  m.def("implicit_gemm_plans", &ImplicitGemmPlans, "op"_a, "geometry"_a,
-        "dtype"_a, "multiprocessors"_a,
-        "Every way implicit_gemm can run an operation on a GPU of so many "
-        "multiprocessors,\nthe one that its rule takes first; empty where it "
-        "does not support the geometry\n(float32 is multiplied as TF32). Needs "
-        "no GPU. Raises ValueError for an unknown\noperation or dtype, KeyError "
-        "where the geometry lacks a field.");
+  m.def(
+      "implicit_gemm_plans", &ImplicitGemmPlans, "op"_a, "geometry"_a,
+      "dtype"_a, "multiprocessors"_a,
+      "Every way implicit_gemm can run an operation on a GPU of so many "
+      "multiprocessors,\nthe one that its rule takes first; empty where it "
+      "does not support the geometry\n(float32 is multiplied as TF32). Needs "
+      "no GPU. Raises ValueError for an unknown\noperation or dtype, KeyError "
+      "where the geometry lacks a field.");
 }
 
 }  // namespace jax_convbatch
