@@ -27,10 +27,10 @@ def key(op, g=G, dtype="float32", out_dtype="float32", precision=0):
     return choices.key(op, g, dtype, out_dtype, precision)
 
 
-def kept(path, entries, **other):
+def kept(path, entries, platform="cpu", **other):
     """Writes the user's file."""
     path.parent.mkdir(exist_ok=True)
-    device = targets.device_name("cpu")
+    device = targets.device_name(platform)
     content = {"format": 1, "device": device, "choices": entries} | other
     path.write_text(json.dumps(content))
     choices.forget()
@@ -148,6 +148,85 @@ def test_a_configuration_that_is_not_there_is_refused():
         plan.make_plan(
             "fprop", G, "float32", "float32", "cpu", "im2col_gemm", config="none"
         )
+
+
+# --- on GPUs, planned without one ----------------------------------------------
+
+
+class Native:
+    """Stands in for the CUDA module: three configurations of everything."""
+
+    @staticmethod
+    def implicit_gemm_plans(op, fields, dtype, multiprocessors):
+        names = ["64x64", "128x128", "256x64"] if op != "wgrad" else ["128x64/132"]
+        return [{"config": name, "workspace": 0} for name in names]
+
+
+def gpu(monkeypatch, name, capability):
+    native = targets._Native(Native())
+    monkeypatch.setitem(targets._natives, "cuda", native)
+    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(name, capability, 132))
+
+
+XB, WB = X.astype("bfloat16"), W.astype("bfloat16")
+
+
+def on_cuda(x=XB):
+    return jc.explain(step, x, WB, platform="cuda")
+
+
+def test_on_other_gpus_columns_are_the_default_and_stock_is_named(monkeypatch):
+    gpu(monkeypatch, "NVIDIA A100-SXM4-80GB", "8.0")
+    for row in on_cuda():
+        assert (row.engine, row.source) == ("im2col_gemm", "rule")
+        assert "compute capability 8.0 (it needs 9.0, Hopper)" in row.reason
+        assert "algorithm='xla' may be faster there" in row.reason
+    gpu(monkeypatch, "NVIDIA H200", "9.0")
+    assert not any("may be faster" in row.reason for row in on_cuda())
+
+
+def test_a_configuration_is_taken_for_its_batch_size_alone(own_choices, monkeypatch):
+    gpu(monkeypatch, "NVIDIA H200", "9.0")
+    name = choices.key("fprop", G, "bfloat16", "bfloat16", 0)
+    kept(own_choices, {name: entry("implicit_gemm", **{"2": "256x64"})}, "cuda")
+    assert [row.reason for row in on_cuda() if row.op == "fprop"] == ["tiles of 256x64"]
+    other = [row for row in on_cuda(jnp.ones((9, *X.shape[1:]), "bfloat16"))]
+    fprop = next(row for row in other if row.op == "fprop")
+    assert (fprop.engine, fprop.source) == ("implicit_gemm", "tuned")
+    assert fprop.reason == "tiles of 64x64"
+    kept(own_choices, {name: entry("implicit_gemm", **{"2": "512x8"})}, "cuda")
+    assert next(r.reason for r in on_cuda() if r.op == "fprop") == "tiles of 64x64"
+
+
+def test_the_configuration_reaches_the_native_call(own_choices, monkeypatch):
+    gpu(monkeypatch, "NVIDIA H200", "9.0")
+    name = choices.key("dgrad", G, "bfloat16", "bfloat16", 0)
+    kept(own_choices, {name: entry("implicit_gemm", **{"2": "128x128"})}, "cuda")
+    traced = jax.jit(step).trace(XB, WB)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    lines = [line for line in text.splitlines() if "jax_convbatch_implicit" in line]
+    found = {op: line for line in lines for op in RULE if f"gemm_{op}" in line}
+    for op, config in {
+        "fprop": "64x64",
+        "dgrad": "128x128",
+        "wgrad": "128x64/132",
+    }.items():
+        assert f'config = "{config}"' in found[op]
+
+
+def test_candidates_are_every_engine_and_configuration(monkeypatch):
+    gpu(monkeypatch, "NVIDIA H200", "9.0")
+    (fprop,) = tuning.problems_of(jc.conv, XB, WB)
+    assert fprop.candidates("cuda") == [
+        ("implicit_gemm", "64x64"),
+        ("implicit_gemm", "128x128"),
+        ("implicit_gemm", "256x64"),
+        ("im2col_gemm", ""),
+    ]
+    (wide,) = tuning.problems_of(
+        functools.partial(jc.conv, preferred_element_type="float32"), XB, WB
+    )
+    assert wide.candidates("cuda") == [("im2col_gemm", "")]
 
 
 # --- the file -----------------------------------------------------------------
