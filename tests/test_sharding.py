@@ -78,7 +78,7 @@ def test_one_call_of_a_sharded_layer_runs_one_custom_call_a_device(mesh):
     """The devices share the work: each one's custom call has an eighth of it."""
     x, w, bias = put(mesh, arrays(), P("data"), P(), P())
     text = jax.jit(layer).lower(x, w, bias).compile().as_text()
-    (call,) = re.findall(r".*custom-call.*jax_convbatch_im2col_gemm_fprop.*", text)
+    (call,) = re.findall(r".*custom-call.*jax_convbatch_implicit_gemm_fprop.*", text)
     assert "f32[2,6,6,4]" in call
 
 
