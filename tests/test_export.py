@@ -14,7 +14,7 @@ ALLOWED = [
     export.DisabledSafetyCheck.custom_call(f"jax_convbatch_{name}")
     for name in (
         "bgrad",
-        *(f"im2col_gemm_{op}" for op in ("fprop", "dgrad", "wgrad")),
+        *(f"implicit_gemm_{op}" for op in ("fprop", "dgrad", "wgrad")),
     )
 ]
 
@@ -59,7 +59,7 @@ def test_the_calls_to_allow_are_all_the_native_ones():
 
 
 def test_without_permission_jax_refuses_and_names_the_call():
-    with pytest.raises(ValueError, match="jax_convbatch_im2col_gemm_fprop"):
+    with pytest.raises(ValueError, match="jax_convbatch_implicit_gemm_fprop"):
         export.export(jax.jit(jc.conv))(*arguments()[:2])
 
 
