@@ -47,7 +47,9 @@ class Problem:
 
         Without `per_sample`, which is there to compare with.
         """
-        p, found = self.params, []
+        p = self.params
+        found: list[tuple[str, str]] = []
+        later: list[tuple[str, str]] = []  # what the rule would not take
         for engine, platforms in plan.ENGINES.items():
             if engine == "per_sample" or platform not in platforms:
                 continue
@@ -57,8 +59,9 @@ class Problem:
                 with contextlib.suppress(ValueError):
                     forced = dataclasses.replace(p, algorithm=engine, config=config)
                     chosen = forced.plan(self.op, self.dtype, self.out_dtype, platform)
-                    found.append((chosen.engine, config))
-        return found
+                    to = later if chosen.by_name_only else found
+                    to.append((chosen.engine, config))
+        return found + later
 
 
 @dataclass(frozen=True)

@@ -130,5 +130,7 @@ def test_gradient_check():
     assert result.returncode == 0, result.stderr
     assert "ad='both': orders 1 and 2 agree, in the modes fwd, rev" in result.stdout
     for op in ("fprop", "dgrad", "wgrad", "bgrad"):
-        assert re.search(rf"^{op} .*(implicit_gemm|kernel)", result.stdout, re.MULTILINE)
+        assert re.search(
+            rf"^{op} .*(implicit_gemm|kernel)", result.stdout, re.MULTILINE
+        )
     assert result.stdout.splitlines()[-1].startswith("gradient_check: ")

@@ -83,7 +83,7 @@ def native_plan(case, op):
     ):
         for axis, value in zip("dhw", (rest, *values), strict=True):
             fields[f"{name}_{axis}"] = value
-    return native.implicit_gemm_plan(op, fields, "bfloat16", 132)
+    return native.implicit_gemm_plans(op, fields, "bfloat16", 132)[0]
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])

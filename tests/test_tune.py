@@ -154,12 +154,15 @@ def test_a_configuration_that_is_not_there_is_refused():
 
 
 class Native:
-    """Stands in for the CUDA module: three configurations of everything."""
+    """Stands in for the CUDA module: three configurations of fprop and dgrad."""
 
     @staticmethod
     def implicit_gemm_plans(op, fields, dtype, multiprocessors):
         names = ["64x64", "128x128", "256x64"] if op != "wgrad" else ["128x64/132"]
-        return [{"config": name, "workspace": 0} for name in names]
+        rest = {"workspace": 0, "path": "tiles", "preferred": Native.preferred}
+        return [{"config": name, **rest} for name in names]
+
+    preferred = True
 
 
 def gpu(monkeypatch, name, capability):
@@ -227,6 +230,23 @@ def test_candidates_are_every_engine_and_configuration(monkeypatch):
         functools.partial(jc.conv, preferred_element_type="float32"), XB, WB
     )
     assert wide.candidates("cuda") == [("im2col_gemm", "")]
+    monkeypatch.setattr(Native, "preferred", False)
+    assert fprop.candidates("cuda")[0] == ("im2col_gemm", "")
+
+
+def test_what_was_measured_overrules_what_the_rule_leaves_alone(
+    own_choices, monkeypatch
+):
+    gpu(monkeypatch, "NVIDIA H200", "9.0")
+    monkeypatch.setattr(Native, "preferred", False)
+    assert {row.engine for row in on_cuda()} == {"im2col_gemm"}
+    name = choices.key("fprop", G, "bfloat16", "bfloat16", 0)
+    kept(own_choices, {name: entry("implicit_gemm")}, "cuda")
+    assert by_op(on_cuda()) == {
+        "fprop": ("implicit_gemm", "tuned"),
+        "dgrad": ("im2col_gemm", "rule"),
+        "wgrad": ("im2col_gemm", "rule"),
+    }
 
 
 # --- the file -----------------------------------------------------------------
