@@ -76,7 +76,8 @@ HALO = "576x64"  # the tile of the kernel that reads x once for nine taps
 
 def test_large_3x3_layers_read_x_once_in_wgrad(native):
     def tile(row, batch=256, dtype="bfloat16", **changes):
-        return native("wgrad", geometry(batch, row, **changes), dtype, H200)["tile"]
+        plan = native("wgrad", geometry(batch, row, **changes), dtype, H200)
+        return plan["config"].split("/")[0]
 
     rows = [row for row in RESNET50_V1.values() if row[4] == 3]
     assert len(rows) == 4
