@@ -28,18 +28,18 @@ struct Costs {
 // the fastest on average, 4 % at most.
 double EstimateTime(const ConvGeometry& g, const Costs& costs, int blocks) {
   constexpr double kCyclesPerMicrosecond = 1755;
-  constexpr double kMemoryRate = 4.34e6;  // bytes a microsecond
-  constexpr double kPiecesRate = 2.86e6;  // written and read
-  constexpr double kAddLaunch = 1.6;
-  constexpr double kNotOverlapped = 0.13;
-  constexpr double kFixed = 4.9;
+  constexpr double kMemoryRate = 4.4e6;   // bytes a microsecond
+  constexpr double kPiecesRate = 2.39e6;  // written and read
+  constexpr double kAddLaunch = 1.29;
+  constexpr double kNotOverlapped = 0.333;
+  constexpr double kFixed = 4.43;
 
   const int64_t line = costs.tiles * costs.steps;
   const double steps = static_cast<double>((line - 1) / blocks + 1) *
                        costs.step_cycles / kCyclesPerMicrosecond;
   // Tiles that share pixels find some of them in the L2: most where blocks
   // start tiles together.
-  const double again = blocks % costs.tiles == 0 ? 0.55 : 6.3;
+  const double again = blocks % costs.tiles == 0 ? 0.356 : 4.95;
   const double memory = (BytesRead(g) * (1 + again * costs.shares_x) +
                          2.0 * g.y_size() * (1 + again * costs.shares_dy)) /
                         kMemoryRate;
@@ -55,9 +55,8 @@ double EstimateTime(const ConvGeometry& g, const Costs& costs, int blocks) {
 }
 
 Costs CostsOf(const ConvGeometry& g, int m, int n) {
-  constexpr double kSharedBytesPerCycle = 122;
-  constexpr double kL2BytesPerCycle = 48;
-  constexpr double kPerStep = 50;
+  constexpr double kSharedBytesPerCycle = 110;
+  constexpr double kPerStep = 76.8;
   const WgradTiling tiling(g, Type::kBf16, m, n);
   const int64_t rows = std::min<int64_t>(m, tiling.filter_blocks * 64);
   // A multiplication reads 64 rows of the shorter side and all of the longer.
@@ -67,16 +66,15 @@ Costs CostsOf(const ConvGeometry& g, int m, int n) {
                                            : shorter / 64 * (64 + longer);
   const double copies = rows + n;
   const double cycles = std::max(
-      {m * n / 32.0, (reads + 1.15 * copies) * 128 / kSharedBytesPerCycle,
-       copies * 128 / kL2BytesPerCycle});
+      m * n / 32.0, (reads + 0.625 * copies) * 128 / kSharedBytesPerCycle);
   return {cycles + kPerStep,  tiling.tiles(),
           tiling.steps,       tiling.n_tiles > 1,
           tiling.m_tiles > 1, rows * n * int64_t{sizeof(float)}};
 }
 
 Costs HaloCosts(const ConvGeometry& g) {
-  constexpr double kPerMultiplication = 288 * 1.1;
-  constexpr double kPerStep = 50;
+  constexpr double kPerMultiplication = 287;
+  constexpr double kPerStep = 76.8;
   const HaloTiling tiling(g);
   // Rows of padding are not multiplied: two of three rows at either end.
   const double multiplied = 1 - 2.0 / 3 / static_cast<double>(g.P);
