@@ -1,0 +1,55 @@
+// The last step of wgrad: the workers' sums are added in order.
+#ifndef JAX_CONVBATCH_CUDA_DIRECT_ADD_PARTIALS_CUH_
+#define JAX_CONVBATCH_CUDA_DIRECT_ADD_PARTIALS_CUH_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/direct/direct.h"
+#include "cuda/dtypes.h"
+
+namespace jax_convbatch::direct {
+
+// A block adds kColumns neighbouring sums; kTeams threads share the workers of
+// each, then their sums are added in order.
+inline constexpr int kColumns = 32, kTeams = 16;
+
+template <typename T>
+__global__ void __launch_bounds__(kColumns* kTeams)
+    AddPartials(int workers, int64_t size, const float* __restrict__ partials,
+                T* __restrict__ dw) {
+  __shared__ float sums[kTeams][kColumns];
+  const int column = threadIdx.x % kColumns, team = threadIdx.x / kColumns;
+  const int64_t at = int64_t{blockIdx.x} * kColumns + column;
+  float sum = 0.0f;
+  if (at < size) {
+#pragma unroll 8
+    for (int worker = team; worker < workers; worker += kTeams) {
+      sum += partials[worker * size + at];
+    }
+  }
+  sums[team][column] = sum;
+  __syncthreads();
+  if (team != 0 || at >= size) return;
+  for (int i = 1; i < kTeams; ++i) sum += sums[i][column];
+  dw[at] = Convert<T>(sum);
+}
+
+template <typename T>
+cudaError_t AddPartialsOrPrepare(int workers, int64_t size,
+                                 const void* partials, void* dw, Stage stage,
+                                 cudaStream_t stream) {
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return cudaFuncGetAttributes(&loads, &AddPartials<T>);
+  }
+  const auto blocks = static_cast<unsigned>((size + kColumns - 1) / kColumns);
+  AddPartials<T><<<blocks, kColumns * kTeams, 0, stream>>>(
+      workers, size, static_cast<const float*>(partials), static_cast<T*>(dw));
+  return cudaGetLastError();
+}
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_DIRECT_ADD_PARTIALS_CUH_

@@ -1,0 +1,54 @@
+// 2-D convolutions of many small groups, straight from tiles of the image in
+// shared memory: depthwise ones on the ordinary cores, other groups of bf16 and
+// f16 on the tensor cores. Any GPU of compute capability 8.0 or later.
+#ifndef JAX_CONVBATCH_CUDA_DIRECT_DIRECT_H_
+#define JAX_CONVBATCH_CUDA_DIRECT_DIRECT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "conv_geometry.h"
+
+namespace jax_convbatch::direct {
+
+enum class Op { kFprop, kDgrad, kWgrad };
+enum class Type { kF32, kBf16, kF16 };
+
+// How a convolution runs: tiles of tile_h x tile_w outputs (in a strided dgrad,
+// of each residue class) by tile_channels, shared by `workers` thread blocks
+// for each range of channels. fprop's and dgrad's bits do not depend on it.
+// wgrad's do: each worker adds up its tiles, then the workers' sums are added
+// in order.
+struct Plan {
+  int tile_h, tile_w, tile_channels;
+  int channel_tiles, workers;
+  int64_t workspace;
+
+  int blocks() const { return channel_tiles * workers; }
+};
+
+// The plan for a GPU of so many multiprocessors, or nothing where the kernels
+// cannot run. Needs no GPU.
+std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
+                             int multiprocessors);
+
+// kPrepare does all but the launch, so that kLaunch may be captured.
+enum class Stage { kPrepare, kLaunch };
+
+// fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w, result dx. wgrad: lhs x,
+// rhs dy, result dw. All channels last (w: HWIO), all aligned to 16 bytes.
+struct Call {
+  const ConvGeometry& g;
+  Type type;
+  Plan plan;
+  const void *lhs, *rhs;
+  void *result, *workspace;
+};
+
+cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_DIRECT_DIRECT_H_

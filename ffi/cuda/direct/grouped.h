@@ -1,0 +1,35 @@
+// Convolutions of many groups of a few channels, of bf16 and f16.
+#ifndef JAX_CONVBATCH_CUDA_DIRECT_GROUPED_H_
+#define JAX_CONVBATCH_CUDA_DIRECT_GROUPED_H_
+
+#include "cuda/direct/channel_blocks.h"
+#include "cuda/direct/direct.h"
+#include "cuda/direct/walk.h"
+
+namespace jax_convbatch::direct {
+
+inline constexpr int kGroupedThreads = 256, kGroupedStages = 3;
+inline constexpr int kGroupedWgradStages = 2;
+// Outputs that a warp multiplies at a time.
+inline constexpr int kWarpOutputs = 32, kWgradWarpOutputs = 16;
+
+// Bytes of a staged pixel: an odd number of 16-byte chunks, so that neighbours
+// begin in different banks.
+inline int GroupedPixelBytes(int channels) {
+  return (channels * 2 + 15) / 16 / 2 * 32 + 16;
+}
+
+// Bytes of the filter in shared memory.
+inline int GroupedFilterBytes(const ChannelBlocks& channels, int taps) {
+  return taps * channels.blocks * channels.depth / 8 * 128;
+}
+
+std::optional<Plan> PlanGrouped(Op op, const ConvGeometry& g,
+                                int multiprocessors);
+cudaError_t RunGroupedWgrad(const Call& call, Stage stage, cudaStream_t stream);
+cudaError_t RunGrouped(Op op, const Call& call, Stage stage,
+                       cudaStream_t stream);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_DIRECT_GROUPED_H_

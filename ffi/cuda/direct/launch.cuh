@@ -1,0 +1,54 @@
+// What the launches of the direct kernels share.
+#ifndef JAX_CONVBATCH_CUDA_DIRECT_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_DIRECT_LAUNCH_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/direct/direct.h"
+#include "cuda/direct/staging.cuh"
+#include "cuda/direct/tiling.h"
+#include "cuda/dtypes.h"
+
+namespace jax_convbatch::direct {
+
+// Calls f(TypeTag<T>).
+template <typename F>
+cudaError_t DispatchType(Type type, F&& f) {
+  switch (type) {
+    case Type::kF32:
+      return f(TypeTag<float>());
+    case Type::kBf16:
+      return f(TypeTag<__nv_bfloat16>());
+    default:
+      return f(TypeTag<__half>());
+  }
+}
+
+// Launches, or does what may not be done while a graph is captured: raising the
+// kernel's limit on shared memory, which also loads it.
+template <typename Problem>
+cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
+                            unsigned blocks, int threads, int shared_bytes,
+                            Stage stage, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
+  kernel<<<blocks, threads, shared_bytes, stream>>>(problem);
+  return cudaGetLastError();
+}
+
+inline TileGrid MakeGrid(const Walks& walks, const Plan& plan, int64_t batch) {
+  auto count = [](const AxisWalk& axis, int tile) {
+    return (axis.class_size() + tile - 1) / tile;
+  };
+  const int across = count(walks.w, plan.tile_w);
+  const int down = count(walks.h, plan.tile_h);
+  return {FastDivmod<uint32_t>(across), FastDivmod<uint32_t>(down), plan.tile_h,
+          plan.tile_w, static_cast<int>(batch * across * down)};
+}
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_DIRECT_LAUNCH_CUH_
