@@ -26,8 +26,8 @@ bool MakeChannelBlocks(int64_t in, int64_t out, int64_t groups,
   b->out = static_cast<int>(out);
   b->in_group = static_cast<int>(in_group);
   b->out_group = static_cast<int>(out_group);
-  const int inputs = static_cast<int>(
-      out_group < 8 ? 8 / out_group * in_group : in_group);
+  const int inputs =
+      static_cast<int>(out_group < 8 ? 8 / out_group * in_group : in_group);
   b->depth = std::max(inputs, 8);
   if (b->depth > kMostInputs) return false;
   b->shared = b->depth > 8;
@@ -50,7 +50,8 @@ bool MakeChannelBlocks(int64_t in, int64_t out, int64_t groups,
   for (int tile = 0; tile < b->tiles(); ++tile) {
     const int first = tile * b->blocks;
     const int last = std::min(first + b->blocks, b->out / 8) - 1;
-    b->tile_in = std::max(b->tile_in, b->InOf(last) + b->depth - b->InOf(first));
+    b->tile_in =
+        std::max(b->tile_in, b->InOf(last) + b->depth - b->InOf(first));
   }
   return b->tile_in <= kMostInputs;
 }

@@ -18,11 +18,11 @@ namespace jax_convbatch::direct {
 struct ChannelBlocks {
   int in, out;              // channels of the tensors, multiples of 8
   int in_group, out_group;  // of a group: powers of two or multiples of 8
-  int depth;                // input channels that a block needs, a multiple of 8
-  int blocks;               // of a thread block's tile
-  int at_once;              // of a warp
-  bool shared;              // whether those that a warp has use the same inputs
-  int tile_in;              // input channels that a tile needs
+  int depth;    // input channels that a block needs, a multiple of 8
+  int blocks;   // of a thread block's tile
+  int at_once;  // of a warp
+  bool shared;  // whether those that a warp has use the same inputs
+  int tile_in;  // input channels that a tile needs
 
   JCB_HOST_DEVICE int tiles() const { return (out / 8 + blocks - 1) / blocks; }
   // The first input channel of an output block, and of a tile.
@@ -30,9 +30,7 @@ struct ChannelBlocks {
     return block * 8 / out_group * in_group / 8 * 8;
   }
   // Whether some of a block's inputs are of other groups than some outputs.
-  JCB_HOST_DEVICE bool mixed() const {
-    return out_group < 8 || in_group < 8;
-  }
+  JCB_HOST_DEVICE bool mixed() const { return out_group < 8 || in_group < 8; }
 };
 
 // False where channels cannot be arranged in this way.

@@ -1,9 +1,8 @@
-#include "cuda/direct/depthwise.h"
-
 #include <algorithm>
 
 #include "cuda/direct/add_partials.cuh"
 #include "cuda/direct/depthwise.cuh"
+#include "cuda/direct/depthwise.h"
 #include "cuda/direct/depthwise_wgrad.cuh"
 #include "cuda/direct/launch.cuh"
 
@@ -36,8 +35,8 @@ cudaError_t DispatchKind(Kind kind, bool aligned, F&& f) {
 }
 
 template <typename T>
-Staging StageFor(const AxisWalk& h, const AxisWalk& w, int channels, int rows,
-                , int cols, int apart) {
+Staging StageFor(const AxisWalk& h, const AxisWalk& w, int channels, int rows, ,
+                 int cols, int apart) {
   constexpr int kPixel = kTileChannels * sizeof(T);
   return MakeStaging<T>(h.in_size, w.in_size, channels, kTileChannels, rows,
                         cols, kPixel, RowBytes(cols, kPixel, apart));
@@ -63,8 +62,8 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
   p.result = call.result;
   p.h = walks.h;
   p.w = walks.w;
-  p.in = StageFor<T>(p.h, p.w, static_cast<int>(g.C), p.h.extent(plan.tile_h), p.w.extent(plan.tile_w),
-                     rows * p.h.in_step);
+  p.in = StageFor<T>(p.h, p.w, static_cast<int>(g.C), p.h.extent(plan.tile_h),
+                     p.w.extent(plan.tile_w), rows * p.h.in_step);
   p.grid = MakeGrid(walks, plan, g.N);
   p.channels = static_cast<int>(g.C);
   p.channel_tiles = plan.channel_tiles;
@@ -105,9 +104,10 @@ cudaError_t RunWgrad(const Call& call, Stage stage, cudaStream_t stream) {
   p.in = StageFor<T>(p.h, p.w, channels, p.h.extent(plan.tile_h),
                      p.w.extent(plan.tile_w), apart);
   constexpr int kPixel = kTileChannels * sizeof(T);
-  p.out = MakeStaging<T>(p.h.out_size, p.w.out_size, channels, kTileChannels,
-                         plan.tile_h, plan.tile_w, kPixel,
-                         RowBytes(plan.tile_w, kPixel, PatchRows(kind, sizeof(T))));
+  p.out =
+      MakeStaging<T>(p.h.out_size, p.w.out_size, channels, kTileChannels,
+                     plan.tile_h, plan.tile_w, kPixel,
+                     RowBytes(plan.tile_w, kPixel, PatchRows(kind, sizeof(T))));
   p.grid = MakeGrid(walks, plan, g.N);
   p.channels = channels;
   p.channel_tiles = plan.channel_tiles;
@@ -119,11 +119,13 @@ cudaError_t RunWgrad(const Call& call, Stage stage, cudaStream_t stream) {
   p.patches = patch_rows * patch_cols;
   const int tiles = kWgradStages * (p.in.bytes() + p.out.bytes());
   const int sums = kSlots * ChunkTaps(kind) * kTileChannels * 4;
-  const cudaError_t error = DispatchKind(kind, pixel_bytes % 16 == 0, [&](auto v) {
-    return LaunchOrPrepare(&DepthwiseWgradKernel<T, v.taps, v.step, v.aligned>, p,
-                           plan.blocks() * p.chunk_blocks, kThreads,
-                           std::max(tiles, sums), stage, stream);
-  });
+  const cudaError_t error =
+      DispatchKind(kind, pixel_bytes % 16 == 0, [&](auto v) {
+        return LaunchOrPrepare(
+            &DepthwiseWgradKernel<T, v.taps, v.step, v.aligned>, p,
+            plan.blocks() * p.chunk_blocks, kThreads, std::max(tiles, sums),
+            stage, stream);
+      });
   if (error != cudaSuccess) return error;
   return AddPartialsOrPrepare<T>(plan.workers, g.w_size(), call.workspace,
                                  call.result, stage, stream);

@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kThreads, Patch<T, kTaps, kStep>::kBlocks)
   extern __shared__ __align__(128) char shared[];
   char* const tiles = shared;
   const int stage_bytes = p.in.bytes();
-  auto* const weights = reinterpret_cast<float2*>(shared + kStages * stage_bytes);
+  auto* const weights =
+      reinterpret_cast<float2*>(shared + kStages * stage_bytes);
 
   const int channel_tile = blockIdx.x % p.channel_tiles;
   const int worker = blockIdx.x / p.channel_tiles;
@@ -135,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, Patch<T, kTaps, kStep>::kBlocks)
   if constexpr (P::kWeightsStay) {
 #pragma unroll
     for (int i = 0; i < P::kWeights; ++i) {
-      kept[i] = first_weight[(i / kTaps * row_taps + i % kTaps * col_taps) *
-                             kLanes];
+      kept[i] =
+          first_weight[(i / kTaps * row_taps + i % kTaps * col_taps) * kLanes];
     }
   }
 
@@ -149,18 +150,18 @@ __global__ void __launch_bounds__(kThreads, Patch<T, kTaps, kStep>::kBlocks)
   int class_w = 0, class_h = 0, stage = 0;
   for (int tile = worker; tile < p.grid.tiles; tile += p.workers) {
     WaitForCopies<kStages - 2>();
-    // Everybody's copies are there, and everybody has done with the tile before,
-    // whose place the next copies take.
+    // Everybody's copies are there, and everybody has done with the tile
+    // before, whose place the next copies take.
     __syncthreads();
     fetch(tile + (kStages - 1) * p.workers,
           stage == 0 ? kStages - 1 : stage - 1, places[kStages - 1]);
     const TilePlace place = places[0];
 #pragma unroll
     for (int i = 1; i < kStages; ++i) places[i - 1] = places[i];
-    T* const result = static_cast<T*>(p.result) +
-                      int64_t{place.sample} * p.h.out_size * p.w.out_size *
-                          p.channels +
-                      channel;
+    T* const result =
+        static_cast<T*>(p.result) +
+        int64_t{place.sample} * p.h.out_size * p.w.out_size * p.channels +
+        channel;
     const char* const origin =
         tiles + stage * stage_bytes + lane * 2 * sizeof(T);
     for (int patch = slot; patch < p.patches; patch += kSlots) {

@@ -59,8 +59,8 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
     rules.output_bytes = rules.pixel_bytes;
     rules.stages = kWgradStages;
     rules.blocks_per_multiprocessor = WgradBlocks(kind);
-    rules.multiprocessors = static_cast<int>(
-        CeilDiv(multiprocessors, CeilDiv(chunks, kSlots)));
+    rules.multiprocessors =
+        static_cast<int>(CeilDiv(multiprocessors, CeilDiv(chunks, kSlots)));
   }
   const auto tiling = ChooseTiling(walks, rules);
   if (!tiling) return std::nullopt;

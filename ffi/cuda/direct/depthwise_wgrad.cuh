@@ -21,8 +21,8 @@ struct WgradChunk {
   static constexpr int kCols = PatchCols(kKind);
 };
 
-// Adds up kRows x kCols pixels of dy from `dy` on, and the pixels of x that they
-// meet, from `x` on.
+// Adds up kRows x kCols pixels of dy from `dy` on, and the pixels of x that
+// they meet, from `x` on.
 template <typename T, int kR, int kS, int kStep, int kRows, int kCols>
 __device__ void SumPixels(const char* x, int x_row_bytes, const char* dy,
                           int dy_row_bytes, float2 (&sums)[kR * kS]) {
@@ -60,7 +60,8 @@ __device__ void SumPixels(const char* x, int x_row_bytes, const char* dy,
 }
 
 template <typename T, int kTaps, int kStep, bool kAligned>
-__global__ void __launch_bounds__(kThreads, WgradChunk<T, kTaps, kStep>::kBlocks)
+__global__ void __launch_bounds__(kThreads,
+                                  WgradChunk<T, kTaps, kStep>::kBlocks)
     DepthwiseWgradKernel(const __grid_constant__ DepthwiseWgradProblem p) {
   using Chunk = WgradChunk<T, kTaps, kStep>;
   constexpr int kStages = kWgradStages;
@@ -76,12 +77,10 @@ __global__ void __launch_bounds__(kThreads, WgradChunk<T, kTaps, kStep>::kBlocks
   const int first_channel = channel_tile * kLanes * 2;
   const int lane = threadIdx.x % kLanes, slot = threadIdx.x / kLanes;
   // Of this block's chunks, and of the threads that work on it.
-  const int chunks = min(p.chunks - chunk_block * kSlots,
-                         kSlots);
+  const int chunks = min(p.chunks - chunk_block * kSlots, kSlots);
   const int chunk = slot % chunks, stream = slot / chunks;
   const int streams = min(p.streams, kSlots / chunks);
-  const int first_tap =
-      (chunk_block * kSlots + chunk) * Chunk::kSums;
+  const int first_tap = (chunk_block * kSlots + chunk) * Chunk::kSums;
   const int taps = p.h.filter_size * p.w.filter_size;
 
   // Where a chunk's taps read, from an output's first.
@@ -151,8 +150,7 @@ __global__ void __launch_bounds__(kThreads, WgradChunk<T, kTaps, kStep>::kBlocks
         x += offsets[0];
         if (rows == Chunk::kRows && cols == Chunk::kCols) {
           SumPixels<T, Chunk::kFilterRows, kTaps, kStep, Chunk::kRows,
-                    Chunk::kCols>(
-              x, p.in.row_bytes, dy, p.out.row_bytes, sums);
+                    Chunk::kCols>(x, p.in.row_bytes, dy, p.out.row_bytes, sums);
           continue;
         }
         for (int i = 0; i < rows; ++i) {
@@ -182,8 +180,7 @@ __global__ void __launch_bounds__(kThreads, WgradChunk<T, kTaps, kStep>::kBlocks
   __syncthreads();
   const int count = chunks * Chunk::kSums * kTileChannels;
   for (int i = threadIdx.x; i < count; i += kThreads) {
-    const int tap =
-        chunk_block * kSlots * Chunk::kSums + i / kTileChannels;
+    const int tap = chunk_block * kSlots * Chunk::kSums + i / kTileChannels;
     const int channel = first_channel + i % kTileChannels;
     if (tap >= taps || channel >= p.channels) continue;
     float sum = 0.0f;

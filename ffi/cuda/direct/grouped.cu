@@ -1,8 +1,7 @@
-#include "cuda/direct/grouped.h"
-
 #include <algorithm>
 
 #include "cuda/direct/grouped.cuh"
+#include "cuda/direct/grouped.h"
 #include "cuda/direct/launch.cuh"
 
 namespace jax_convbatch::direct {
@@ -48,8 +47,7 @@ cudaError_t RunOutputs(Op op, const Call& call, Stage stage,
   const int pixel_bytes = GroupedPixelBytes(p.channels.tile_in);
   p.in = MakeStaging<T>(p.h.in_size, p.w.in_size, p.channels.in,
                         p.channels.tile_in, p.h.extent(plan.tile_h), cols,
-                        pixel_bytes,
-                        FlatRowBytes(cols, pixel_bytes, walks, plan.tile_w));
+                        pixel_bytes, cols * pixel_bytes);
   p.grid = MakeGrid(walks, plan, g.N);
   p.is_dgrad = dgrad;
   p.workers = plan.workers;
@@ -65,9 +63,8 @@ cudaError_t RunOutputs(Op op, const Call& call, Stage stage,
   p.items = sets * p.h.classes * p.w.classes *
             (p.channels.blocks / p.channels.at_once);
   const int threads = std::min(kGroupedThreads, p.items * 32);
-  const int shared =
-      kGroupedStages * p.in.bytes() +
-      GroupedFilterBytes(p.channels, static_cast<int>(g.taps()));
+  const int shared = kGroupedStages * p.in.bytes() +
+                     GroupedFilterBytes(p.channels, static_cast<int>(g.taps()));
   return DispatchBlocks<T>(p.channels, [&](auto kernel) {
     return LaunchOrPrepare(kernel, p, plan.blocks(), threads, shared, stage,
                            stream);

@@ -24,9 +24,9 @@ __device__ T FilterAt(const GroupedProblem& p, int tap, int in, int out) {
   const int out_digit = TakeDigit(p.out_group, out_group);
   const ChannelBlocks& c = p.channels;
   if (out >= c.out || in_group != out_group) return T(0.0f);
-  const int64_t at =
-      p.is_dgrad ? (int64_t{tap} * c.out_group + out_digit) * c.in + in
-                 : (int64_t{tap} * c.in_group + in_digit) * c.out + out;
+  const int64_t at = p.is_dgrad
+                         ? (int64_t{tap} * c.out_group + out_digit) * c.in + in
+                         : (int64_t{tap} * c.in_group + in_digit) * c.out + out;
   return static_cast<const T*>(p.filter)[at];
 }
 
@@ -87,8 +87,7 @@ __device__ inline void TransposeQuad(uint32_t (&v)[4]) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    const uint32_t got =
-        __shfl_xor_sync(0xffffffff, odd ? v[i] : v[i + 1], 1);
+    const uint32_t got = __shfl_xor_sync(0xffffffff, odd ? v[i] : v[i + 1], 1);
     (odd ? v[i] : v[i + 1]) = got;
   }
 #pragma unroll
@@ -143,7 +142,8 @@ __global__ void __launch_bounds__(kGroupedThreads, 3)
     const int in = TakeDigit(p.depth_blocks, rest);
     const int block = TakeDigit(p.blocks, rest);
     const int tap = rest;
-    const int first = channels.InOf(first_block + block) + in * 8 + lane % 4 * 2;
+    const int first =
+        channels.InOf(first_block + block) + in * 8 + lane % 4 * 2;
     const int out = (first_block + block) * 8 + lane / 4;
     T pair[2] = {FilterAt<T>(p, tap, first, out),
                  FilterAt<T>(p, tap, first + 1, out)};
@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(kGroupedThreads, 3)
       const int col = TakeDigit(p.tile_w, row);
       const int h = (place.row + static_cast<int>(row)) * p.h.classes + class_h;
       const int w = (place.col + col) * p.w.classes + class_w;
-      const bool exists = set * 32 + lane < p.outputs && h < p.h.out_size &&
-                          w < p.w.out_size;
+      const bool exists =
+          set * 32 + lane < p.outputs && h < p.h.out_size && w < p.w.out_size;
       const int pixel = exists ? h * p.w.out_size + w : -1;
       const uint32_t origin =
           SharedAddress(shared + stage * stage_bytes) +
@@ -248,9 +248,9 @@ __global__ void __launch_bounds__(kGroupedThreads, 3)
         }
       }
 
-      T* const result = static_cast<T*>(p.result) +
-                        int64_t{place.sample} * p.h.out_size * p.w.out_size *
-                            channels.out;
+      T* const result =
+          static_cast<T*>(p.result) +
+          int64_t{place.sample} * p.h.out_size * p.w.out_size * channels.out;
       float poison = 0.0f;  // nan where any sum is
 #pragma unroll
       for (int quarter = 0; quarter < 4; ++quarter) {

@@ -8,9 +8,9 @@ namespace {
 double ItemCost(const ChannelBlocks& channels, const Walks& walks) {
   const double taps = 1.0 * walks.h.filter_size * walks.w.filter_size /
                       (walks.h.classes * walks.w.classes);
-  const double operands =
-      channels.shared ? channels.depth / 8 * (4 + channels.at_once)
-                      : channels.at_once * 5;
+  const double operands = channels.shared
+                              ? channels.depth / 8 * (4 + channels.at_once)
+                              : channels.at_once * 5;
   return 40 + taps * operands;
 }
 
@@ -37,8 +37,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors) {
   rules.output_bytes = GroupedPixelBytes(roles.tile_out());
   rules.input_cost = kWarps * roles.tile_in() * 2 / kBandwidth;
   rules.batch = g.N;
-  rules.channel_tiles =
-      (g.groups + roles.tile_groups - 1) / roles.tile_groups;
+  rules.channel_tiles = (g.groups + roles.tile_groups - 1) / roles.tile_groups;
   rules.stages = kGroupedWgradStages;
   rules.blocks_per_multiprocessor = 2;
   rules.multiprocessors = (multiprocessors + roles.blocks - 1) / roles.blocks;
@@ -75,8 +74,7 @@ std::optional<Plan> PlanGrouped(Op op, const ConvGeometry& g,
   rules.patch_cost = kWarps * ItemCost(channels, walks);
   rules.pixel_bytes = GroupedPixelBytes(channels.tile_in);
   rules.input_cost = kWarps * channels.tile_in * 2 / kBandwidth;
-  rules.shared_bytes =
-      GroupedFilterBytes(channels, static_cast<int>(g.taps()));
+  rules.shared_bytes = GroupedFilterBytes(channels, static_cast<int>(g.taps()));
   rules.batch = g.N;
   rules.channel_tiles = channels.tiles();
   rules.stages = kGroupedStages;

@@ -29,7 +29,7 @@ cudaError_t Launch(const Call& call, Stage stage, cudaStream_t stream) {
   const int out_bytes = GroupedPixelBytes(p.roles.tile_out());
   p.in = MakeStaging<T>(p.h.in_size, p.w.in_size, static_cast<int>(g.C),
                         p.roles.tile_in(), p.h.extent(plan.tile_h), cols,
-                        in_bytes, FlatRowBytes(cols, in_bytes, walks, plan.tile_w));
+                        in_bytes, cols * in_bytes);
   p.out = MakeStaging<T>(p.h.out_size, p.w.out_size, static_cast<int>(g.K),
                          p.roles.tile_out(), plan.tile_h, plan.tile_w,
                          out_bytes, plan.tile_w * out_bytes);
@@ -43,9 +43,9 @@ cudaError_t Launch(const Call& call, Stage stage, cudaStream_t stream) {
       (plan.tile_h * plan.tile_w + kWgradWarpOutputs - 1) / kWgradWarpOutputs;
   const int tiles = kGroupedWgradStages * (p.in.bytes() + p.out.bytes());
   const int sums = kGroupedThreads / 32 * kRoleTaps * 256 * 4;
-  const cudaError_t error = LaunchOrPrepare(
-      &GroupedWgradKernel<T>, p, plan.blocks() * p.roles.blocks,
-      kGroupedThreads, std::max(tiles, sums), stage, stream);
+  const cudaError_t error =
+      LaunchOrPrepare(&GroupedWgradKernel<T>, p, plan.blocks() * p.roles.blocks,
+                      kGroupedThreads, std::max(tiles, sums), stage, stream);
   if (error != cudaSuccess) return error;
   return AddPartialsOrPrepare<T>(plan.workers, g.w_size(), call.workspace,
                                  call.result, stage, stream);

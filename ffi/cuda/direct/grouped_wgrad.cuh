@@ -86,26 +86,26 @@ __global__ void __launch_bounds__(kGroupedThreads, 2)
     const uint32_t dy_tile = x_tile + p.in.bytes();
     const int rows = min(p.grid.tile_h, p.h.out_size - place.row);
     const int cols = min(p.grid.tile_w, p.w.out_size - place.col);
-    for (int set = stream < streams ? stream : p.pixel_sets;
-         set < p.pixel_sets; set += streams) {
+    for (int set = stream < streams ? stream : p.pixel_sets; set < p.pixel_sets;
+         set += streams) {
       // Pixels that do not exist are zeros in both: a zero in one would meet
       // the infinities of the other.
       uint32_t row = set * 16 + x_pixel;
       int col = TakeDigit(p.tile_w, row);
       const bool x_exists = static_cast<int>(row) < rows && col < cols;
-      const uint32_t x =
-          x_exists ? x_tile + x_channel + row * p.h.in_step * p.in.row_bytes +
-                         col * p.w.in_step * p.in.pixel_bytes
-                   : SharedAddress(&zeros);
+      const uint32_t x = x_exists ? x_tile + x_channel +
+                                        row * p.h.in_step * p.in.row_bytes +
+                                        col * p.w.in_step * p.in.pixel_bytes
+                                  : SharedAddress(&zeros);
       const uint32_t mask = x_exists ? ~0u : 0u;
       row = set * 16 + dy_pixel;
       col = TakeDigit(p.tile_w, row);
       const bool dy_exists = static_cast<int>(row) < rows && col < cols;
       uint32_t b[4];
-      LoadTransposed(b, dy_exists ? dy_tile + dy_channel +
-                                        row * p.out.row_bytes +
-                                        col * p.out.pixel_bytes
-                                  : SharedAddress(&zeros));
+      LoadTransposed(b, dy_exists
+                            ? dy_tile + dy_channel + row * p.out.row_bytes +
+                                  col * p.out.pixel_bytes
+                            : SharedAddress(&zeros));
 #pragma unroll
       for (int i = 0; i < kTaps; i += 3) {
         if (first_tap + i >= taps) break;

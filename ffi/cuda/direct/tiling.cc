@@ -34,12 +34,18 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
         const int tile_w = static_cast<int>(b) * rules.patch_cols;
         const int64_t inputs = int64_t{h.extent(tile_h)} * w.extent(tile_w);
         const int64_t outputs = int64_t{tile_h} * tile_w * classes;
-        // 128: what RowBytes and FlatRowBytes may add to a row.
+        // 128: what RowBytes may add to a row.
         const int64_t bytes = inputs * rules.pixel_bytes +
                               h.extent(tile_h) * 128 +
-                              outputs * rules.output_bytes +
-                              (rules.output_bytes > 0 ? tile_h * 128 : 0);
-        if (rules.stages * bytes + rules.shared_bytes > shared) continue;
+                              outputs * rules.output_bytes;
+        const int64_t padded =
+            bytes +
+            tile_h * (RowBytes(tile_w, rules.output_bytes, rules.patch_rows) -
+                      tile_w * rules.output_bytes);
+        if (rules.stages * bytes + rules.shared_bytes > shared ||
+            rules.stages * padded + rules.shared_bytes > kBlockBytes) {
+          continue;
+        }
         const int64_t patches = CeilDiv(a * b, rules.outputs_together) *
                                 classes * rules.channel_sets;
         if (rules.most_patches > 0 && patches > rules.most_patches) {
@@ -47,11 +53,10 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
         }
         const int64_t tiles = rules.batch * CeilDiv(h.class_size(), tile_h) *
                               CeilDiv(w.class_size(), tile_w);
-        const int64_t workers = std::clamp<int64_t>(
-            blocks / rules.channel_tiles, 1, tiles);
+        const int64_t workers =
+            std::clamp<int64_t>(blocks / rules.channel_tiles, 1, tiles);
         const double cost =
-            CeilDiv(patches, rules.patches_at_once) *
-                rules.patch_cost +
+            CeilDiv(patches, rules.patches_at_once) * rules.patch_cost +
             inputs * rules.input_cost / rules.patches_at_once;
         const double total = cost * CeilDiv(tiles, workers);
         if (!best || total < least) {
@@ -70,15 +75,6 @@ int RowBytes(int cols, int pixel_bytes, int apart) {
   if (pixel_bytes != 64) return least;
   for (int bytes = least; bytes < least + 128; bytes += 16) {
     if (bytes * apart % 128 == 64) return bytes;
-  }
-  return least;
-}
-
-int FlatRowBytes(int cols, int pixel_bytes, const Walks& walks, int tile_w) {
-  const int least = cols * pixel_bytes;
-  for (int bytes = least; bytes < least + 128; bytes += 16) {
-    const int step = tile_w * walks.w.in_step * pixel_bytes;
-    if ((bytes * walks.h.in_step - step) % 128 == 0) return bytes;
   }
   return least;
 }

@@ -18,12 +18,12 @@ struct TilingRules {
   int patch_rows, patch_cols;  // outputs that a thread computes at a time
   // Or a warp: outputs of a tile in their order, and ranges of channels.
   int outputs_together = 1, channel_sets = 1;
-  int patches_at_once;         // of a block
-  double patch_cost;           // of one patch
-  double input_cost;           // of one input pixel, for a patch's channels
-  int pixel_bytes;             // of a staged input pixel
-  int output_bytes;            // and of a staged output pixel, if any
-  int shared_bytes;            // besides the tiles
+  int patches_at_once;  // of a block
+  double patch_cost;    // of one patch
+  double input_cost;    // of one input pixel, for a patch's channels
+  int pixel_bytes;      // of a staged input pixel
+  int output_bytes;     // and of a staged output pixel, if any
+  int shared_bytes;     // besides the tiles
   int64_t batch, channel_tiles;
   int blocks_per_multiprocessor, multiprocessors;
   int stages;
@@ -45,10 +45,6 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
 // that what lies `apart` rows further begins in the other half of the banks,
 // where a pixel takes half of them. (Two such rows are read at once.)
 int RowBytes(int cols, int pixel_bytes, int apart);
-
-// The same where pixels are read in their order, 16 bytes of each: such that the
-// step from one row's last to the next row's first is like any other.
-int FlatRowBytes(int cols, int pixel_bytes, const Walks& walks, int tile_w);
 
 }  // namespace jax_convbatch::direct
 

@@ -20,7 +20,8 @@ bool MakeWalk(const AxisEquation& e, AxisWalk* walk) {
   const int64_t classes = e.in_scale / common;
   if (classes > kMaxClasses) return false;
   // Taps of a class are `period` apart; visited so that inputs ascend.
-  const int64_t period = e.in_scale / std::gcd(std::abs(e.dilation), e.in_scale);
+  const int64_t period =
+      e.in_scale / std::gcd(std::abs(e.dilation), e.in_scale);
   const int64_t sign = e.dilation < 0 ? -1 : 1;
   walk->in_size = static_cast<int>(e.in_size);
   walk->out_size = static_cast<int>(e.out_size);
