@@ -217,7 +217,8 @@ def _plan_implicit_gemm(
         return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
     if dtype.name not in _IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
-    if dtype.name == "float32" and precision > 0:
+    # Groups are multiplied in true float32, at any precision.
+    if dtype.name == "float32" and precision > 0 and geometry.groups == 1:
         raise Unable("float32 at a higher precision than the default, TF32")
     native = targets.implicit_gemm_plans(op, geometry, dtype.name)
     if isinstance(native, str):

@@ -72,12 +72,13 @@ def instruction_set() -> str:
 
 
 def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
-    """Every way the Hopper kernels run a convolution, or why they cannot.
+    """Every way the CUDA kernels run a convolution, or why they cannot.
 
     Args:
       op: "fprop", "dgrad" or "wgrad".
       geometry: a `ConvGeometry`.
-      dtype: "bfloat16", "float16" or "float32" (multiplied as TF32).
+      dtype: "bfloat16", "float16" or "float32" (multiplied as TF32 where there is
+        one group).
 
     Returns:
       [{"config": name, "workspace": bytes}, ...], the rule's first, or a reason.
@@ -86,11 +87,23 @@ def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
     if module is None:
         return "this: the cuda module is not there"
     gpu = _gpu()
-    if gpu.capability != HOPPER:
+    grouped = geometry.groups > 1
+    if grouped and not _at_least_8(gpu.capability):
+        return f"groups on a GPU of compute capability {gpu.capability} (8.0 or later)"
+    if not grouped and gpu.capability != HOPPER:
         return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
     fields = {name: int(value) for name, value in geometry.attribute().items()}
     native = module.implicit_gemm_plans(op, fields, dtype, gpu.multiprocessors)
-    return native or "a geometry that the copy engine or the tiles cannot express"
+    if native:
+        return native
+    if grouped:
+        return f"{geometry.groups} groups of this kind (see docs/kernels.md)"
+    return "a geometry that the copy engine or the tiles cannot express"
+
+
+def _at_least_8(capability: str) -> bool:
+    major = capability.split(".")[0]
+    return major.isdigit() and int(major) >= 8
 
 
 def device_name(platform: str) -> str:

@@ -266,7 +266,6 @@ def test_f32_at_a_higher_precision_is_refused_by_name(hopper):
 @pytest.mark.parametrize(
     ("x", "w", "kwargs"),
     [
-        ((2, 8, 8, 16), (3, 3, 8, 16), {"groups": 2}),
         ((2, 8, 8, 8), (3, 3, 8, 8), {"input_dilation": 2, "padding": 1}),
         ((2, 4, 8, 8, 8), (3, 3, 3, 8, 8), {}),
     ],

@@ -1,5 +1,7 @@
-// The engine implicit_gemm: convolutions of bf16, f16 and f32 (as TF32) on
-// Hopper tensor cores, without columns in memory. The kernels are in hopper/.
+// The engine implicit_gemm: convolutions without columns in memory. Those of
+// one group, of bf16, f16 and f32 (as TF32), run on Hopper tensor cores:
+// hopper/. Those of several run on any GPU of compute capability 8.0 or later:
+// direct/.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 
 #include "conv_geometry.h"
 #include "cuda/conv_call.h"
+#include "cuda/direct/direct.h"
 #include "cuda/handlers.h"
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
@@ -18,20 +21,21 @@
 namespace jax_convbatch {
 namespace {
 
-constexpr hopper::Op OpOf(Operation operation) {
+template <typename Op>
+constexpr Op OpOf(Operation operation) {
   switch (operation) {
     case Operation::kFprop:
-      return hopper::Op::kFprop;
+      return Op::kFprop;
     case Operation::kDgrad:
-      return hopper::Op::kDgrad;
+      return Op::kDgrad;
     default:
-      return hopper::Op::kWgrad;
+      return Op::kWgrad;
   }
 }
 
 // Nothing where the engine has no arithmetic for it. `precision` is
 // jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST; TF32 is the default's alone.
-std::optional<hopper::Type> TypeOf(ffi::DataType dtype, int64_t precision) {
+std::optional<hopper::Type> HopperType(ffi::DataType dtype, int64_t precision) {
   switch (dtype) {
     case ffi::BF16:
       return hopper::Type::kBf16;
@@ -45,6 +49,20 @@ std::optional<hopper::Type> TypeOf(ffi::DataType dtype, int64_t precision) {
   }
 }
 
+// Likewise; f32 is multiplied as it is, whatever the precision.
+std::optional<direct::Type> DirectType(ffi::DataType dtype) {
+  switch (dtype) {
+    case ffi::BF16:
+      return direct::Type::kBf16;
+    case ffi::F16:
+      return direct::Type::kF16;
+    case ffi::F32:
+      return direct::Type::kF32;
+    default:
+      return std::nullopt;
+  }
+}
+
 // Of the current device.
 cudaError_t Attribute(cudaDeviceAttr attribute, int* value) {
   int device;
@@ -53,6 +71,7 @@ cudaError_t Attribute(cudaDeviceAttr attribute, int* value) {
   return cudaDeviceGetAttribute(value, attribute, device);
 }
 
+// Whether the device has the compute capability that the kernels are for.
 ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
   auto where = [&] { return Describe(Name(operation), g); };
   int major, minor;
@@ -60,34 +79,22 @@ ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
       ToError(Attribute(cudaDevAttrComputeCapabilityMajor, &major), where));
   JCB_RETURN_IF_ERROR(
       ToError(Attribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
-  if (major == 9 && minor == 0) return ffi::Error::Success();
+  const bool fits = g.groups > 1 ? major >= 8 : major == 9 && minor == 0;
+  if (fits) return ffi::Error::Success();
+  const std::string needed = g.groups > 1 ? "8.0 or later" : "9.0";
   return ffi::Error(
       ffi::ErrorCode::kFailedPrecondition,
-      "jax_convbatch: implicit_gemm needs a GPU of compute capability 9.0, and "
-      "this one has " +
-          std::to_string(major) + "." + std::to_string(minor) + ", in " +
-          where());
+      "jax_convbatch: implicit_gemm needs a GPU of compute capability " +
+          needed + ", and this one has " + std::to_string(major) + "." +
+          std::to_string(minor) + ", in " + where());
 }
 
-ffi::Error Run(Operation operation, const ConvBuffers& buffers,
-               const ConvGeometry& g, int64_t precision,
-               std::string_view config, hopper::Stage stage,
-               cudaStream_t stream) {
-  JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
-  const ffi::DataType dtype = buffers.lhs.element_type();
-  const std::optional<hopper::Type> type = TypeOf(dtype, precision);
-  if (!type || buffers.rhs.element_type() != dtype ||
-      buffers.result.element_type() != dtype) {
-    return UnsupportedDtypes(operation, g);
-  }
-  JCB_RETURN_IF_ERROR(CheckDevice(operation, g));
-
+// Runs `kernels`, a function of a Call, with the workspace of `plan`.
+template <typename Call, typename Type, typename Plan, typename Kernels>
+ffi::Error RunPlan(Operation operation, const ConvBuffers& buffers,
+                   const ConvGeometry& g, Type type, std::string_view config,
+                   const std::optional<Plan>& plan, Kernels&& kernels) {
   auto where = [&] { return Describe(Name(operation), g); };
-  int multiprocessors;
-  JCB_RETURN_IF_ERROR(ToError(
-      Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors), where));
-  const std::optional<hopper::Plan> plan =
-      hopper::FindConfig(OpOf(operation), g, *type, multiprocessors, config);
   if (!plan) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: implicit_gemm has no configuration '" +
@@ -96,17 +103,55 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   Workspace workspace(buffers.workspace);
   char* pieces = workspace.Take<char>(plan->workspace);
   JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
-
-  const hopper::ConvCall call = {
+  const Call call = {
       g,
-      *type,
+      type,
       *plan,
       buffers.lhs.untyped_data(),
       buffers.rhs.untyped_data(),
       buffers.result.untyped_data(),
       pieces,
   };
-  return ToError(hopper::RunPath(OpOf(operation), call, stage, stream), where);
+  return ToError(kernels(call), where);
+}
+
+ffi::Error Run(Operation operation, const ConvBuffers& buffers,
+               const ConvGeometry& g, int64_t precision,
+               std::string_view config, bool launch, cudaStream_t stream) {
+  JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
+  const ffi::DataType dtype = buffers.lhs.element_type();
+  const auto hopper_type = HopperType(dtype, precision);
+  const auto direct_type = DirectType(dtype);
+  if (!(g.groups > 1 ? direct_type.has_value() : hopper_type.has_value()) ||
+      buffers.rhs.element_type() != dtype ||
+      buffers.result.element_type() != dtype) {
+    return UnsupportedDtypes(operation, g);
+  }
+  JCB_RETURN_IF_ERROR(CheckDevice(operation, g));
+  int multiprocessors;
+  JCB_RETURN_IF_ERROR(
+      ToError(Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
+              [&] { return Describe(Name(operation), g); }));
+
+  if (g.groups > 1) {
+    const auto op = OpOf<direct::Op>(operation);
+    const auto stage =
+        launch ? direct::Stage::kLaunch : direct::Stage::kPrepare;
+    return RunPlan<direct::Call>(
+        operation, buffers, g, *direct_type, config,
+        direct::FindPlan(op, g, *direct_type, multiprocessors, config),
+        [&](const direct::Call& call) {
+          return direct::Run(op, call, stage, stream);
+        });
+  }
+  const auto op = OpOf<hopper::Op>(operation);
+  const auto stage = launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
+  return RunPlan<hopper::ConvCall>(
+      operation, buffers, g, *hopper_type, config,
+      hopper::FindConfig(op, g, *hopper_type, multiprocessors, config),
+      [&](const hopper::ConvCall& call) {
+        return hopper::RunPath(op, call, stage, stream);
+      });
 }
 
 template <Operation operation>
@@ -116,7 +161,7 @@ ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                    int64_t /*slice*/, int64_t precision,
                    std::string_view config) {
   return Run(operation, {lhs, rhs, *result, *workspace}, g, precision, config,
-             hopper::Stage::kLaunch, stream);
+             /*launch=*/true, stream);
 }
 
 // Runs before Execute, outside any capture, so that Execute finds the kernels
@@ -128,7 +173,7 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                       const ConvGeometry& g, int64_t /*slice*/,
                       int64_t precision, std::string_view config) {
   return Run(operation, {lhs, rhs, *result, *workspace}, g, precision, config,
-             hopper::Stage::kPrepare, nullptr);
+             /*launch=*/false, nullptr);
 }
 
 auto BindExecute() {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "conv_geometry.h"
+#include "cuda/direct/direct.h"
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 
@@ -47,10 +48,11 @@ hopper::Type TypeOf(const std::string& dtype) {
   throw nb::value_error(message.c_str());
 }
 
-hopper::Op OpOf(const std::string& op) {
-  if (op == "fprop") return hopper::Op::kFprop;
-  if (op == "dgrad") return hopper::Op::kDgrad;
-  if (op == "wgrad") return hopper::Op::kWgrad;
+template <typename Op>
+Op OpOf(const std::string& op) {
+  if (op == "fprop") return Op::kFprop;
+  if (op == "dgrad") return Op::kDgrad;
+  if (op == "wgrad") return Op::kWgrad;
   const std::string message =
       "op must be 'fprop', 'dgrad' or 'wgrad', and is '" + op + "'";
   throw nb::value_error(message.c_str());
@@ -68,6 +70,26 @@ nb::dict FieldsOf(hopper::Op op, const hopper::Plan& plan) {
   return fields;
 }
 
+// Of convolutions of several groups.
+nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
+                     int multiprocessors) {
+  const auto direct_type = type == hopper::Type::kBf16  ? direct::Type::kBf16
+                           : type == hopper::Type::kF16 ? direct::Type::kF16
+                                                        : direct::Type::kF32;
+  const auto plan = direct::MakePlan(op, g, direct_type, multiprocessors);
+  nb::list plans;
+  if (!plan) return plans;
+  const std::string name = direct::PlanName(op, *plan);
+  nb::dict fields;
+  fields["config"] = name.c_str();
+  fields["path"] = "direct tiles";
+  fields["preferred"] = plan->preferred;
+  fields["workspace"] = plan->workspace;
+  fields["blocks"] = plan->blocks();
+  plans.append(fields);
+  return plans;
+}
+
 }  // namespace
 
 nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
@@ -77,11 +99,15 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
                                 std::to_string(multiprocessors);
     throw nb::value_error(message.c_str());
   }
-  const hopper::Op operation = OpOf(op.c_str());
+  const ConvGeometry g = GeometryOf(geometry);
+  const hopper::Type type = TypeOf(dtype.c_str());
+  if (g.groups > 1) {
+    return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors);
+  }
+  const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
   for (const hopper::Plan& plan :
-       hopper::Configs(operation, GeometryOf(geometry), TypeOf(dtype.c_str()),
-                       multiprocessors)) {
+       hopper::Configs(operation, g, type, multiprocessors)) {
     plans.append(FieldsOf(operation, plan));
   }
   return plans;

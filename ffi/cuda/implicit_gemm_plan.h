@@ -11,10 +11,11 @@ namespace jax_convbatch {
 // Every way to run an operation, the one to take where nothing was measured
 // first; empty where the engine does not support it. `geometry` is what
 // jax_convbatch/geometry.py passes to the handlers, `dtype` "bfloat16",
-// "float16" or "float32" (multiplied as TF32). Each is a dict: config (its
-// name, see hopper/configs.h), path ("tiles", "gathered tiles" or "strips": see
-// hopper/conv.h), preferred (whether it beats columns), workspace (bytes),
-// blocks (thread blocks).
+// "float16" or "float32" (multiplied as TF32 where there is one group). Each is
+// a dict: config (its name, see hopper/configs.h), path ("tiles", "gathered
+// tiles" or "strips": see hopper/conv.h; "direct tiles" of several groups),
+// preferred (whether it beats columns), workspace (bytes), blocks (thread
+// blocks).
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors);
 

@@ -35,7 +35,7 @@ cudaError_t DispatchKind(Kind kind, bool aligned, F&& f) {
 }
 
 template <typename T>
-Staging StageFor(const AxisWalk& h, const AxisWalk& w, int channels, int rows, ,
+Staging StageFor(const AxisWalk& h, const AxisWalk& w, int channels, int rows,
                  int cols, int apart) {
   constexpr int kPixel = kTileChannels * sizeof(T);
   return MakeStaging<T>(h.in_size, w.in_size, channels, kTileChannels, rows,

@@ -1,5 +1,6 @@
 #include "cuda/direct/direct.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/direct/depthwise.h"
@@ -7,6 +8,10 @@
 
 namespace jax_convbatch::direct {
 namespace {
+
+// Larger groups fill the tensor cores' ordinary tiles; with so many, columns
+// have not been compared.
+constexpr int64_t kMostGroupChannels = 32;
 
 // 2-D, without empty sizes, and small enough for 32-bit offsets in a sample.
 bool IsPlain2d(const ConvGeometry& g) {
@@ -25,19 +30,39 @@ bool IsDepthwise(const ConvGeometry& g) {
 
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors) {
-  if (!IsPlain2d(g)) return std::nullopt;
-  if (type != Type::kF32 && !IsDepthwise(g)) {
-    return PlanGrouped(op, g, multiprocessors);
+  if (g.groups < 2 || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
+  std::optional<Plan> plan;
+  if (IsDepthwise(g)) {
+    plan = PlanDepthwise(op, g, type, multiprocessors);
+  } else if (type != Type::kF32 && g.group_C() <= kMostGroupChannels &&
+             g.group_K() <= kMostGroupChannels) {
+    plan = PlanGrouped(op, g, multiprocessors);
   }
-  if (IsDepthwise(g)) return PlanDepthwise(op, g, type, multiprocessors);
+  if (!plan) return plan;
+  // As the handler carves it.
+  plan->workspace = (plan->workspace + 255) / 256 * 256;
+  plan->preferred = std::max(g.group_C(), g.group_K()) < kMostGroupChannels;
+  return plan;
+}
+
+std::string PlanName(Op op, const Plan& plan) {
+  std::string name = std::to_string(plan.tile_h) + "x" +
+                     std::to_string(plan.tile_w) + "x" +
+                     std::to_string(plan.tile_channels);
+  if (op == Op::kWgrad) name += "/" + std::to_string(plan.workers);
+  return name;
+}
+
+std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
+                             int multiprocessors, std::string_view name) {
+  const auto plan = MakePlan(op, g, type, multiprocessors);
+  if (!plan || name.empty() || PlanName(op, *plan) == name) return plan;
   return std::nullopt;
 }
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
-  if (call.type != Type::kF32 && !IsDepthwise(call.g)) {
-    return RunGrouped(op, call, stage, stream);
-  }
-  return RunDepthwise(op, call, stage, stream);
+  return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
+                             : RunGrouped(op, call, stage, stream);
 }
 
 }  // namespace jax_convbatch::direct

@@ -1,0 +1,289 @@
+"""Convolutions of several groups in implicit_gemm on CUDA: depthwise and others."""
+
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import Problem, exact, normal, run, terms, whole
+
+import jax_convbatch as jc
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+NONE, SAME = ((0, 0), (0, 0)), ((1, 1), (1, 1))
+
+
+@pytest.fixture
+def gpu():
+    """The first CUDA device, which these tests need to be of 8.0 or later."""
+    device = jax.devices("cuda")[0]
+    if float(device.compute_capability) < 8:
+        pytest.skip(f"compute capability {device.compute_capability}")
+    with jax.default_device(device):
+        yield
+
+
+def problem(
+    n,
+    size,
+    groups,
+    taps,
+    channels=(1, 1),
+    stride=(1, 1),
+    padding=SAME,
+    dilation=(1, 1),
+    input_dilation=(1, 1),
+):
+    """`channels` of one group: input, output."""
+    c, k = channels
+    conv = oracle.Conv(stride, padding, input_dilation, dilation, groups)
+    return Problem((n, *size, groups * c), (*taps, c, groups * k), conv, NHWC)
+
+
+DEPTHWISE = {
+    "three channels": problem(2, (9, 11), 3, (3, 3)),
+    "odd channels": problem(3, (13, 12), 17, (3, 3), stride=(2, 2)),
+    "3x3": problem(3, (17, 19), 40, (3, 3)),
+    "3x3, large": problem(2, (70, 61), 32, (3, 3)),
+    "strided": problem(2, (15, 14), 64, (3, 3), stride=(2, 2)),
+    "5x5": problem(2, (15, 14), 72, (5, 5), padding=((2, 2), (2, 2))),
+    "5x5, strided": problem(2, (15, 14), 72, (5, 5), stride=(2, 2)),
+    "7x7": problem(2, (14, 14), 96, (7, 7), padding=((3, 3), (3, 3))),
+    "11x11": problem(2, (12, 13), 32, (11, 11), padding=((5, 5), (5, 5))),
+    "dilated": problem(
+        2, (20, 21), 48, (3, 3), padding=((2, 2), (3, 3)), dilation=(2, 3)
+    ),
+    "negative": problem(2, (14, 16), 32, (3, 3), padding=((-2, 1), (0, -1))),
+    "padding past the image": problem(2, (3, 4), 32, (3, 3), padding=((5, 7), (6, 4))),
+    "strided beyond the filter": problem(
+        2, (17, 18), 32, (2, 2), stride=(4, 5), padding=NONE
+    ),
+    "a row": problem(3, (1, 100), 64, (1, 4), padding=((0, 0), (3, 0))),
+    "one pixel": problem(5, (1, 1), 64, (3, 3)),
+    "many samples": problem(300, (7, 7), 64, (3, 3)),
+}
+GROUPED = {
+    "4 to 4": problem(3, (14, 14), 32, (3, 3), (4, 4)),
+    "4 to 4, strided": problem(2, (15, 14), 16, (3, 3), (4, 4), stride=(2, 2)),
+    "8 to 8": problem(2, (13, 9), 8, (3, 3), (8, 8)),
+    "8 to 8, dilated": problem(
+        2, (15, 14), 8, (5, 5), (8, 8), padding=((4, 4), (4, 4)), dilation=(2, 2)
+    ),
+    "16 to 16": problem(2, (13, 9), 4, (3, 3), (16, 16)),
+    "24 to 24": problem(2, (13, 9), 3, (3, 3), (24, 24)),
+    "32 to 32": problem(2, (7, 7), 4, (3, 3), (32, 32)),
+    "two outputs a channel": problem(2, (15, 14), 32, (3, 3), (1, 2)),
+    "eight outputs a channel": problem(2, (12, 12), 16, (3, 3), (1, 8)),
+    "2 to 4": problem(2, (9, 9), 8, (3, 3), (2, 4)),
+    "16 to 8": problem(2, (9, 9), 4, (3, 3), (16, 8)),
+    "4 to 24": problem(2, (9, 9), 8, (3, 3), (4, 24)),
+    "7x7": problem(2, (12, 12), 4, (7, 7), (8, 8), padding=((3, 3), (3, 3))),
+    "negative": problem(2, (12, 12), 4, (3, 3), (8, 8), (1, 2), ((-2, 3), (-1, 0))),
+}
+EDGES = DEPTHWISE | GROUPED
+CASES = [
+    pytest.param(name, dtype, id=f"{name}, {dtype}")
+    for name in EDGES
+    for dtype in ("float32", "bfloat16", "float16")
+    if name in DEPTHWISE or dtype != "float32"
+]
+
+
+def arrays(case, make, dtype):
+    return [make(i, s, dtype) for i, s in enumerate((case.x, case.w, case.y))]
+
+
+def bits(a):
+    a = np.asarray(a)
+    return a.view({2: np.uint16, 4: np.uint32}[a.itemsize])
+
+
+def assert_exact(case, dtype):
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    want = exact(case, x, w, dy)
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b, right in zip(got, columns, want, strict=True):
+        # Sums of ones are exact; the result is rounded once.
+        np.testing.assert_array_equal(a, right.astype(a.dtype))
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_whole_numbers_are_exact(gpu, name, dtype):
+    assert_exact(EDGES[name], dtype)
+
+
+@st.composite
+def supported(draw, channels):
+    def two(low, high):
+        return draw(st.tuples(*[st.integers(low, high)] * 2))
+
+    groups, c, k = draw(channels)
+    padding = draw(st.tuples(*[st.tuples(*[st.integers(-2, 5)] * 2)] * 2))
+    case = problem(
+        draw(st.integers(1, 5)),
+        two(1, 24),
+        groups,
+        two(1, 5),
+        (c, k),
+        two(1, 3),
+        padding,
+        two(1, 2),
+    )
+    assume(case.w[:2] != (1, 1))  # could be a matrix product as it stands
+    # Tiles of larger ones do not fit into shared memory in float32.
+    assume(max(case.conv.strides) < 3 or max(case.w[:2]) < 5)
+    assume(all(n >= 0 for n in case.conv.padded_sizes(case.x[1:-1])))
+    assume(np.prod(case.y) > 0)
+    return case
+
+
+depthwise = st.tuples(st.integers(2, 100), st.just(1), st.just(1))
+grouped = st.sampled_from(
+    [(g, c, k) for g in (8, 24) for c in (1, 2, 4, 8, 16) for k in (1, 2, 4, 8, 24)]
+).filter(lambda sizes: sizes[1:] not in ((1, 1), (1, 24)))
+
+
+@pytest.mark.gpu
+@given(case=supported(depthwise), dtype=st.sampled_from(["float32", "bfloat16"]))
+@settings(max_examples=60)
+def test_any_depthwise_problem_is_exact(gpu, case, dtype):
+    assert_exact(case, dtype)
+
+
+@pytest.mark.gpu
+@given(case=supported(grouped), dtype=st.sampled_from(["bfloat16", "float16"]))
+@settings(max_examples=60)
+def test_any_problem_of_small_groups_is_exact(gpu, case, dtype):
+    assert_exact(case, dtype)
+
+
+def fprop_and_dgrad(case, x, w, dy, algorithm):
+    """Without wgrad, which dilated inputs go to another engine for."""
+
+    @jax.jit
+    def both(x, w, dy):
+        y, pullback = jax.vjp(
+            lambda x: jc.conv_general_dilated(x, w, algorithm=algorithm, **case.kwargs),
+            x,
+        )
+        return y, pullback(dy)[0]
+
+    return both(x, w, dy)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [(1, 1), (4, 4)])
+def test_dilated_inputs_are_exact(gpu, channels):
+    case = problem(
+        2, (8, 9), 16, (4, 3), channels, (3, 2), ((2, 2), (1, 1)), (1, 2), (2, 4)
+    )
+    args = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    want = exact(case, *args)
+    y, dx = fprop_and_dgrad(case, *args, "implicit_gemm")
+    np.testing.assert_array_equal(y, want.y.astype(y.dtype))
+    np.testing.assert_array_equal(dx, want.dx.astype(dx.dtype))
+
+
+REAL = ["3x3", "strided", "7x7", "dilated", "4 to 4", "24 to 24"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL)
+def test_real_numbers_are_right_but_for_rounding(gpu, name):
+    case = EDGES[name]
+    args = arrays(case, normal, "bfloat16")
+    got = run(case, *args, algorithm="implicit_gemm")
+    right = exact(case, *args)
+    size = exact(case, *(abs(oracle.float64(a)) for a in args))
+    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
+        oracle.assert_within_bound(a, b, magnitude, count, "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL)
+def test_a_samples_bits_do_not_depend_on_its_batch(gpu, name):
+    case = EDGES[name]
+    large = case._replace(x=(256, *case.x[1:]))
+    x, w, dy = arrays(large, normal, "bfloat16")
+    want = run(large, x, w, dy, algorithm="implicit_gemm")
+    for n in (1, 2, 3, 8, 33):
+        small = case._replace(x=(n, *case.x[1:]))
+        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
+        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
+        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["many samples", "strided", "4 to 4", "24 to 24"])
+def test_a_hundred_runs_give_the_same_bits(gpu, name):
+    case = EDGES[name]
+    args = arrays(case, normal, "bfloat16")
+
+    @jax.jit
+    def step(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, **case.kwargs)
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    want = [bits(a) for a in step(*args)]
+    for _ in range(100):
+        for a, b in zip(step(*args), want, strict=True):
+            np.testing.assert_array_equal(bits(a), b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "4 to 4", "two outputs a channel"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_stays_in_its_group(gpu, name, value):
+    """Small groups share matrices, in which infinity meets other groups' zeros."""
+    case = EDGES[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    clean = run(case, x, w, dy, algorithm="implicit_gemm")
+    x[:, 3, 3, 0] = dy[:, 3, 3, 0] = value
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    groups = case.conv.groups
+    for a, b in zip(got[:2], clean[:2], strict=True):
+        others = a.shape[-1] // groups
+        np.testing.assert_array_equal(a[..., others:], b[..., others:])
+        assert not np.isfinite(oracle.float64(a[..., :others])).all()
+    others = case.w[-1] // groups
+    np.testing.assert_array_equal(got.dw[..., others:], clean.dw[..., others:])
+    assert not np.isfinite(oracle.float64(got.dw[..., :others])).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_is_the_default_for_depthwise_convolutions(gpu, dtype):
+    x, w, _ = arrays(EDGES["3x3"], normal, dtype)
+    step = jax.value_and_grad(
+        lambda x, w: jc.conv(x, w, groups=40, precision="highest").sum(), (0, 1)
+    )
+    assert {row.engine for row in jc.explain(step, x, w)} == {"implicit_gemm"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("x", "w", "groups", "dtype"),
+    [
+        ((2, 8, 8, 16), (3, 3, 4, 16), 4, "float32"),
+        ((2, 8, 8, 9), (3, 3, 3, 9), 3, "bfloat16"),
+        ((2, 8, 8, 96), (3, 3, 48, 96), 2, "bfloat16"),
+        ((2, 8, 8, 32), (1, 1, 1, 32), 32, "bfloat16"),
+        ((2, 4, 8, 8, 32), (3, 3, 3, 1, 32), 32, "bfloat16"),
+    ],
+)
+def test_other_groups_are_refused_by_name(gpu, x, w, groups, dtype):
+    x, w = normal(0, x, dtype), normal(1, w, dtype)
+    call = functools.partial(jc.conv, algorithm="implicit_gemm", groups=groups)
+    with pytest.raises(ValueError, match=f"does not cover {groups} groups"):
+        jax.jit(call)(x, w)
+    assert {
+        row.engine
+        for row in jc.explain(lambda x, w: jc.conv(x, w, groups=groups), x, w)
+    } == {"im2col_gemm"}
