@@ -11,7 +11,8 @@
 #ifdef __CUDACC__
 #define JCB_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define JCB_HOST_DEVICE inline
+// Inlined into whatever it is compiled for: see cpu/vector_clones.h.
+#define JCB_HOST_DEVICE inline __attribute__((always_inline))
 #endif
 
 namespace jax_convbatch::math {

@@ -35,41 +35,75 @@ __all__ = [
     "canonicalize_sharding",
     "dce_jaxpr",
     "decode_sharding",
+    "defbatching",
     "defbilinear",
+    "defjvp",
     "deflinear",
     "devices_known",
+    "instantiate_zeros",
     "is_constant_shape",
+    "is_linear_input",
+    "is_zero",
     "lax_conv_p",
     "lax_conv_sharding_rule",
-    "linear_primitive",
     "lower_fun",
     "mlir",
+    "multi_primitive",
+    "primitive",
     "typeof",
     "with_sharding",
+    "zero_cotangent",
+    "zero_tangent",
 ]
 
 # Messages and profiles name the user's line, as they do for jax.lax.
 source_info_util.register_exclusion(os.path.dirname(__file__))
 
 auto_insert_reshard = core.auto_insert_reshard
+instantiate_zeros = ad.instantiate_zeros
 is_constant_shape = core.is_constant_shape
 lower_fun = mlir.lower_fun
 typeof = core.typeof
 
 
-def linear_primitive(name, shape_rule, dtype_rule, sharding_rule):
+def primitive(name, shape_rule, dtype_rule, sharding_rule):
     """A primitive with one array result, as `jax.lax` makes its own."""
-    primitive = standard_primitive(
-        shape_rule,
-        dtype_rule,
-        name,
-        sharding_rule=sharding_rule,
-        vma_rule=partial(core.standard_vma_rule, name),
+    return _registered(
+        standard_primitive(
+            shape_rule,
+            dtype_rule,
+            name,
+            sharding_rule=sharding_rule,
+            vma_rule=partial(core.standard_vma_rule, name),
+        )
     )
-    checkify.error_checks[primitive] = partial(checkify.nan_error_check, primitive)
+
+
+def multi_primitive(name, *rules, count):
+    """A primitive with the first `count(params)` of the results that `rules` tell.
+
+    Each of `rules` is (shape_rule, dtype_rule, sharding_rule) of one result.
+    """
+    singles = [primitive(name, *rule) for rule in rules]
+    new = core.Primitive(name)
+    new.multiple_results = True
+    new.def_impl(partial(dispatch.apply_primitive, new))
+
+    def abstract_eval(*avals, **params):
+        return [
+            single.abstract_eval(*avals, **params)[0]
+            for single in singles[: count(params)]
+        ]
+
+    new.def_abstract_eval(abstract_eval)
+    return _registered(new)
+
+
+def _registered(new):
+    checkify.error_checks[new] = partial(checkify.nan_error_check, new)
     # custom_partitioning, which the lowering uses, wants the device assignment.
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
-    return primitive
+    dispatch.prim_requires_devices_during_lowering.add(new)
+    return new
 
 
 def defbilinear(primitive, *transposes):
@@ -82,6 +116,44 @@ def deflinear(primitive, transpose):
     """As `defbilinear`, for one operand."""
     ad.deflinear2(primitive, transpose)
     jet.deflinear(primitive)
+
+
+def defjvp(primitive, jvp, transpose=None):
+    """jvp(primals, tangents, **params) -> outs, their tangents; tangents may be
+    symbolic zeros (`is_zero`). transpose(cotangents, *operands, **params), for a
+    primitive that is linear in some operands (`is_linear_input`)."""
+    ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+
+
+def defbatching(primitive, rule):
+    """rule(axis_data, operands, dims, **params) -> results, where their axes are."""
+
+    def with_shortcut(axis_data, operands, dims, **params):
+        if all(d is None for d in dims):
+            out = primitive.bind(*operands, **params)
+            return out, [None] * len(out) if primitive.multiple_results else None
+        return rule(axis_data, operands, dims, **params)
+
+    batching.fancy_primitive_batchers[primitive] = with_shortcut
+
+
+def is_zero(tangent) -> bool:
+    return type(tangent) is ad.Zero
+
+
+def is_linear_input(operand) -> bool:
+    return ad.is_undefined_primal(operand)
+
+
+def zero_tangent(primal):
+    return ad.Zero.from_primal_value(primal)
+
+
+def zero_cotangent(operand):
+    """Of a transposed primitive's operand: None where it is not linear in it."""
+    return ad.Zero(operand.aval.to_ct_aval()) if ad.is_undefined_primal(operand) else None
 
 
 def with_sharding(ctx, values):

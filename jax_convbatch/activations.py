@@ -44,7 +44,8 @@ def _gelu_exact(z):
     return jax.nn.gelu(z, approximate=False)
 
 
-ACTIVATIONS: dict[str | None, Activation] = {
+# ffi/activation.h has the same.
+ACTIVATIONS: dict[str, Activation] = {
     "relu": _selected(jax.nn.relu, lambda y: y > 0),
     "relu6": _selected(jax.nn.relu6, lambda y: (y > 0) & (y < 6)),
     "leaky_relu": Activation(
@@ -67,14 +68,18 @@ def lookup(name: str | None) -> Activation | None:
     """The activation called `name`; None for None and "identity".
 
     Raises:
-      ValueError: unknown name; the message lists the choices.
+      ValueError: unknown name; TypeError: not a name. The message lists the choices.
     """
     if name is None or name == "identity":
         return None
-    try:
-        return ACTIVATIONS[name]
-    except (KeyError, TypeError):
+    choices = "None, 'identity', " + ", ".join(map(repr, ACTIVATIONS))
+    if not isinstance(name, str):
+        raise TypeError(
+            f"activation must be a function or one of {choices}, "
+            f"got {name!r} of type {type(name).__name__}"
+        )
+    if name not in ACTIVATIONS:
         raise ValueError(
-            f"unknown activation {name!r}; the choices are None, 'identity', "
-            + ", ".join(map(repr, ACTIVATIONS))
-        ) from None
+            f"unknown activation {name!r}; the choices are {choices}, or a function"
+        )
+    return ACTIVATIONS[name]

@@ -18,23 +18,26 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, partition, plan, targets
 
-_BGRAD_ATTRIBUTES = ("B", "rows", "K", "chunk_rows")
+BGRAD_ATTRIBUTES = ("B", "rows", "K", "chunk_rows")
 
 
-def bias_grad(dy: jax.Array, channel_axis: int, *, out_sharding=None) -> jax.Array:
-    """db[K]: the sum of dy over every axis but `channel_axis`.
+def bias_grad(
+    dy: jax.Array, kept: int | tuple[int, ...], *, out_sharding=None
+) -> jax.Array:
+    """db[K]: the sum of dy over every axis but the channels'.
 
     Args:
       dy: any shape with K channels; f64, f32, f16 or bf16.
-      channel_axis: the axis that stays.
+      kept: the axis of the channels; or the axes that stay, that one last.
       out_sharding: of the result, under a mesh with explicit axes.
 
     Returns:
       [K] in dy's dtype, accumulated in f32 (f64 for f64) in a fixed order.
     """
+    kept = (kept,) if isinstance(kept, int) else kept
     return bgrad_p.bind(
         dy,
-        kept=(channel_axis % dy.ndim,),
+        kept=tuple(axis % dy.ndim for axis in kept),
         out_sharding=_compat.canonicalize_sharding(out_sharding, "bias_grad"),
     )
 
@@ -73,7 +76,7 @@ def _broadcast_transpose(ct, bias, *, kept, **_):
     return [bgrad_p.bind(ct, kept=kept, out_sharding=sharding)]
 
 
-def _with_batch_axis(sharding, axis: int, axis_data):
+def with_batch_axis(sharding, axis: int, axis_data):
     if sharding is None:
         return None
     spec = list(sharding.spec)
@@ -83,29 +86,24 @@ def _with_batch_axis(sharding, axis: int, axis_data):
 
 def _bgrad_batching(axis_data, args, dims, *, kept, out_sharding):
     (dy,), (d,) = args, dims
-    if d is None:
-        return bgrad_p.bind(dy, kept=kept, out_sharding=out_sharding), None
     kept = (d, *(i + (i >= d) for i in kept))
-    sharding = _with_batch_axis(out_sharding, 0, axis_data)
+    sharding = with_batch_axis(out_sharding, 0, axis_data)
     return bgrad_p.bind(dy, kept=kept, out_sharding=sharding), 0
 
 
 def _broadcast_batching(axis_data, args, dims, *, shape, kept, out_sharding):
     (bias,), (d,) = args, dims
-    if d is None:
-        out = broadcast_p.bind(bias, shape=shape, kept=kept, out_sharding=out_sharding)
-        return out, None
     bias = jnp.moveaxis(bias, d, 0)
     out = broadcast_p.bind(
         bias,
         shape=(bias.shape[0], *shape),
         kept=(0, *(i + 1 for i in kept)),
-        out_sharding=_with_batch_axis(out_sharding, 0, axis_data),
+        out_sharding=with_batch_axis(out_sharding, 0, axis_data),
     )
     return out, 0
 
 
-def _result_sharding(a, *, shape=None, kept, out_sharding, **_):
+def result_sharding(a, *, shape=None, kept, out_sharding, **_):
     if out_sharding is not None:
         return out_sharding
     ndim = len(shape) if shape is not None else len(kept)
@@ -134,9 +132,14 @@ def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
     outer = math.prod(shape[i] for i in kept[:-1])
     rows = math.prod(size for i, size in enumerate(shape) if i not in kept)
     channels = shape[kept[-1]]
-    chunk = plan.bias_grad_chunk(rows, platform)
-    partial_sums = outer * -(-rows // chunk) * channels
-    workspace = plan.aligned(partial_sums, max(np.dtype(dtype).itemsize, 4))
+    itemsize = np.dtype(dtype).itemsize
+    chunk = plan.bias_grad_chunk(rows, channels, itemsize, platform)
+    # On CUDA rows are read by vectors of 16 bytes, several rows together where
+    # one is not so many of them: each has sums of its own.
+    vector = 16 // itemsize
+    together = vector // math.gcd(channels, vector) if platform == "cuda" else 1
+    partial_sums = outer * -(-rows // chunk) * together * channels
+    workspace = plan.aligned(partial_sums, max(itemsize, 4))
     return BgradSizes(outer, rows, channels, chunk, workspace)
 
 
@@ -154,7 +157,7 @@ def _local_bgrad(platform: str, kept, dy):
         ),
         input_layouts=[(*kept[:-1], *summed, kept[-1])],
         output_layouts=[tuple(range(len(kept))), (0,)],
-    )(dy, **{name: np.int64(getattr(sizes, name)) for name in _BGRAD_ATTRIBUTES})
+    )(dy, **{name: np.int64(getattr(sizes, name)) for name in BGRAD_ATTRIBUTES})
     return out
 
 
@@ -187,19 +190,19 @@ def _broadcast_lowering(ctx, bias, *, shape, kept, out_sharding):
     return _compat.with_sharding(ctx, out)
 
 
-bgrad_p = _compat.linear_primitive(
-    "conv_bgrad", _bgrad_shape, lambda dy, **_: dy.dtype, _result_sharding
+bgrad_p = _compat.primitive(
+    "conv_bgrad", _bgrad_shape, lambda dy, **_: dy.dtype, result_sharding
 )
-broadcast_p = _compat.linear_primitive(
+broadcast_p = _compat.primitive(
     "conv_bias",
     lambda b, *, shape, **_: shape,
     lambda b, **_: b.dtype,
-    _result_sharding,
+    result_sharding,
 )
 _compat.deflinear(bgrad_p, _bgrad_transpose)
 _compat.deflinear(broadcast_p, _broadcast_transpose)
-_compat.batching.fancy_primitive_batchers[bgrad_p] = _bgrad_batching
-_compat.batching.fancy_primitive_batchers[broadcast_p] = _broadcast_batching
+_compat.defbatching(bgrad_p, _bgrad_batching)
+_compat.defbatching(broadcast_p, _broadcast_batching)
 for _platform in ("cpu", "cuda"):
     _compat.mlir.register_lowering(
         bgrad_p, partial(_bgrad_lowering, _platform), platform=_platform

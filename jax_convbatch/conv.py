@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -218,7 +218,6 @@ def conv(
         preferred_element_type=preferred_element_type,
         algorithm=algorithm,
         workspace_limit=workspace_limit,
-        ad="both",
     )
 
 
@@ -227,7 +226,9 @@ def conv_transpose(
     w,
     bias=None,
     *,
-    activation: str | None = None,
+    activation: str | Callable | None = None,
+    residual=None,
+    scale=None,
     strides: int | Sequence[int] = 1,
     padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
     dilation: int | Sequence[int] = 1,
@@ -238,7 +239,6 @@ def conv_transpose(
     preferred_element_type=None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
-    ad: str = "both",
 ) -> jax.Array:
     """Transposed (fractionally strided) convolution, channels last.
 
@@ -250,7 +250,7 @@ def conv_transpose(
       w: [*spatial, C, K]; with `transpose_kernel` [*spatial, K, C], flipped in
         its spatial axes first, which makes this the gradient of a convolution.
       bias: [K] in the result's dtype, or None.
-      activation, ad: as in `conv_bias_act`; here every mode by default.
+      activation, residual, scale: as in `conv_bias_act`.
       strides, dilation: an int, or one for each spatial axis.
       padding: "SAME" or "VALID" of the convolution that this transposes; or an
         int, or ints or (low, high) pairs, padding of the dilated input.
@@ -280,6 +280,8 @@ def conv_transpose(
         w,
         bias,
         activation=activation,
+        residual=residual,
+        scale=scale,
         padding=pads,
         input_dilation=strides,
         dilation=dilation,
@@ -288,7 +290,6 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         algorithm=algorithm,
         workspace_limit=workspace_limit,
-        ad=ad,
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core as jex
 
-from jax_convbatch import _compat, bias, plan, primitives, targets
+from jax_convbatch import _compat, act_grad, bias, fused, plan, primitives, targets
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Row:
     """One convolution, or bias gradient, of a traced function.
 
     Attributes:
-      op: "fprop", "dgrad", "wgrad" or "bgrad".
+      op: "fprop", "dgrad", "wgrad", "bgrad" (the bias gradient) or "act_bgrad"
+        (the activation's derivative and the bias gradient in one pass).
       geometry: its sizes in words.
       dtype: of the operands.
       engine: what runs it; "xla" is `jax.lax`.
@@ -131,23 +132,48 @@ def _row(eqn, platform: str) -> Row | None:
     if eqn.primitive is _compat.lax_conv_p:
         return _stock_row(eqn, operands, dtype)
     if eqn.primitive is bias.bgrad_p:
-        return _bgrad_row(eqn, operands[0], dtype, platform)
+        return _bgrad_row("bgrad", eqn, operands[0], dtype, platform)
+    if eqn.primitive is act_grad.cotangent_p:
+        return _bgrad_row("act_bgrad", eqn, operands[1], dtype, platform)
+    if eqn.primitive is fused.layer_p:
+        return _layer_row(eqn, operands, dtype, platform)
     for name, primitive in primitives.PRIMITIVES.items():
         if eqn.primitive is primitive:
-            params = eqn.params["params"]
-            out_dtype = eqn.params["out_dtype"]
-            chosen = params.plan(name, operands[0].dtype, out_dtype, platform)
-            return Row(
-                name,
-                params.geometry.describe(params.dimension_numbers),
-                dtype,
-                chosen.engine,
-                chosen.reason,
-                chosen.slice,
-                chosen.workspace_bytes,
-                chosen.source,
-            )
+            return _conv_row(name, eqn.params, dtype, platform)
     return None
+
+
+def _conv_row(name: str, options, dtype: str, platform: str) -> Row:
+    params = options["params"]
+    chosen = params.plan(name, dtype, options["out_dtype"], platform)
+    return Row(
+        name,
+        params.geometry.describe(params.dimension_numbers),
+        dtype,
+        chosen.engine,
+        chosen.reason,
+        chosen.slice,
+        chosen.workspace_bytes,
+        chosen.source,
+    )
+
+
+def _layer_row(eqn, operands, dtype: str, platform: str) -> Row:
+    """fprop's row, and where what follows it is computed."""
+    options = eqn.params
+    row = _conv_row("fprop", options, dtype, platform)
+    epilogue = options["epilogue"]
+    reason = row.reason
+    if epilogue.describe():
+        place = "in one pass over y"
+        if row.engine == "xla":
+            place = "by XLA"
+        elif plan.has_epilogue(row.engine, platform, dtype, options["out_dtype"]):
+            place = "in the same kernel"
+        reason += f"; {epilogue.describe()} {place}"
+    if epilogue.outside:
+        reason += f"; {epilogue.outside} is a Python function, outside the kernel"
+    return replace(row, reason=reason)
 
 
 def _stock_row(eqn, operands, dtype: str) -> Row:
@@ -171,19 +197,24 @@ def _stock_row(eqn, operands, dtype: str) -> Row:
     )
 
 
-def _bgrad_row(eqn, dy, dtype: str, platform: str) -> Row:
+def _bgrad_row(op: str, eqn, dy, dtype: str, platform: str) -> Row:
     kept = eqn.params["kept"]
     reason = bias.native_reason(dy.dtype, platform)
     sizes = bias.bgrad_sizes(dy.shape, kept, dy.dtype, "cpu" if reason else platform)
+    activation = eqn.params.get("activation")
+    sums = eqn.params.get("bias", True)
+    kernel = [f"derivative of {activation}"] if activation else []
+    kernel += ["sum in fixed chunks"] if sums else []
     return Row(
-        "bgrad",
-        f"{sizes.rows}x{sizes.K} -> {sizes.K}"
+        op,
+        f"{sizes.rows}x{sizes.K}"
+        + (f" -> {sizes.K}" if sums else "")
         + (f", {sizes.B} times" if len(kept) > 1 else ""),
         dtype,
         "xla" if reason else "kernel",
-        reason or "sum in fixed chunks",
+        reason or ", ".join(kernel),
         0,
-        0 if reason else sizes.workspace_bytes,
+        sizes.workspace_bytes if sums and not reason else 0,
         "rule",
     )
 

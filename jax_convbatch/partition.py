@@ -92,8 +92,11 @@ def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
     return () if size % math.prod(mesh.shape[a] for a in axes) else axes
 
 
-def _per_device(local, mesh, axes):
-    """`local`, with its results added over mesh `axes`, as one device runs it."""
+def _per_device(local, mesh, axes, first: int = 0):
+    """`local`, with its results added over mesh `axes`, as one device runs it.
+
+    Where it has several results, those before number `first` are left alone.
+    """
     types = {name: jax.sharding.AxisType.Manual for name in mesh.axis_names}
     manual = mesh.abstract_mesh.update_axis_types(types)
 
@@ -102,7 +105,11 @@ def _per_device(local, mesh, axes):
         # be lowered with a sharding, which the partitioner does not take.
         with jax.sharding.use_abstract_mesh(manual):
             out = local(*arrays)
-            return jax.lax.psum(out, axes) if axes else out
+            if not axes:
+                return out
+            if not isinstance(out, list):
+                return jax.lax.psum(out, axes)
+            return [*out[:first], *(jax.lax.psum(a, axes) for a in out[first:])]
 
     return lower
 
@@ -152,6 +159,42 @@ def partitioned(local, op, params):
     return fun
 
 
+def partitioned_layer(local, op, params, epilogue):
+    """`local(params, arrays, add)` of a fused layer, with a partitioning rule.
+
+    `op` is fprop. Arrays are x, w and the epilogue's operands; the results are laid out like y.
+    Where C is sharded, `add` sums the parts of the convolution before the rest.
+    """
+    rule, kinds = _sharding_rule(op, params)
+    operands, result = rule.split(" -> ")
+    k = _factors("y", False, params.dimension_numbers)[params.axis("y", "K")]
+    operands += f", {k}" * (epilogue.scale + epilogue.bias)
+    operands += f", {result}" * epilogue.residual
+    results = ", ".join([result] * (1 + epilogue.save_input))
+
+    def partition(mesh, arg_shapes, result_shapes):
+        x, w = arg_shapes[:2]
+        mesh, _, y, conv = _partition(
+            op, params, lambda *_: None, mesh, (x, w), result_shapes[0]
+        )
+        c_axes = conv[0].spec[params.axis("x", "C")]
+        per_channel = NamedSharding(mesh, PartitionSpec(y.spec[params.axis("y", "K")]))
+        shardings = [*conv, *[per_channel] * (epilogue.scale + epilogue.bias)]
+        shardings += [y] * epilogue.residual
+        add = partial(jax.lax.psum, axis_name=c_axes) if c_axes else None
+        lower = _per_device(lambda *a: local(params, a, add), mesh, ())
+        return mesh, lower, [y] * (1 + epilogue.save_input), tuple(shardings)
+
+    fun = custom_partitioning(lambda *arrays: local(params, arrays))
+    fun.def_partition(
+        partition=partition,
+        sharding_rule=f"{operands} -> {results}",
+        decode_shardings=False,
+        **kinds,
+    )
+    return fun
+
+
 def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
     """`local(dy)`, a sum over the axes not in `kept`, with a partitioning rule."""
     fun = custom_partitioning(local)
@@ -177,5 +220,41 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
         sharding_rule=rule,
         decode_shardings=False,
         reduction_factors=tuple(names[i] for i in summed),
+    )
+    return fun
+
+
+def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
+    """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule.
+
+    Everything is elementwise but db, which sums the axes not in `kept`.
+    """
+    fun = custom_partitioning(local)
+    names = [f"a{i}" for i in range(ndim)]
+    whole = " ".join(names)
+    rule = f"{whole}, {whole} -> {whole}"
+    rule += f", {' '.join(names[i] for i in kept)}" if bias else ""
+    summed = [i for i in range(ndim) if i not in kept]
+
+    def partition(mesh, arg_shapes, result_shape):
+        dy = arg_shapes[1]
+        mesh = _fine_mesh(mesh)
+        spec = [
+            _even_axes(mesh, entry, size) or None
+            for entry, size in zip(_spec(dy, mesh), dy.shape, strict=True)
+        ]
+        axes = [a for i in summed for a in spec[i] or ()]
+        lower = _per_device(local, mesh, axes, first=1)
+        same = NamedSharding(mesh, PartitionSpec(*spec))
+        out = [same]
+        if bias:
+            out.append(NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept])))
+        return mesh, lower, out, (same, same)
+
+    fun.def_partition(
+        partition=partition,
+        sharding_rule=rule,
+        decode_shardings=False,
+        reduction_factors=tuple(names[i] for i in summed) if bias else (),
     )
     return fun

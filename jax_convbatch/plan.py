@@ -24,6 +24,9 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "im2col_gemm": ("cpu", "cuda"),
     "per_sample": ("cpu", "cuda"),
 }
+# Engines that compute a whole layer in one kernel, by platform; after the others
+# one pass over y follows.
+EPILOGUES: dict[str, tuple[str, ...]] = {"cpu": (), "cuda": ()}
 # Those that cover every geometry and floating dtype, on each platform.
 GENERAL_ENGINES = {
     "cpu": ("implicit_gemm", "im2col_gemm", "per_sample"),
@@ -297,6 +300,11 @@ _PLANNERS: dict[str, Callable[..., Plan]] = {
 }
 
 
+def has_epilogue(engine: str, platform: str, dtype, out_dtype) -> bool:
+    """Whether an engine forms bias, residual and activation itself."""
+    return engine in EPILOGUES[platform] and np.dtype(dtype) == np.dtype(out_dtype)
+
+
 def check_somewhere(
     op: str,
     geometry: ConvGeometry,
@@ -386,12 +394,17 @@ def _largest_slice(cost, limit: int, most: int) -> int:
     return low
 
 
-def bias_grad_chunk(rows: int, platform: str) -> int:
+def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> int:
     """Rows that one partial sum of the bias gradient covers.
 
     Enough chunks to occupy every core or multiprocessor, few enough that adding
-    their sums costs little; from the number of rows alone, so that the order of
-    summation is fixed.
+    their sums costs little; from the sizes alone, so that the order of summation
+    is fixed. On CUDA a multiple of 8, the most rows that are read together.
     """
-    chunks, least = {"cpu": (64, 256), "cuda": (1024, 32)}[platform]
-    return max(least, -(-rows // chunks))
+    if platform == "cpu":
+        return max(256, -(-rows // 64))
+    if rows <= 512:  # one launch instead of two
+        return 512
+    tiles = max(1, channels * itemsize // 1024)  # thread blocks for a chunk
+    chunk = max(96, -(-rows * tiles // 1056))
+    return -(-chunk // 8) * 8

@@ -129,7 +129,7 @@ def bind(
 # --- abstract evaluation ------------------------------------------------------
 
 
-def _shape_rule(op: Op, a, b, *, params, **_):
+def shape_rule(op: Op, a, b, *, params, **_):
     for role, aval in zip(op.operands, (a, b), strict=True):
         if aval.shape != params.shape(role):
             raise ValueError(
@@ -139,18 +139,18 @@ def _shape_rule(op: Op, a, b, *, params, **_):
     return params.shape(op.result)
 
 
-def _dtype_rule(op: Op, a, b, *, out_dtype, **_):
+def dtype_rule(op: Op, a, b, *, out_dtype, **_):
     if a.dtype != b.dtype:
         raise TypeError(f"{op.name}: operand dtypes differ, {a.dtype} and {b.dtype}")
     return out_dtype
 
 
-def _sharding_rule(op: Op, a, b, *, params, out_sharding, **_):
+def sharding_rule(op: Op, a, b, *, params, out_sharding, **_):
     if out_sharding is None and op.name != "fprop":
         # A gradient whose place nobody named: leave it whole on every device.
         mesh = a.sharding.mesh if not a.sharding.mesh.empty else b.sharding.mesh
         return NamedSharding(mesh, PartitionSpec(*[None] * a.ndim))
-    return _compat.lax_conv_sharding_rule(
+    return _compat.lax_convsharding_rule(
         a,
         b,
         batch_group_count=1,
@@ -181,12 +181,12 @@ def gradient(
     wide = next(iter(ct.values())).dtype
     # A result wider than the operands (preferred_element_type) is
     # differentiated in its own dtype, as jax.lax does.
-    a, b = (_cast(arrays[r], wide) for r in op.operands)
+    a, b = (cast(arrays[r], wide) for r in op.operands)
     out = bind(op.name, a, b, params, out_sharding=out_sharding)
-    return _cast(out, dtype or wide)
+    return cast(out, dtype or wide)
 
 
-def _cast(a, dtype):
+def cast(a, dtype):
     """`a` in `dtype`; as it is where that changes nothing, its weak type included."""
     return a if a.dtype == dtype else a.astype(dtype)
 
@@ -222,7 +222,7 @@ def fold_axis(a, batch_axis: int, axis: int, groups: int):
     return jax.lax.reshape(a, folded, order)
 
 
-def _unfold(a, axis: int, size: int, groups: int):
+def unfold(a, axis: int, size: int, groups: int):
     """Splits a batch of `size` out of `axis`: its new axis stands before `axis`."""
     whole = a.shape[axis]
     shape = (
@@ -288,13 +288,18 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
     out = bind(
         op.name, first, second, new, out_dtype=out_dtype, out_sharding=out_sharding
     )
-    return _unfold(out, axis, size, groups_of(op.result)), axis
+    return unfold(out, axis, size, groups_of(op.result)), axis
+
+
+def batch(name: str, axis_data, args, dims, **params):
+    """The batching rule of primitive `name`: its result and where the axis is."""
+    return _batching_rule(OPS[name], axis_data, args, dims, **params)
 
 
 # --- lowering -----------------------------------------------------------------
 
 
-def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
+def native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
     """One FFI call: the result, and a workspace that XLA plans."""
     shape = params.shape(op.result)
     if 0 in (a.size, b.size, math.prod(shape)):
@@ -311,17 +316,20 @@ def _native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype)
         input_layouts=[layouts[role] for role in op.operands],
         output_layouts=[layouts[op.result], (0,)],
     )
+    out, _ = call(a, b, **attributes(chosen, params))
+    return out
+
+
+def attributes(chosen: plan.Plan, params: ConvParams) -> dict[str, Any]:
+    """What every handler of a convolution decodes."""
     # Engines that have one configuration do not ask for its name.
     config = {"config": chosen.config} if chosen.config else {}
-    out, _ = call(
-        a,
-        b,
+    return dict(
         geometry=params.geometry.attribute(),
         slice=np.int64(chosen.slice),
         precision=np.int64(params.precision_level),
         **config,
     )
-    return out
 
 
 def xla_call(name: str, a, b, params: ConvParams, out_dtype):
@@ -343,12 +351,12 @@ def xla_call(name: str, a, b, params: ConvParams, out_dtype):
 
 def _local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
     """What one device does with its part of the operands."""
-    local = params.with_sizes(**_local_sizes(op, params, a, b))
+    local = params.with_sizes(**local_sizes(op, params, a, b))
     chosen = local.plan(op.name, a.dtype, out_dtype, platform)
-    return _native_call(op, chosen, a, b, local, out_dtype)
+    return native_call(op, chosen, a, b, local, out_dtype)
 
 
-def _local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
+def local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
     """N, K and C as the operands of one device have them (groups are whole)."""
     sizes = {}
     for role, array in zip(op.operands, (a, b), strict=True):
@@ -379,11 +387,11 @@ def _lowering(
 
 
 def _make(op: Op):
-    primitive = _compat.linear_primitive(
+    primitive = _compat.primitive(
         f"conv_{op.name}",
-        partial(_shape_rule, op),
-        partial(_dtype_rule, op),
-        partial(_sharding_rule, op),
+        partial(shape_rule, op),
+        partial(dtype_rule, op),
+        partial(sharding_rule, op),
     )
     _compat.defbilinear(
         primitive, partial(_transpose, op, 0), partial(_transpose, op, 1)

@@ -58,7 +58,7 @@ FUNCTIONS = {
 }
 for _name in (None, *activations.ACTIVATIONS):
     FUNCTIONS[f"conv_bias_act, {_name}"] = (
-        functools.partial(jc.conv_bias_act, activation=_name, ad="both", groups=2),
+        functools.partial(jc.conv_bias_act, activation=_name, groups=2),
         (*GROUPED, (6,)),
     )
 each_function = pytest.mark.parametrize("name", FUNCTIONS)
@@ -90,35 +90,13 @@ def test_gradients_of_both_modes_and_two_orders(platform, name):
     args = arguments(shapes)
     activation = name.removeprefix("conv_bias_act, ")
     if activation in KINKS:
-        linear = functools.partial(jc.conv_bias_act, ad="both", groups=2)
+        linear = functools.partial(jc.conv_bias_act, groups=2)
         args = away_from_kinks(linear, args, KINKS[activation])
         if activation == "relu6":
             # Some of each piece, so that all are checked.
             args = args[0] * 4, args[1], args[2]
             args = away_from_kinks(linear, args, KINKS[activation])
     check_grads(fun, args, order=2, modes=["fwd", "rev"], eps=1e-5)
-
-
-@pytest.mark.parametrize("activation", [None, *activations.ACTIVATIONS])
-def test_reverse_gradients_of_two_orders_of_the_layer(platform, activation):
-    fun = functools.partial(jc.conv_bias_act, activation=activation, strides=2)
-    linear = functools.partial(jc.conv_bias_act, strides=2)
-    args = away_from_kinks(
-        linear, arguments((*SHAPES, (6,))), KINKS.get(activation, [])
-    )
-    check_grads(fun, args, order=2, modes=["rev"], eps=1e-5)
-
-
-@pytest.mark.parametrize("activation", [None, *activations.ACTIVATIONS])
-def test_both_modes_have_the_same_values_and_gradients(platform, activation):
-    args = arguments((*SHAPES, (6,)))
-    results = []
-    for ad in ("reverse", "both"):
-        fun = functools.partial(jc.conv_bias_act, activation=activation, ad=ad)
-        y, pullback = jax.vjp(fun, *args)
-        results.append((y, *pullback(normal(7, y.shape))))
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-13)
 
 
 KINK_SLOPES = [
@@ -130,43 +108,40 @@ KINK_SLOPES = [
 ]
 
 
-@pytest.mark.parametrize("ad", ["reverse", "both"])
 @pytest.mark.parametrize(("activation", "at", "slope"), KINK_SLOPES)
-def test_the_derivative_at_a_kink_is_jaxs(platform, activation, at, slope, ad):
+def test_the_derivative_at_a_kink_is_jaxs(platform, activation, at, slope):
     x, w = jnp.full((1, 1), float(at)), jnp.ones((1, 1))
-    fun = functools.partial(jc.conv_bias_act, w=w, activation=activation, ad=ad)
+    fun = functools.partial(jc.conv_bias_act, w=w, activation=activation)
     assert jax.grad(lambda x: fun(x).sum())(x) == slope
     assert jax.grad(getattr(jax.nn, activation))(float(at)) == slope
 
 
-@pytest.mark.parametrize("activation", [None, "gelu"])
-def test_the_layers_hessian_is_that_of_the_primitives(platform, activation):
-    """jax.hessian differentiates forward over reverse: the gradient of a
-    custom_vjp function has a forward mode."""
+@pytest.mark.parametrize("activation", [None, "gelu", "tanh"])
+def test_the_layers_hessian_and_third_derivative_are_those_of_its_parts(
+    platform, activation
+):
     x, w, bias = arguments(((1, 3, 2), (2, 2, 2), (2,)))
+    chosen = activations.lookup(activation)
 
-    def loss(ad, x, w, bias):
-        return (jc.conv_bias_act(x, w, bias, activation=activation, ad=ad) ** 3).sum()
+    def parts(x, w, bias):
+        z = jc.conv(x, w)
+        z = z + broadcast_bias(bias, z.shape, 2)
+        return chosen.fn(z) if chosen else z
 
-    got, want = (
-        jax.hessian(functools.partial(loss, ad), argnums=(0, 1, 2))(x, w, bias)
-        for ad in ("reverse", "both")
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-10), got, want)
+    def layer(x, w, bias):
+        return jc.conv_bias_act(x, w, bias, activation=activation)
 
+    def hessian(fun):
+        loss = lambda *args: (fun(*args) ** 3).sum()  # noqa: E731
+        return jax.hessian(loss, argnums=(0, 1, 2))(x, w, bias)
 
-def test_grad_of_grad_of_the_layer(platform):
-    x, w, bias = arguments(((1, 4, 2), (2, 2, 2), (2,)))
-
-    def third(ad):
-        def f(s):
-            return jnp.sum(
-                jc.conv_bias_act(x * s, w, bias, activation="tanh", ad=ad) ** 2
-            )
-
+    def third(fun):
+        f = lambda s: (fun(x * s, w, bias) ** 2).sum()  # noqa: E731
         return jax.grad(jax.grad(jax.grad(f)))(1.0)
 
-    np.testing.assert_allclose(third("reverse"), third("both"), rtol=1e-10)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
+    jax.tree.map(close, hessian(layer), hessian(parts))
+    close(third(layer), third(parts))
 
 
 @each_function
@@ -220,8 +195,8 @@ def test_each_derivative_runs_on_this_packages_kernels(platform):
 
 def test_the_bias_and_its_gradient_are_each_others_transpose(platform):
     dy = normal(0, (3, 4, 5))
-    spread = functools.partial(broadcast_bias, shape=dy.shape, channel_axis=1)
-    total = functools.partial(bias_grad, channel_axis=1)
+    spread = functools.partial(broadcast_bias, shape=dy.shape, kept=1)
+    total = functools.partial(bias_grad, kept=1)
     check_grads(total, (dy,), order=2, modes=["fwd", "rev"], eps=1e-5)
     check_grads(spread, (dy[0, :, 0],), order=2, modes=["fwd", "rev"], eps=1e-5)
     (back,) = jax.vjp(spread, dy[0, :, 0])[1](dy)
@@ -254,11 +229,10 @@ def stack(layer, x, w):
     return jax.lax.scan(lambda x, w: (layer(x, w), None), x, w)[0]
 
 
-@pytest.mark.parametrize("ad", ["reverse", "both"])
 @pytest.mark.parametrize("remat", [False, True])
-def test_scan_and_remat_change_no_gradient(platform, ad, remat):
+def test_scan_and_remat_change_no_gradient(platform, remat):
     x, w = arguments(((2, 5, 5, 3), (3, 3, 3, 3, 3)))
-    layer = functools.partial(jc.conv_bias_act, activation="tanh", ad=ad)
+    layer = functools.partial(jc.conv_bias_act, activation="tanh")
     inner = jax.remat(layer) if remat else layer
 
     def unrolled(x, w):

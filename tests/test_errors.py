@@ -329,7 +329,6 @@ LAYERS = {
     "conv": jc.conv,
     "conv_transpose": jc.conv_transpose,
     "conv_bias_act": jc.conv_bias_act,
-    "both modes": functools.partial(conv_bias_act, ad="both"),
     "jax.lax": functools.partial(conv_bias_act, algorithm="xla"),
 }
 each_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
@@ -358,20 +357,47 @@ def test_a_bias_that_is_no_array_is_refused(layer):
 
 
 @pytest.mark.parametrize("dtype", [F32, np.int32])
-@pytest.mark.parametrize("activation", ["swish!", "", 3, jax.nn.relu, ["relu"]])
+@pytest.mark.parametrize("activation", ["swish!", "", 3, ["relu"]])
 def test_an_unknown_activation_is_refused_with_the_choices(activation, dtype):
     x, w = (jax.ShapeDtypeStruct(a.shape, dtype) for a in (IMAGE, FILTER))
-    with pytest.raises(ValueError, match="unknown activation") as caught:
+    kind = ValueError if isinstance(activation, str) else TypeError
+    with pytest.raises(kind, match="activation") as caught:
         jax.eval_shape(functools.partial(jc.conv_bias_act, activation=activation), x, w)
     assert repr(activation) in str(caught.value)
     for name in activations.ACTIVATIONS:
         assert repr(name) in str(caught.value)
 
 
-@pytest.mark.parametrize("ad", ["forward", None, ""])
-def test_an_unknown_mode_is_refused_with_the_choices(ad):
-    with pytest.raises(ValueError, match="ad must be 'reverse' or 'both'"):
-        jax.eval_shape(functools.partial(jc.conv_bias_act, ad=ad), IMAGE, FILTER)
+RESULT = shaped(*jax.eval_shape(jc.conv, IMAGE, FILTER).shape)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "xla"])
+def test_a_residual_or_scale_that_does_not_fit_is_refused(algorithm):
+    def run(**kwargs):
+        names = list(kwargs)
+
+        def layer(x, w, *more):
+            given = dict(zip(names, more, strict=True))
+            return jc.conv_bias_act(x, w, algorithm=algorithm, **given)
+
+        jax.eval_shape(layer, IMAGE, FILTER, *kwargs.values())
+
+    with pytest.raises(ValueError, match=r"scale must have shape \(6,\).*got \(7,\)"):
+        run(scale=shaped(7))
+    with pytest.raises(TypeError, match="scale must have the result's dtype float32"):
+        run(scale=shaped(6, dtype=jnp.bfloat16))
+    wrong = (RESULT.shape[0] + 1, *RESULT.shape[1:])
+    with pytest.raises(ValueError, match="residual must have shape") as caught:
+        run(residual=shaped(*wrong))
+    assert str(RESULT.shape) in str(caught.value) and str(wrong) in str(caught.value)
+    with pytest.raises(TypeError, match="residual must have the result's dtype"):
+        run(residual=shaped(*RESULT.shape, dtype=jnp.float16))
+    with pytest.raises(TypeError, match="residual must be an array, got list"):
+        jax.eval_shape(
+            lambda x, w: jc.conv_bias_act(x, w, residual=[1.0], algorithm=algorithm),
+            IMAGE,
+            FILTER,
+        )
 
 
 BAD_LAYERS = {

@@ -37,7 +37,6 @@ NATIVE = {
     "f32 result": functools.partial(jc.conv, preferred_element_type=jnp.float32),
     "precise": functools.partial(jc.conv, precision="highest"),
     "layer": functools.partial(jc.conv_bias_act, activation="gelu"),
-    "both modes": functools.partial(jc.conv_bias_act, activation="gelu", ad="both"),
     "general": lambda x, w: jc.conv_general_dilated(
         x, w, [1, 1], [(0, 0), (0, 0)], dimension_numbers=NHWC
     ),

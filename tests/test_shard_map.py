@@ -19,8 +19,7 @@ from sharded import (
 import jax_convbatch as jc
 
 LAYERS = {
-    "reverse": layer,
-    "both": functools.partial(layer, ad="both"),
+    "layer": layer,
     "general": lambda x, w, bias: (
         bias
         + jc.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=CHANNELS_LAST)

@@ -1,4 +1,4 @@
-// FFI handler of the bias gradient.
+// FFI handlers of the bias gradient, alone and with an activation's derivative.
 #ifndef JAX_CONVBATCH_CPU_BIAS_GRAD_H_
 #define JAX_CONVBATCH_CPU_BIAS_GRAD_H_
 
@@ -7,6 +7,7 @@
 namespace jax_convbatch {
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(BiasGradCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ActBgradCpu);
 
 }  // namespace jax_convbatch
 

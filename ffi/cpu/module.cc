@@ -6,6 +6,7 @@
 
 #include "bias_grad.h"
 #include "blas.h"
+#include "epilogue.h"
 #include "im2col_gemm.h"
 #include "implicit/kernels.h"
 #include "implicit_gemm.h"
@@ -33,6 +34,8 @@ nb::dict Targets() {
   targets["jax_convbatch_implicit_gemm_dgrad"] = Handler(ImplicitDgradCpu);
   targets["jax_convbatch_implicit_gemm_wgrad"] = Handler(ImplicitWgradCpu);
   targets["jax_convbatch_bgrad"] = Handler(BiasGradCpu);
+  targets["jax_convbatch_act_bgrad"] = Handler(ActBgradCpu);
+  targets["jax_convbatch_epilogue"] = Handler(EpilogueCpu);
   return targets;
 }
 

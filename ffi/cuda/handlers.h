@@ -25,6 +25,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradExecute);
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaActBgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);
 
 }  // namespace jax_convbatch
 

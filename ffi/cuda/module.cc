@@ -42,6 +42,8 @@ nb::dict Targets() {
   add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
   add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
+  targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
+  targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);
   return targets;
 }
 

@@ -16,7 +16,7 @@ from jax_convbatch.conv import per_axis, transposed
 from jax_convbatch.layer import conv_bias_act
 
 
-def conv(layer, inputs, kernel, bias, out_sharding=None):
+def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None):
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = _one_batch_axis(inputs, rank)
@@ -37,6 +37,7 @@ def conv(layer, inputs, kernel, bias, out_sharding=None):
         kernel,
         bias,
         out_sharding,
+        residual=None if residual is None else _one_batch_axis(residual, rank)[0],
         strides=_per_axis(layer, "strides", rank),
         padding=padding,
         input_dilation=_per_axis(layer, "input_dilation", rank),
@@ -91,13 +92,18 @@ def masked(kernel, mask):
     return kernel * mask
 
 
-def activate(layer, y):
-    """The layer's activation of y."""
+def activate(layer, y, residual=None):
+    """The layer's activation of y + residual."""
+    y = y if residual is None else y + residual
+    if callable(layer.activation):
+        return layer.activation(y)
     activation = activations.lookup(layer.activation)
     return activation.fn(y) if activation else y
 
 
-def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
+def _conv_bias_act(
+    layer, x, w, bias, out_sharding=None, residual=None, **arguments
+):
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
     rank = x.ndim - 2
@@ -108,13 +114,17 @@ def _conv_bias_act(layer, x, w, bias, out_sharding=None, **arguments):
         algorithm=layer.algorithm,
         workspace_limit=layer.workspace_limit,
         out_sharding=out_sharding,
-        ad=layer.ad,
     )
-    if bias is None or jnp.promote_types(bias.dtype, dtype) == dtype:
-        bias = None if bias is None else bias.astype(dtype)
-        return conv_bias_act(x, w, bias, activation=layer.activation, **arguments)
+    added = [a for a in (bias, residual) if a is not None]
+    if all(jnp.promote_types(a.dtype, dtype) == dtype for a in added):
+        bias, residual = (
+            None if a is None else a.astype(dtype) for a in (bias, residual)
+        )
+        arguments |= dict(activation=layer.activation, residual=residual)
+        return conv_bias_act(x, w, bias, **arguments)
     # Flax's sum takes the wider dtype, and so the activation does.
-    return activate(layer, conv_bias_act(x, w, **arguments) + bias)
+    y = conv_bias_act(x, w, **arguments)
+    return activate(layer, y if bias is None else y + bias, residual)
 
 
 def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 
 from jax_convbatch.flax import _call
@@ -14,34 +16,36 @@ class Conv(nn.Conv):
     [K]) and values are those of `flax.linen.Conv`, for [*batch, *spatial, C].
     A function given as `conv_general_dilated` or `conv_general_dilated_cls` is
     the one that runs; bias and activation are then separate from it, and the
-    last three attributes below have no effect.
+    last two attributes below have no effect.
 
     Attributes:
-      activation: None, or a name that `jax_convbatch.conv_bias_act` knows.
-      ad: "reverse", or "both" where `jax.jvp` has to work, as there.
+      activation: None, a name that `jax_convbatch.conv_bias_act` knows, or a
+        function, which is applied outside the kernel.
       algorithm, workspace_limit: as in `jax_convbatch.conv_general_dilated`.
 
     Raises:
       ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
     """
 
-    activation: str | None = None
-    ad: str = "reverse"
+    activation: str | Callable | None = None
     algorithm: str = "auto"
     workspace_limit: int | None = None
 
     @nn.compact
-    def __call__(self, inputs):
+    def __call__(self, inputs, residual=None):
+        """[*batch, *output, K]; `residual`, like the result, is added before the
+        activation."""
         theirs = ("conv_general_dilated", "conv_general_dilated_cls")
         if any(getattr(self, name, None) is not None for name in theirs):
-            return _call.activate(self, super().__call__(inputs))
+            return _call.activate(self, super().__call__(inputs), residual)
         channels, rest = divmod(inputs.shape[-1], self.feature_group_count)
         if rest:
             raise ValueError(
                 f"feature_group_count={self.feature_group_count} must divide the "
                 f"{inputs.shape[-1]} features of the input"
             )
-        return _call.conv(self, *_arrays(self, inputs, (channels, self.features)))
+        arrays = _arrays(self, inputs, (channels, self.features))
+        return _call.conv(self, *arrays, residual=residual)
 
 
 class ConvTranspose(nn.ConvTranspose):
@@ -50,14 +54,13 @@ class ConvTranspose(nn.ConvTranspose):
     Attributes, parameters and values are those of `flax.linen.ConvTranspose`.
 
     Attributes:
-      activation, ad, algorithm, workspace_limit: as in `Conv`.
+      activation, algorithm, workspace_limit: as in `Conv`.
 
     Raises:
       ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
     """
 
-    activation: str | None = None
-    ad: str = "reverse"
+    activation: str | Callable | None = None
     algorithm: str = "auto"
     workspace_limit: int | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flax import nnx
 
 from jax_convbatch import activations
@@ -15,13 +17,13 @@ class Conv(nnx.Conv):
     Arguments, parameters (`kernel` [*kernel_size, C / groups, K] and `bias` [K])
     and values are those of `flax.nnx.Conv`, for [*batch, *spatial, C]. Another
     function given as `conv_general_dilated=` is the one that runs; bias and
-    activation are then separate from it, and `ad`, `algorithm` and
-    `workspace_limit` have no effect.
+    activation are then separate from it, and `algorithm` and `workspace_limit` have
+    no effect.
 
     Args:
       *args, **kwargs: the arguments of `flax.nnx.Conv`.
-      activation: None, or a name that `jax_convbatch.conv_bias_act` knows.
-      ad: "reverse", or "both" where `jax.jvp` has to work, as there.
+      activation: None, a name that `jax_convbatch.conv_bias_act` knows, or a
+        function, which is applied outside the kernel.
       algorithm, workspace_limit: as in `jax_convbatch.conv_general_dilated`.
 
     Raises:
@@ -32,22 +34,25 @@ class Conv(nnx.Conv):
     def __init__(
         self,
         *args,
-        activation: str | None = None,
-        ad: str = "reverse",
+        activation: str | Callable | None = None,
         algorithm: str = "auto",
         workspace_limit: int | None = None,
         **kwargs,
     ):
         kwargs.setdefault("conv_general_dilated", conv_general_dilated)
         super().__init__(*args, **kwargs)
-        _set_options(self, activation, ad, algorithm, workspace_limit)
+        _set_options(self, activation, algorithm, workspace_limit)
 
-    def __call__(self, inputs, out_sharding=None):
-        """[*batch, *output, K]; under an explicit mesh in `out_sharding`, if given."""
+    def __call__(self, inputs, out_sharding=None, residual=None):
+        """[*batch, *output, K]; under an explicit mesh in `out_sharding`, if given.
+
+        `residual`, like the result, is added before the activation.
+        """
         if self.conv_general_dilated is not conv_general_dilated:
-            return _call.activate(self, super().__call__(inputs, out_sharding))
+            y = super().__call__(inputs, out_sharding)
+            return _call.activate(self, y, residual)
         inputs, kernel, bias = _arrays(self, inputs)
-        return _call.conv(self, inputs, kernel, bias, out_sharding)
+        return _call.conv(self, inputs, kernel, bias, out_sharding, residual)
 
 
 class ConvTranspose(nnx.ConvTranspose):
@@ -57,7 +62,7 @@ class ConvTranspose(nnx.ConvTranspose):
 
     Args:
       *args, **kwargs: the arguments of `flax.nnx.ConvTranspose`.
-      activation, ad, algorithm, workspace_limit: as in `Conv`.
+      activation, algorithm, workspace_limit: as in `Conv`.
 
     Raises:
       ValueError: unknown activation.
@@ -67,24 +72,23 @@ class ConvTranspose(nnx.ConvTranspose):
     def __init__(
         self,
         *args,
-        activation: str | None = None,
-        ad: str = "reverse",
+        activation: str | Callable | None = None,
         algorithm: str = "auto",
         workspace_limit: int | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
-        _set_options(self, activation, ad, algorithm, workspace_limit)
+        _set_options(self, activation, algorithm, workspace_limit)
 
     def __call__(self, inputs):
         """[*batch, *output, K]."""
         return _call.conv_transpose(self, *_arrays(self, inputs))
 
 
-def _set_options(layer, activation, ad, algorithm, workspace_limit) -> None:
-    activations.lookup(activation)
+def _set_options(layer, activation, algorithm, workspace_limit) -> None:
+    if not callable(activation):
+        activations.lookup(activation)
     layer.activation = activation
-    layer.ad = ad
     layer.algorithm = algorithm
     layer.workspace_limit = workspace_limit
 

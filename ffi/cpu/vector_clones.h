@@ -1,0 +1,13 @@
+// Inner loops compiled for each vector length, chosen when the module loads.
+#ifndef JAX_CONVBATCH_CPU_VECTOR_CLONES_H_
+#define JAX_CONVBATCH_CPU_VECTOR_CLONES_H_
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && \
+    !defined(__clang__)
+#define JCB_VECTOR_CLONES \
+  __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define JCB_VECTOR_CLONES
+#endif
+
+#endif  // JAX_CONVBATCH_CPU_VECTOR_CLONES_H_
