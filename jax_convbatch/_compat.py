@@ -8,6 +8,7 @@ import os
 from functools import partial
 
 from jax._src import checkify, core, dispatch
+from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.lax.convolution import (
@@ -140,7 +141,7 @@ def defbatching(primitive, rule):
 
 
 def is_zero(tangent) -> bool:
-    return type(tangent) is ad.Zero
+    return type(tangent) is Zero
 
 
 def is_linear_input(operand) -> bool:
@@ -148,12 +149,12 @@ def is_linear_input(operand) -> bool:
 
 
 def zero_tangent(primal):
-    return ad.Zero.from_primal_value(primal)
+    return p2tz(primal)
 
 
 def zero_cotangent(operand):
     """Of a transposed primitive's operand: None where it is not linear in it."""
-    return ad.Zero(operand.aval.to_ct_aval()) if ad.is_undefined_primal(operand) else None
+    return Zero(operand.aval.to_ct_aval()) if ad.is_undefined_primal(operand) else None
 
 
 def with_sharding(ctx, values):

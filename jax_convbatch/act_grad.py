@@ -65,7 +65,7 @@ def tangent(activation: str, saved, dz, db, channel_axis: int) -> jax.Array:
 
 def _product(activation: str, saved, dy):
     """act'(saved) dy, in f32 where the dtype is narrower."""
-    backward = activations.lookup(activation).backward
+    backward = activations.ACTIVATIONS[activation].backward
     wide = jnp.promote_types(dy.dtype, jnp.float32)
     return backward(saved.astype(wide), dy.astype(wide)).astype(dy.dtype)
 
@@ -175,9 +175,7 @@ def _tangent_jvp(primals, tangents, *, activation, kept):
 
 def _second(activation, saved, saved_tangent, dy):
     """How act'(saved) dy changes with what is saved."""
-    return jax.jvp(
-        lambda s: _product(activation, s, dy), (saved,), (saved_tangent,)
-    )[1]
+    return jax.jvp(lambda s: _product(activation, s, dy), (saved,), (saved_tangent,))[1]
 
 
 def _sum_of_lists(terms, out):

@@ -9,6 +9,7 @@ mode is dgrad, wgrad and one kernel for the rest.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -90,9 +91,8 @@ def layer(
     # Under shard_map the cotangent of a replicated operand is summed by the
     # transpose of this cast.
     arrays = _compat.auto_insert_reshard(x, w, *rest)
-    epilogue = Epilogue(
-        activation, *(a is not None for a in given.values()), False, outside
-    )
+    there = {name: a is not None for name, a in given.items()}
+    epilogue = Epilogue(activation, **there, outside=outside)
     return layer_p.bind(
         *arrays,
         params=params,
@@ -144,7 +144,9 @@ def _conv_tangents(x, w, scale, dx, dw, params, options):
 
     The scale goes into the filter, which is small, on either side.
     """
-    fprop = partial(primitives.bind, "fprop", params=params, **options)
+
+    def fprop(a, b):
+        return primitives.bind("fprop", a, b, params, **options)
 
     def scaled(a):
         return a if scale is None else _like(a, scale, params.axis("w", "K")) * a
@@ -242,18 +244,15 @@ def _epilogue_call(epilogue, params, c, *rest) -> list:
     arrays = [c, *rest]
     layouts = [(0,) if a.ndim == 1 else layout for a in arrays]
     count = 1 + epilogue.save_input
-    return jax.ffi.ffi_call(
+    call = jax.ffi.ffi_call(
         "jax_convbatch_epilogue",
         [jax.ShapeDtypeStruct(c.shape, c.dtype)] * count,
         input_layouts=layouts,
         output_layouts=[layout] * count,
         input_output_aliases={0: count - 1},
-    )(
-        *arrays,
-        rows=np.int64(g.N * g.output_pixels),
-        K=np.int64(g.K),
-        **_attributes(epilogue),
     )
+    sizes = dict(rows=np.int64(g.N * g.output_pixels), K=np.int64(g.K))
+    return list(call(*arrays, **sizes, **_attributes(epilogue)))
 
 
 def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
@@ -312,6 +311,7 @@ def _lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding)
     platform = platform or ctx.module_context.platforms[0]
     # For its errors, as in primitives.py.
     chosen = params.plan("fprop", ctx.avals_in[0].dtype, out_dtype, platform)
+    fun: Callable[..., list]
     if chosen.engine == "xla":
         fun = partial(_xla_layer, epilogue, out_dtype, params)
     else:
@@ -319,7 +319,7 @@ def _lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding)
         if _compat.devices_known(ctx):
             fun = partition.partitioned_layer(local, OPS["fprop"], params, epilogue)
         else:
-            fun = lambda *a: local(params, a)  # noqa: E731
+            fun = lambda *arrays: local(params, arrays)  # noqa: E731
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)
     return _compat.with_sharding(ctx, out)
 

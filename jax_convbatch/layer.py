@@ -74,8 +74,11 @@ def conv_bias_act(
         that is neither a name nor a function.
       TypeError, ValueError: as `conv_general_dilated`.
     """
-    outside = activation if callable(activation) else None
-    name = "identity" if outside or activation is None else activation
+    outside, name = None, "identity"
+    if callable(activation):
+        outside = activation
+    elif activation is not None:
+        name = activation
     chosen = activations.lookup(name)
     bias, residual, scale = map(canonical_dtype, (bias, residual, scale))
     rank = jnp.ndim(x) - 2

@@ -162,8 +162,9 @@ def partitioned(local, op, params):
 def partitioned_layer(local, op, params, epilogue):
     """`local(params, arrays, add)` of a fused layer, with a partitioning rule.
 
-    `op` is fprop. Arrays are x, w and the epilogue's operands; the results are laid out like y.
-    Where C is sharded, `add` sums the parts of the convolution before the rest.
+    `op` is fprop. Arrays are x, w and the epilogue's operands; the results are
+    laid out like y. Where C is sharded, `add` sums the parts of the convolution
+    before the rest.
     """
     rule, kinds = _sharding_rule(op, params)
     operands, result = rule.split(" -> ")
@@ -227,7 +228,9 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
 def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
     """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule.
 
-    Everything is elementwise but db, which sums the axes not in `kept`.
+    Everything is elementwise but db, which sums the axes not in `kept`. Shardy
+    takes no factor for a reduction that is an axis of another result, and needs
+    not be told: the sum over devices is ours.
     """
     fun = custom_partitioning(local)
     names = [f"a{i}" for i in range(ndim)]
@@ -255,6 +258,5 @@ def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
         partition=partition,
         sharding_rule=rule,
         decode_shardings=False,
-        reduction_factors=tuple(names[i] for i in summed) if bias else (),
     )
     return fun

@@ -402,7 +402,7 @@ def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> i
     is fixed. On CUDA a multiple of 8, the most rows that are read together.
     """
     if platform == "cpu":
-        return max(256, -(-rows // 64))
+        return min(max(256, -(-rows // 64)), 4096)
     if rows <= 512:  # one launch instead of two
         return 512
     tiles = max(1, channels * itemsize // 1024)  # thread blocks for a chunk

@@ -150,7 +150,7 @@ def sharding_rule(op: Op, a, b, *, params, out_sharding, **_):
         # A gradient whose place nobody named: leave it whole on every device.
         mesh = a.sharding.mesh if not a.sharding.mesh.empty else b.sharding.mesh
         return NamedSharding(mesh, PartitionSpec(*[None] * a.ndim))
-    return _compat.lax_convsharding_rule(
+    return _compat.lax_conv_sharding_rule(
         a,
         b,
         batch_group_count=1,

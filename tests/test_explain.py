@@ -47,7 +47,7 @@ NATIVE = {
 
 
 def engines(rows):
-    return {row.engine for row in rows if row.op != "bgrad"}
+    return {row.engine for row in rows if row.op not in ("bgrad", "act_bgrad")}
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -59,10 +59,11 @@ def test_these_calls_and_their_gradients_run_natively(x64, platform, call, dtype
     step = jax.value_and_grad(lambda x, w: NATIVE[call](x, w).sum(), argnums=(0, 1))
     rows = jc.explain(step, x, w, platform=platform)
     assert [row.op for row in rows].count("fprop") == 1
-    assert {row.op for row in rows} == {"fprop", "dgrad", "wgrad"}
+    layer = {"act_bgrad"} if call == "layer" else set()
+    assert {row.op for row in rows} == {"fprop", "dgrad", "wgrad", *layer}
     if platform == "cpu":
         assert engines(rows) == {"implicit_gemm"}
-        (reason,) = {row.reason for row in rows}
+        (reason,) = {row.reason for row in rows if row.op in ("dgrad", "wgrad")}
         assert reason in {"avx512 kernels", "avx2 kernels", "portable kernels"}
     assert engines(rows) <= {"im2col_gemm", "implicit_gemm"}
 
@@ -159,7 +160,8 @@ def test_an_engine_by_name_is_the_one_of_every_gradient(platform, algorithm):
     step = jax.value_and_grad(lambda *a: fun(*a).sum(), argnums=(0, 1, 2))
     rows = jc.explain(step, X, W, BIAS, platform=platform)
     assert engines(rows) == {algorithm}
-    assert {r.reason for r in rows if r.op != "bgrad"} == {"asked for by name"}
+    for row in rows:
+        assert row.op == "bgrad" or row.reason.startswith("asked for by name")
     assert [r.slice for r in rows if r.op == "fprop"] == [
         1 if algorithm == "per_sample" else 8
     ]
@@ -212,8 +214,25 @@ def test_the_backward_rule_of_the_layer_shows(platform):
     )
     rows = jc.explain(jax.jit(step), X, W, BIAS, platform=platform)
     assert rows[0].op == "fprop"
-    assert sorted(row.op for row in rows) == ["bgrad", "dgrad", "fprop", "wgrad"]
-    assert next(row for row in rows if row.op == "bgrad").engine == "kernel"
+    assert sorted(row.op for row in rows) == ["act_bgrad", "dgrad", "fprop", "wgrad"]
+    one_pass = next(row for row in rows if row.op == "act_bgrad")
+    assert one_pass.engine == "kernel"
+    assert one_pass.reason == "derivative of relu, sum in fixed chunks"
+
+
+def test_what_follows_the_convolution_shows(platform):
+    y = jax.eval_shape(jc.conv, X, W)
+    fun = functools.partial(jc.conv_bias_act, algorithm="im2col_gemm")
+    (row,) = jc.explain(
+        lambda x, w, b, r: fun(x, w, b, scale=b, residual=r, activation="silu"),
+        *(X, W, BIAS, y),
+        platform=platform,
+    )
+    assert row.reason.endswith("scale, bias, residual, silu in one pass over y")
+    (row,) = jc.explain(
+        functools.partial(fun, activation=jax.nn.softplus), X, W, platform=platform
+    )
+    assert row.reason.endswith("softplus is a Python function, outside the kernel")
 
 
 def test_gradients_that_nobody_asks_for_do_not_show(platform):

@@ -1,7 +1,5 @@
 """Inside shard_map and pmap the gradients are those of a single device."""
 
-import functools
-
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -99,7 +97,7 @@ def test_a_shard_map_over_filters(mesh_2d, check_vma):
     assert_same(jax.jit(training_step(mapped))(*args), want)
 
 
-@pytest.mark.parametrize("fun", [LAYERS["both"], LAYERS["general"]])
+@pytest.mark.parametrize("fun", LAYERS.values())
 @check_vma
 def test_forward_mode_in_a_shard_map(mesh, fun, check_vma):
     mapped = jax.shard_map(

@@ -28,7 +28,7 @@ from sharded import (
 
 MODELS = {
     "layer": {},
-    "both modes": {"ad": "both"},
+    "scaled": {"scale": np.arange(1, 5, dtype=np.float32)},
     "strided": {"strides": 2, "padding": ((0, 1), (2, 0))},
     "grouped": {"groups": 2},
     "dilated": {"dilation": 2, "input_dilation": (1, 2), "padding": 1},

@@ -101,9 +101,7 @@ def activate(layer, y, residual=None):
     return activation.fn(y) if activation else y
 
 
-def _conv_bias_act(
-    layer, x, w, bias, out_sharding=None, residual=None, **arguments
-):
+def _conv_bias_act(layer, x, w, bias, out_sharding=None, residual=None, **arguments):
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
     rank = x.ndim - 2

@@ -44,8 +44,8 @@ class Conv(nn.Conv):
                 f"feature_group_count={self.feature_group_count} must divide the "
                 f"{inputs.shape[-1]} features of the input"
             )
-        arrays = _arrays(self, inputs, (channels, self.features))
-        return _call.conv(self, *arrays, residual=residual)
+        inputs, kernel, bias = _arrays(self, inputs, (channels, self.features))
+        return _call.conv(self, inputs, kernel, bias, None, residual)
 
 
 class ConvTranspose(nn.ConvTranspose):
