@@ -107,7 +107,8 @@ def test_activation(name, activation):
     mine, _ = split(make(getattr(ours, name), shape, settings))
     z, pull = jax.vjp(theirs, parameters, x)
     y = getattr(jax.nn, activation)(z)
-    assert_same_trees(mine(parameters, x), y)
+    ulps = 0 if activation == "relu" else 4e-6
+    np.testing.assert_allclose(mine(parameters, x), y, rtol=ulps, atol=ulps)
     if activation == "relu":  # whose derivatives are integers too
         expected = y, pull(digits(y, seed=2) * (z > 0))
         assert_same_trees(gradients(mine, parameters, x), expected)
