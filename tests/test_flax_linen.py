@@ -263,3 +263,71 @@ def test_flax_is_imported_only_on_request_and_then_needed():
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: jax_convbatch.flax needs Flax")
     assert "pip install 'jax_convbatch[flax]'" in last
+
+
+class StockBlock(nn.Module):
+    """ConvBlock in Flax's layers."""
+
+    strides: int
+    frozen: bool
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x, residual=None):
+        options = dict(use_bias=False, dtype=self.dtype, name="conv")
+        y = nn.Conv(8, (3, 3), self.strides, **options)(x)
+        y = nn.BatchNorm(
+            self.frozen, momentum=0.9, epsilon=1e-5, dtype=self.dtype, name="norm"
+        )(y)
+        return nn.relu(y if residual is None else y + residual)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_block_is_that_of_flax(frozen, with_residual, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 9, 9, 5)).astype(dtype)
+    residual = rng.standard_normal((4, 5, 5, 8)).astype(dtype)
+    extra = (residual,) if with_residual else ()
+    ours = linen.ConvBlock(8, (3, 3), 2, use_running_average=frozen, dtype=dtype)
+    theirs = StockBlock(2, frozen, dtype)
+    variables = theirs.init(jax.random.key(0), x, *extra)
+    assert_same_trees(ours.init(jax.random.key(0), x, *extra), variables)
+    variables = jax.tree.map(
+        lambda a: a + 0.3 * rng.random(a.shape, np.float32), variables
+    )
+
+    def step(block, variables, x):
+        y, updated = block.apply(variables, x, *extra, mutable=["batch_stats"])
+        return y, updated
+
+    got, want = (
+        jax.jit(partial(step, b))(variables, x) for b in (ours, theirs)
+    )
+    tolerance = 1e-5 if dtype == "float32" else 0.04
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(
+            np.float32(a), np.float32(b), rtol=tolerance, atol=tolerance
+        )
+    rows = (
+        jax_convbatch.explain(lambda v, x: ours.apply(v, x, *extra), variables, x)
+        if frozen
+        else ()
+    )
+    for row in rows:
+        residual_too = ", residual" if with_residual else ""
+        assert f"scale, bias{residual_too}, relu in" in row.reason
+
+
+def test_a_block_of_another_convolution_fuses_nothing():
+    x = np.ones((1, 4, 4, 2), np.float32)
+    block = linen.ConvBlock(3, (1, 1), use_running_average=True, conv=nn.Conv)
+    mine = linen.ConvBlock(3, (1, 1), use_running_average=True)
+    variables = block.init(jax.random.key(0), x)
+    rows = jax_convbatch.explain(block.apply, variables, x)
+    assert [row.engine for row in rows] == ["xla"]
+    np.testing.assert_allclose(
+        mine.apply(variables, x), block.apply(variables, x), rtol=1e-5, atol=1e-6
+    )

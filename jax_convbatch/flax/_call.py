@@ -16,7 +16,7 @@ from jax_convbatch.conv import per_axis, transposed
 from jax_convbatch.layer import conv_bias_act
 
 
-def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None):
+def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=None):
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = _one_batch_axis(inputs, rank)
@@ -38,6 +38,7 @@ def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None):
         bias,
         out_sharding,
         residual=None if residual is None else _one_batch_axis(residual, rank)[0],
+        scale=None if scale is None else scale.astype(_result_dtype(layer, x)),
         strides=_per_axis(layer, "strides", rank),
         padding=padding,
         input_dilation=_per_axis(layer, "input_dilation", rank),
@@ -103,7 +104,7 @@ def activate(layer, y, residual=None):
 
 def _conv_bias_act(layer, x, w, bias, out_sharding=None, residual=None, **arguments):
     wanted = getattr(layer, "preferred_element_type", None)
-    dtype = x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
+    dtype = _result_dtype(layer, x)
     rank = x.ndim - 2
     arguments |= dict(
         dimension_numbers=_channels_last(rank),
@@ -123,6 +124,11 @@ def _conv_bias_act(layer, x, w, bias, out_sharding=None, residual=None, **argume
     # Flax's sum takes the wider dtype, and so the activation does.
     y = conv_bias_act(x, w, **arguments)
     return activate(layer, y if bias is None else y + bias, residual)
+
+
+def _result_dtype(layer, x):
+    wanted = getattr(layer, "preferred_element_type", None)
+    return x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
 
 
 def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from jax_convbatch.flax import _call
 
@@ -70,6 +73,100 @@ class ConvTranspose(nn.ConvTranspose):
         if self.transpose_kernel:
             channels = channels[::-1]
         return _call.conv_transpose(self, *_arrays(self, inputs, channels))
+
+
+class ConvBlock(nn.Module):
+    """activation(norm(conv(inputs)) + residual), the block of a residual network.
+
+    The norm is `flax.linen.BatchNorm`. With `use_running_average` it is a scale and
+    a bias for each channel, and the block is one call of
+    `jax_convbatch.conv_bias_act`; in training the batch's statistics stand between
+    the convolution and what follows. Submodules are "conv" (`Conv` without bias) and
+    "norm", with the variables of Flax's.
+
+    Attributes:
+      features, kernel_size, strides, padding: as in `Conv`.
+      activation: as in `Conv`.
+      use_running_average, momentum, epsilon, scale_init: of the norm.
+      dtype: to compute in; by default the input's and parameters' common one.
+      conv: the layer used for the convolution, by default `Conv`. With another one
+        nothing is fused.
+      algorithm, workspace_limit: as in `Conv`.
+
+    Raises:
+      ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
+    """
+
+    features: int
+    kernel_size: Sequence[int]
+    strides: int | Sequence[int] = 1
+    padding: Any = "SAME"
+    activation: str | Callable | None = "relu"
+    use_running_average: bool = False
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    scale_init: Callable = nn.initializers.ones_init()
+    dtype: Any = None
+    conv: Callable[..., nn.Module] = Conv
+    algorithm: str = "auto"
+    workspace_limit: int | None = None
+
+    @nn.compact
+    def __call__(self, inputs, residual=None):
+        """[*batch, *output, K]; `residual` is like the result."""
+        options = dict(use_bias=False, dtype=self.dtype, padding=self.padding)
+        mine = self.conv is Conv
+        if mine:
+            options |= dict(
+                algorithm=self.algorithm, workspace_limit=self.workspace_limit
+            )
+        norm = _Norm(
+            use_running_average=self.use_running_average,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            scale_init=self.scale_init,
+            dtype=self.dtype,
+            name="norm",
+        )
+        size, strides = tuple(self.kernel_size), self.strides
+        if mine and self.use_running_average:
+            scale, bias = norm(None, self.features)
+            layer = _Scaled(
+                self.features, size, strides, **options, name="conv",
+                activation=self.activation,
+            )  # fmt: skip
+            return layer(inputs, residual, scale, bias)
+        y = norm(
+            self.conv(self.features, size, strides, **options, name="conv")(inputs)
+        )
+        return _call.activate(self, y, residual)
+
+
+class _Scaled(Conv):
+    """`Conv` that is given scale and bias."""
+
+    @nn.compact
+    def __call__(self, inputs, residual, scale, bias):
+        channels = (inputs.shape[-1], self.features)
+        inputs, kernel, _ = _arrays(self, inputs, channels)
+        bias = bias.astype(kernel.dtype)
+        return _call.conv(self, inputs, kernel, bias, None, residual, scale)
+
+
+class _Norm(nn.BatchNorm):
+    """`BatchNorm`, or the scale and bias that it amounts to when frozen."""
+
+    @nn.compact
+    def __call__(self, x, features: int = 0):
+        if not features:
+            return super().__call__(x)
+        shape = (features,)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
+        scale = self.param("scale", self.scale_init, shape, self.param_dtype)
+        bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        scale = scale * jax.lax.rsqrt(var.value + self.epsilon)
+        return scale, bias - mean.value * scale
 
 
 def _arrays(layer, inputs, channels: tuple[int, int]):
