@@ -11,62 +11,95 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from jax_convbatch.flax.linen import ConvBlock
+
 
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 and a shortcut; the 3x3 has the stride (ResNet v1.5)."""
 
     features: int
     stride: int
-    conv: Any
-    norm: Any
+    block: Callable[..., nn.Module]
 
     @nn.compact
     def __call__(self, x):
-        stride = (self.stride, self.stride)
-        y = nn.relu(self.norm()(self.conv(self.features, (1, 1))(x)))
-        y = nn.relu(self.norm()(self.conv(self.features, (3, 3), stride)(y)))
-        y = self.conv(4 * self.features, (1, 1))(y)
-        y = self.norm(scale_init=nn.initializers.zeros_init())(y)
-        if x.shape != y.shape:
-            x = self.norm()(self.conv(4 * self.features, (1, 1), stride)(x))
-        return nn.relu(x + y)
+        out = 4 * self.features
+        shortcut = _shortcut(self, x, out)
+        y = self.block(self.features, (1, 1))(x)
+        y = self.block(self.features, (3, 3), self.stride)(y)
+        return self.block(out, (1, 1), scale_init=_ZEROS)(y, shortcut)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 and a shortcut; the first has the stride."""
+
+    features: int
+    stride: int
+    block: Callable[..., nn.Module]
+
+    @nn.compact
+    def __call__(self, x):
+        shortcut = _shortcut(self, x, self.features)
+        y = self.block(self.features, (3, 3), self.stride)(x)
+        return self.block(self.features, (3, 3), scale_init=_ZEROS)(y, shortcut)
+
+
+_ZEROS = nn.initializers.zeros_init()
+
+
+def _shortcut(self, x, features: int):
+    if self.stride == 1 and x.shape[-1] == features:
+        return x
+    return self.block(features, (1, 1), self.stride, activation=None)(x)
+
+
+# Depth: the unit, and how many of them in each stage.
+DEPTHS = {18: (BasicBlock, (2, 2, 2, 2)), 50: (Bottleneck, (3, 4, 6, 3))}
 
 
 class ResNet(nn.Module):
-    """ResNet v1.5 of bottlenecks; [N, H, W, 3] -> logits [N, classes] in f32.
+    """ResNet v1.5; [N, H, W, channels] -> logits [N, classes] in f32.
 
     Attributes:
-      conv: a layer with the arguments of `flax.linen.Conv`.
-      stages: bottlenecks in each; (3, 4, 6, 3) is ResNet-50.
+      conv: a layer with the arguments of `flax.linen.Conv`. Where it is ours and
+        `train` is false, every convolution, its norm, the sum with the shortcut and
+        the activation are one call.
+      depth: of `DEPTHS`.
+      stages: units in each stage, if not those of `depth`.
       width: channels of the first stage.
       classes: number of logits.
       dtype: to compute in; parameters are float32.
       train: whether batch statistics are those of the batch, and kept.
+      small: for images of some 32 pixels: a 3x3 stem, and no pooling after it.
     """
 
     conv: Callable[..., nn.Module] = nn.Conv
-    stages: tuple[int, ...] = (3, 4, 6, 3)
+    depth: int = 50
+    stages: tuple[int, ...] | None = None
     width: int = 64
     classes: int = 1000
     dtype: Any = jnp.bfloat16
     train: bool = True
+    small: bool = False
 
     @nn.compact
     def __call__(self, x):
-        conv = partial(self.conv, use_bias=False, dtype=self.dtype)
-        norm = partial(
-            nn.BatchNorm,
-            use_running_average=not self.train,
-            momentum=0.9,
+        block = partial(
+            ConvBlock,
+            conv=self.conv,
             dtype=self.dtype,
+            use_running_average=not self.train,
         )
-        x = conv(self.width, (7, 7), (2, 2), padding=[(3, 3), (3, 3)])(x)
-        x = nn.relu(norm()(x))
-        x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
-        for i, blocks in enumerate(self.stages):
-            for j in range(blocks):
+        if self.small:
+            x = block(self.width, (3, 3))(x)
+        else:
+            x = block(self.width, (7, 7), 2, padding=((3, 3), (3, 3)))(x)
+            x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        unit, stages = DEPTHS[self.depth]
+        for i, count in enumerate(self.stages or stages):
+            for j in range(count):
                 stride = 2 if i > 0 and j == 0 else 1
-                x = Bottleneck(self.width << i, stride, conv, norm)(x)
+                x = unit(self.width << i, stride, block)(x)
         x = nn.Dense(self.classes, dtype=self.dtype)(x.mean((1, 2)))
         return x.astype(jnp.float32)
 

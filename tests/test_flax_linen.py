@@ -302,9 +302,7 @@ def test_a_block_is_that_of_flax(frozen, with_residual, dtype):
         y, updated = block.apply(variables, x, *extra, mutable=["batch_stats"])
         return y, updated
 
-    got, want = (
-        jax.jit(partial(step, b))(variables, x) for b in (ours, theirs)
-    )
+    got, want = (jax.jit(partial(step, b))(variables, x) for b in (ours, theirs))
     tolerance = 1e-5 if dtype == "float32" else 0.04
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype

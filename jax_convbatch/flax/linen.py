@@ -89,9 +89,8 @@ class ConvBlock(nn.Module):
       activation: as in `Conv`.
       use_running_average, momentum, epsilon, scale_init: of the norm.
       dtype: to compute in; by default the input's and parameters' common one.
-      conv: the layer used for the convolution, by default `Conv`. With another one
-        nothing is fused.
-      algorithm, workspace_limit: as in `Conv`.
+      conv: the layer used for the convolution: `Conv`, or a `functools.partial` of
+        it. With another one nothing is fused.
 
     Raises:
       ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
@@ -108,18 +107,14 @@ class ConvBlock(nn.Module):
     scale_init: Callable = nn.initializers.ones_init()
     dtype: Any = None
     conv: Callable[..., nn.Module] = Conv
-    algorithm: str = "auto"
-    workspace_limit: int | None = None
 
     @nn.compact
     def __call__(self, inputs, residual=None):
         """[*batch, *output, K]; `residual` is like the result."""
-        options = dict(use_bias=False, dtype=self.dtype, padding=self.padding)
-        mine = self.conv is Conv
-        if mine:
-            options |= dict(
-                algorithm=self.algorithm, workspace_limit=self.workspace_limit
-            )
+        options: dict[str, Any] = getattr(self.conv, "keywords", {}) | dict(
+            use_bias=False, dtype=self.dtype, padding=self.padding, name="conv"
+        )
+        layer = getattr(self.conv, "func", self.conv)
         norm = _Norm(
             use_running_average=self.use_running_average,
             momentum=self.momentum,
@@ -129,16 +124,12 @@ class ConvBlock(nn.Module):
             name="norm",
         )
         size, strides = tuple(self.kernel_size), self.strides
-        if mine and self.use_running_average:
+        if layer is Conv and self.use_running_average:
             scale, bias = norm(None, self.features)
-            layer = _Scaled(
-                self.features, size, strides, **options, name="conv",
-                activation=self.activation,
-            )  # fmt: skip
-            return layer(inputs, residual, scale, bias)
-        y = norm(
-            self.conv(self.features, size, strides, **options, name="conv")(inputs)
-        )
+            options["activation"] = self.activation
+            fused = _Scaled(self.features, size, strides, **options)
+            return fused(inputs, residual, scale, bias)
+        y = norm(layer(self.features, size, strides, **options)(inputs))
         return _call.activate(self, y, residual)
 
 
@@ -146,7 +137,7 @@ class _Scaled(Conv):
     """`Conv` that is given scale and bias."""
 
     @nn.compact
-    def __call__(self, inputs, residual, scale, bias):
+    def __call__(self, inputs, residual, scale, bias):  # type: ignore[override]
         channels = (inputs.shape[-1], self.features)
         inputs, kernel, _ = _arrays(self, inputs, channels)
         bias = bias.astype(kernel.dtype)
@@ -157,7 +148,7 @@ class _Norm(nn.BatchNorm):
     """`BatchNorm`, or the scale and bias that it amounts to when frozen."""
 
     @nn.compact
-    def __call__(self, x, features: int = 0):
+    def __call__(self, x, features: int = 0):  # type: ignore[override]
         if not features:
             return super().__call__(x)
         shape = (features,)
