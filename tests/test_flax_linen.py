@@ -150,7 +150,7 @@ def test_options_reach_the_convolution():
     ):
         layer = linen.Conv(2, (3, 3), **settings)
         (row,) = jax_convbatch.explain(layer.apply, variables, x)
-        assert row.engine == settings.get("algorithm", "im2col_gemm")
+        assert row.engine == settings.get("algorithm", "implicit_gemm")
         assert 1 <= row.slice < 4
     with pytest.raises(ValueError, match="workspace_limit"):
         linen.Conv(2, (3, 3), workspace_limit=1).apply(variables, x)
