@@ -146,14 +146,15 @@ def test_options_reach_the_convolution():
     assert "HIGHEST" in str(jax.make_jaxpr(layer.apply)(variables, x))
     for settings in (
         dict(algorithm="per_sample"),
-        dict(workspace_limit=2 * 8 * 8 * 9 * 3 * 4 + 512),
+        dict(algorithm="im2col_gemm", workspace_limit=2 * 8 * 8 * 9 * 3 * 4 + 512),
     ):
         layer = linen.Conv(2, (3, 3), **settings)
         (row,) = jax_convbatch.explain(layer.apply, variables, x)
-        assert row.engine == settings.get("algorithm", "implicit_gemm")
+        assert row.engine == settings["algorithm"]
         assert 1 <= row.slice < 4
     with pytest.raises(ValueError, match="workspace_limit"):
-        linen.Conv(2, (3, 3), workspace_limit=1).apply(variables, x)
+        settings["workspace_limit"] = 1
+        linen.Conv(2, (3, 3), **settings).apply(variables, x)
 
 
 def test_a_bias_wider_than_the_result_widens_it_as_in_flax():
