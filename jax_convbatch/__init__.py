@@ -1,6 +1,7 @@
 """Convolutions for JAX: differentiable in every mode, reproducible to the bit."""
 
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
+from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
 from jax_convbatch.layer import conv_bias_act
 from jax_convbatch.tune import tune
@@ -12,6 +13,7 @@ __all__ = [
     "conv_bias_act",
     "conv_general_dilated",
     "conv_transpose",
+    "deform_conv",
     "explain",
     "tune",
 ]

@@ -176,3 +176,16 @@ def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
     size = lhs.shape[batch] // count
     split = (*lhs.shape[:batch], count, size, *lhs.shape[batch + 1 :])
     return primitives.fold_axis(lhs.reshape(split), batch, feature, 1)
+
+
+def geometry_of(
+    lhs, rhs, **kwargs
+) -> tuple[geo.ConvGeometry, ConvDimensionNumbers, np.dtype]:
+    """Geometry, order of axes and result dtype of a `jax.lax` convolution.
+
+    Raises:
+      TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
+    """
+    canonical, out = _canonical(lhs, rhs, kwargs)
+    geometry = geo.from_lax(lhs.shape, rhs.shape, out.shape, **canonical)
+    return geometry, canonical["dimension_numbers"], np.dtype(out.dtype)

@@ -149,13 +149,13 @@ def _name_of(function) -> str:
 def _check(bias, residual, scale, shape, channel_axis: int, dtype) -> None:
     channels = shape[channel_axis]
     per_channel = f"({channels},), one number for each output channel"
-    _check_array("bias", bias, (channels,), per_channel, dtype)
-    _check_array("scale", scale, (channels,), per_channel, dtype)
+    check_array("bias", bias, (channels,), per_channel, dtype)
+    check_array("scale", scale, (channels,), per_channel, dtype)
     like_y = f"{tuple(shape)}, as the result has"
-    _check_array("residual", residual, tuple(shape), like_y, dtype)
+    check_array("residual", residual, tuple(shape), like_y, dtype)
 
 
-def _check_array(name: str, a, shape, wanted: str, dtype) -> None:
+def check_array(name: str, a, shape, wanted: str, dtype) -> None:
     if a is None:
         return
     if not (hasattr(a, "shape") and hasattr(a, "dtype")):

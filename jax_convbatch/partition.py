@@ -260,3 +260,59 @@ def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
         decode_shardings=False,
     )
     return fun
+
+
+def partitioned_samples(local, operands, results):
+    """`local(*arrays)`, a list or one array, split by samples.
+
+    Args:
+      local: works on the samples it is given.
+      operands, results: for each array (number of axes, the axis of its samples);
+        None for an array without one. Such a result is a sum over samples.
+    """
+    fun = custom_partitioning(local)
+
+    def factors(i, ndim, axis):
+        names = (f"a{i}_{j}" for j in range(ndim))
+        return " ".join("n" if j == axis else name for j, name in enumerate(names))
+
+    arrays = [*operands, *results]
+    names = [factors(i, ndim, axis) for i, (ndim, axis) in enumerate(arrays)]
+    count = len(operands)
+    rule = f"{', '.join(names[:count])} -> {', '.join(names[count:])}"
+    whole = dict.fromkeys(f for text in names for f in text.split() if f != "n")
+
+    def partition(mesh, arg_shapes, result_shapes):
+        mesh = _fine_mesh(mesh)
+        axes: tuple[str, ...] = ()
+        several = isinstance(result_shapes, (list, tuple))
+        shapes = [*arg_shapes, *(result_shapes if several else [result_shapes])]
+        for (_, axis), a in zip(arrays, shapes, strict=True):
+            if axis is not None and not axes:
+                axes = _even_axes(mesh, _spec(a, mesh)[axis], a.shape[axis])
+
+        def sharding(ndim, axis):
+            spec = [axes or None if j == axis else None for j in range(ndim)]
+            return NamedSharding(mesh, PartitionSpec(*spec))
+
+        def lower(*arrays):
+            out = _per_device(local, mesh, ())(*arrays)
+            if not several or not axes:
+                return out
+            with_sums = _per_device(lambda a: a, mesh, axes)
+            return [
+                with_sums(a) if axis is None else a
+                for a, (_, axis) in zip(out, results, strict=True)
+            ]
+
+        out = [sharding(*r) for r in results]
+        ins = tuple(sharding(*o) for o in operands)
+        return mesh, lower, out if several else out[0], ins
+
+    fun.def_partition(
+        partition=partition,
+        sharding_rule=rule,
+        decode_shardings=False,
+        need_replication_factors=tuple(whole),
+    )
+    return fun

@@ -284,7 +284,7 @@ def _plan_columns(
     else:
         limit = int(workspace_limit)
     samples = 1 if engine == "per_sample" else max(geometry.N, 1)
-    samples = _largest_slice(per_sample, limit - fixed, samples)
+    samples = largest_slice(per_sample, limit - fixed, samples)
     if not samples:
         raise ValueError(
             f"workspace_limit={workspace_limit} bytes is too small for this {op}: "
@@ -382,7 +382,7 @@ def _workspace(op: str, g: ConvGeometry, dtype: np.dtype, platform: str):
     )
 
 
-def _largest_slice(cost, limit: int, most: int) -> int:
+def largest_slice(cost, limit: int, most: int) -> int:
     """The largest n <= most with cost(n) <= limit, or 0; cost is increasing."""
     low, high = 0, most
     while low < high:

@@ -14,25 +14,13 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "blas.h"
-#include "blocks.h"
+#include "column_gemms.h"
 #include "half.h"
 #include "handlers.h"
 #include "im2col.h"
 
 namespace jax_convbatch {
 namespace {
-
-// `data` in the type of the arithmetic: itself, or a converted copy in `copy`.
-template <typename T>
-const Compute<T>* AsCompute(const T* data, Compute<T>* copy, int64_t count) {
-  if constexpr (std::is_same_v<T, Compute<T>>) {
-    return data;
-  } else {
-    ConvertAll(data, copy, count);
-    return copy;
-  }
-}
 
 // The workspace's pieces; null where a geometry or dtype does without.
 template <typename T>
@@ -53,36 +41,17 @@ struct Pieces {
   Compute<T>*columns = nullptr, *y = nullptr, *w = nullptr;
 };
 
-// Calls body(first, count) for each slice of the batch.
-template <typename Body>
-void ForEachSlice(const ConvGeometry& g, int64_t slice, Body body) {
-  for (int64_t first = 0; first < g.N; first += slice) {
-    body(first, std::min(slice, g.N - first));
-  }
-}
-
-// The columns of a slice: x itself where the filter is pointwise. With groups a
-// pointwise sample is a matrix of row length C for each group, otherwise of
-// row length column_size().
+// The columns of a slice: x itself where the filter is pointwise.
 template <typename T>
-struct Columns {
-  const Compute<T>* data;
-  int64_t row, group_stride;
-
-  const Compute<T>* at(const ConvGeometry& g, int64_t n, int64_t group) const {
-    return data + n * ColumnsPerSample(g) + group * group_stride;
-  }
-};
-
-template <typename T>
-Columns<T> UnrollSlice(const ConvGeometry& g, int64_t samples, const T* x,
-                       Compute<T>* buffer) {
+Columns<const Compute<T>> UnrollSlice(const ConvGeometry& g, int64_t samples,
+                                      const T* x, Compute<T>* buffer) {
+  using Result = Columns<const Compute<T>>;
   if (g.is_pointwise()) {
-    return {AsCompute(x, buffer, samples * ColumnsPerSample(g)), g.C,
-            g.group_C()};
+    return Result::Pointwise(
+        g, AsCompute(x, buffer, samples * ColumnsPerSample(g)));
   }
   Unroll(g, samples, x, buffer);
-  return {buffer, g.column_size(), g.output_pixels() * g.column_size()};
+  return Result::Unrolled(g, buffer);
 }
 
 template <typename T, typename Y>
@@ -91,9 +60,8 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
   using A = Compute<T>;
   const A* w = AsCompute(w_data, pieces.w, g.w_size());
   const int64_t y_sample = g.output_pixels() * g.K;
-  const ResultCut cut(g.output_pixels(), g.group_K(), g.column_size());
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
-    const Columns<T> columns = UnrollSlice(
+    const auto columns = UnrollSlice(
         g, count, x + first * g.input_pixels() * g.C, pieces.columns);
     A* out;
     if constexpr (std::is_same_v<Y, A>) {
@@ -101,16 +69,7 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
     } else {
       out = pieces.y;
     }
-    ForEachPiece(
-        count * g.groups, cut, g.column_size(),
-        [&](int64_t i, int64_t row, int64_t rows, int64_t k, int64_t ks) {
-          const int64_t n = i / g.groups, group = i % g.groups;
-          const int64_t channel = group * g.group_K() + k;
-          Gemm<A>(false, false, rows, ks, g.column_size(),
-                  columns.at(g, n, group) + row * columns.row, columns.row,
-                  w + channel, g.K, 0, out + n * y_sample + row * g.K + channel,
-                  g.K);
-        });
+    FpropProducts<A>(g, count, columns, w, out);
     if constexpr (!std::is_same_v<Y, A>) {
       ConvertAll(out, y + first * y_sample, count * y_sample);
     }
@@ -124,10 +83,6 @@ void Dgrad(const ConvGeometry& g, int64_t slice, const T* dy, const T* w_data,
   const A* w = AsCompute(w_data, pieces.w, g.w_size());
   const int64_t y_sample = g.output_pixels() * g.K;
   const bool pointwise = g.is_pointwise();
-  const int64_t row_length = pointwise ? g.C : g.column_size();
-  const int64_t group_stride =
-      pointwise ? g.group_C() : g.output_pixels() * g.column_size();
-  const ResultCut cut(g.output_pixels(), g.column_size(), g.group_K());
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
     const A* in = AsCompute(dy + first * y_sample, pieces.y, count * y_sample);
     T* out = dx + first * g.input_pixels() * g.C;
@@ -135,18 +90,9 @@ void Dgrad(const ConvGeometry& g, int64_t slice, const T* dy, const T* w_data,
     if constexpr (std::is_same_v<T, A>) {
       if (pointwise) columns = out;
     }
-    ForEachPiece(
-        count * g.groups, cut, g.group_K(),
-        [&](int64_t i, int64_t row, int64_t rows, int64_t c, int64_t cs) {
-          const int64_t n = i / g.groups, group = i % g.groups;
-          const int64_t channel = group * g.group_K();
-          Gemm<A>(false, true, rows, cs, g.group_K(),
-                  in + n * y_sample + row * g.K + channel, g.K,
-                  w + c * g.K + channel, g.K, 0,
-                  columns + n * ColumnsPerSample(g) + group * group_stride +
-                      row * row_length + c,
-                  row_length);
-        });
+    DgradProducts<A>(g, count, in, w,
+                     pointwise ? Columns<A>::Pointwise(g, columns)
+                               : Columns<A>::Unrolled(g, columns));
     if (!pointwise) {
       Gather(g, count, columns, out);
     } else if constexpr (!std::is_same_v<T, A>) {
@@ -160,7 +106,6 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const T* x, const T* dy, T* dw,
            const Pieces<T>& pieces) {
   using A = Compute<T>;
   const int64_t y_sample = g.output_pixels() * g.K;
-  const ResultCut cut(g.column_size(), g.group_K(), g.output_pixels());
   A* sum;
   if constexpr (std::is_same_v<T, A>) {
     sum = dw;
@@ -168,21 +113,10 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const T* x, const T* dy, T* dw,
     sum = pieces.w;
   }
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
-    const Columns<T> columns = UnrollSlice(
+    const auto columns = UnrollSlice(
         g, count, x + first * g.input_pixels() * g.C, pieces.columns);
     const A* in = AsCompute(dy + first * y_sample, pieces.y, count * y_sample);
-    ForEachPiece(
-        g.groups, cut, count * g.output_pixels(),
-        [&](int64_t group, int64_t c, int64_t cs, int64_t k, int64_t ks) {
-          const int64_t channel = group * g.group_K() + k;
-          // Samples in order; the first one overwrites.
-          for (int64_t n = 0; n < count; ++n) {
-            Gemm<A>(true, false, cs, ks, g.output_pixels(),
-                    columns.at(g, n, group) + c, columns.row,
-                    in + n * y_sample + channel, g.K, first + n == 0 ? 0 : 1,
-                    sum + c * g.K + channel, g.K);
-          }
-        });
+    WgradProducts<A>(g, first, count, columns, in, sum);
   });
   if constexpr (!std::is_same_v<T, A>) ConvertAll(sum, dw, g.w_size());
 }

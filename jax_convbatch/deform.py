@@ -1,0 +1,200 @@
+"""deform_conv: deformable convolution, v1 and modulated v2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_convbatch import _compat, activations, deform_plan, plan
+from jax_convbatch import deform_primitives as primitives
+from jax_convbatch.bias import broadcast_bias
+from jax_convbatch.canonical import canonical_dtype, geometry_of
+from jax_convbatch.conv import channels_last, conv_padding, per_axis
+from jax_convbatch.deform_params import DeformParams, accumulator
+from jax_convbatch.deform_sampling import sampling
+from jax_convbatch.layer import check_array
+from jax_convbatch.primitives import ConvParams
+
+
+def deform_conv(
+    x,
+    offset,
+    w,
+    bias=None,
+    mask=None,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    offset_groups: int = 1,
+    activation: str | Callable | None = None,
+    dimension_numbers=None,
+    precision=None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> jax.Array:
+    """A convolution that reads where `offset` says: torchvision's `deform_conv2d`.
+
+    With base(p, r) = p * stride - padding + r * dilation along each axis, and
+    channel c in offset group g = c // (C / offset_groups),
+
+        y[n, p, q, k] = bias[k] + sum over r, s, c of
+            w[r, s, c, k] * mask[n, p, q, g, r, s] *
+            x[n, base(p, r) + offset[n, p, q, g, r, s, 0],
+                 base(q, s) + offset[n, p, q, g, r, s, 1], c]
+
+    where x at a real position is interpolated between the four pixels around it,
+    and pixels outside the image are 0. A position outside (-1, H) x (-1, W) gives
+    0 whatever the mask, and so do inf and nan; the derivatives by its offset and
+    mask are 0. Where a position is a whole number, the derivative by the offset is
+    that from the right (below). Every mode and order of differentiation works; all
+    results are the same bits on every run, and a sample's do not depend on the
+    batch.
+
+    Args:
+      x: [N, H, W, C]; f64, f32, bf16 or f16.
+      offset: [N, P, Q, offset_groups * R * S * 2], the offset groups outermost,
+        then the taps, then (h, w), in pixels; in the dtype of x or f32.
+      w: [R, S, C / groups, K], dtype of x.
+      bias: [K], dtype of x, or None.
+      mask: [N, P, Q, offset_groups * R * S] (DCNv2), dtype of x or f32, or None.
+      strides, padding, dilation, groups, precision: as in `conv`.
+      offset_groups: groups of channels of x with offsets of their own.
+      activation: None, a name that `conv_bias_act` knows, or a function.
+      dimension_numbers: of x, w and y, as in `conv`; offset and mask have their
+        axes in y's order. ("NCHW", "OIHW", "NCHW") takes PyTorch's arrays.
+      algorithm: "auto"; "im2col_gemm": the sampled columns of many samples in a
+        buffer, then products (CPU); "xla": composed of `jax.lax` gathers, on any
+        platform. An engine named is never replaced by another.
+      workspace_limit: bytes that the columns may take; above it the batch is cut
+        into slices, with the same bits. None as in `conv_general_dilated`.
+
+    Returns:
+      [N, P, Q, K] in the dtype of x; sums, offsets and masks are computed in f32
+      (f64 for f64).
+
+    Raises:
+      ValueError: x without two spatial axes; offset, mask or bias of the wrong
+        shape or dtype; offset_groups that do not divide C; an unknown algorithm
+        or one that cannot run here; a workspace_limit too small for one sample.
+      TypeError: x that is no array of a floating dtype.
+      TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
+    """
+    plan.check_options(algorithm, workspace_limit)
+    name = activation if isinstance(activation, str) else None
+    function = activation if callable(activation) else None
+    if activation is not None and name is None and function is None:
+        raise TypeError(f"activation must be a name or a function, got {activation!r}")
+    if name is not None and (chosen := activations.lookup(name)) is not None:
+        function = chosen.fn
+    x, offset, w, bias, mask = map(canonical_dtype, (x, offset, w, bias, mask))
+    for argument, a in (("x", x), ("w", w), ("offset", offset)):
+        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+            raise TypeError(f"{argument} must be an array, got {type(a).__name__}")
+    if len(x.shape) != 4:
+        raise ValueError(
+            f"x must have two spatial axes, [N, H, W, C], got shape {tuple(x.shape)}"
+        )
+    if problem := plan.unsupported(x.dtype, x.dtype, 2):
+        raise TypeError(f"deform_conv takes floating-point arrays, got {problem}")
+    geometry, numbers, dtype = geometry_of(
+        x,
+        w,
+        window_strides=per_axis("strides", strides, 2),
+        padding=conv_padding(padding, 2),
+        lhs_dilation=(1, 1),
+        rhs_dilation=per_axis("dilation", dilation, 2),
+        dimension_numbers=channels_last(2, dimension_numbers),
+        feature_group_count=groups,
+        batch_group_count=1,
+        preferred_element_type=None,
+    )
+    _check_offset_groups(offset_groups, geometry.C)
+    params = DeformParams(
+        ConvParams(
+            geometry,
+            numbers,
+            _compat.canonicalize_precision(precision),
+            algorithm,
+            None if workspace_limit is None else int(workspace_limit),
+        ),
+        int(offset_groups),
+    )
+    taps = params.offset_groups * geometry.R * geometry.S
+    offset = _channels_last("offset", offset, 2 * taps, params, dtype)
+    if mask is not None:
+        mask = _channels_last("mask", mask, taps, params, dtype)
+    axis = params.conv.axis("y", "K")
+    per_channel = f"({geometry.K},), one number for each output channel"
+    check_array("bias", bias, (geometry.K,), per_channel, dtype)
+    deform_plan.check_somewhere(geometry, dtype, algorithm, workspace_limit)
+    cells, corners = sampling(
+        offset, mask, geometry, params.offset_groups, accumulator(dtype)
+    )
+    y = primitives.fprop(x, corners, w, cells, params)
+    if bias is not None:
+        sharding = _compat.typeof(y).sharding
+        y = y + broadcast_bias(bias, y.shape, axis, out_sharding=sharding)
+    return function(y) if function else y
+
+
+def from_torch(x=None, offset=None, w=None, mask=None) -> tuple:
+    """Arrays of torchvision's or mmcv's deformable convolutions in our order.
+
+    Both number the channels of offset and mask as `deform_conv` does, so only axes
+    move, and offset and mask groups need no change.
+
+    Args:
+      x, offset, mask: [N, channels, H or P, W or Q], or None.
+      w: [K, C / groups, R, S], or None.
+
+    Returns:
+      x, offset, w, mask for `deform_conv`; None where None was given.
+    """
+
+    def moved(a, order):
+        return None if a is None else jnp.transpose(jnp.asarray(a), order)
+
+    x, offset, mask = (moved(a, (0, 2, 3, 1)) for a in (x, offset, mask))
+    return x, offset, moved(w, (2, 3, 1, 0)), mask
+
+
+def _check_offset_groups(offset_groups, channels: int) -> None:
+    if isinstance(offset_groups, bool) or not isinstance(
+        offset_groups, (int, np.integer)
+    ):
+        raise TypeError(f"offset_groups must be an int, got {offset_groups!r}")
+    if offset_groups < 1 or channels % offset_groups:
+        raise ValueError(
+            f"offset_groups must be positive and divide the {channels} channels of "
+            f"x, got {offset_groups}"
+        )
+
+
+def _channels_last(name: str, a, channels: int, params: DeformParams, dtype):
+    """offset or mask, checked, as [N, P, Q, channels]."""
+    g = params.geometry
+    order = params.layout("y")
+    want = [0] * 4
+    for axis, size in zip(order, (g.N, g.P, g.Q, channels), strict=True):
+        want[axis] = size
+    if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+        raise TypeError(f"{name} must be an array, got {type(a).__name__}")
+    if tuple(a.shape) != tuple(want):
+        each = "2 numbers" if name == "offset" else "1 number"
+        raise ValueError(
+            f"{name} must have shape {tuple(want)}: samples and pixels of the "
+            f"result, {each} for each of {g.R}x{g.S} taps in each of "
+            f"{params.offset_groups} offset groups; got {tuple(a.shape)}"
+        )
+    allowed = {np.dtype(dtype).name, "float32"}
+    if np.dtype(a.dtype).name not in allowed:
+        raise ValueError(
+            f"{name} must have dtype {' or '.join(sorted(allowed))}, got "
+            f"{np.dtype(a.dtype).name}"
+        )
+    return jnp.transpose(a, order)

@@ -1,0 +1,91 @@
+"""What is static about a deformable convolution, and its arrays by role.
+
+Roles are those of a convolution, "x", "w" and "y", and besides "corners", the
+weights of the sampled pixels, and "cells", their positions (deform_sampling.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jax_convbatch import deform_plan
+from jax_convbatch import geometry as geo
+from jax_convbatch.plan import Plan
+from jax_convbatch.primitives import ConvParams
+
+# What the convolution is linear in.
+FACTORS = ("x", "corners", "w")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeformParams:
+    """Everything static about a call.
+
+    Attributes:
+      conv: geometry, the user's order of axes of x, w and y, options.
+      offset_groups: groups of input channels with offsets of their own.
+    """
+
+    conv: ConvParams
+    offset_groups: int
+
+    @property
+    def geometry(self):
+        return self.conv.geometry
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        g = self.geometry
+        cells = (g.N, g.P, g.Q, self.offset_groups * g.R * g.S)
+        own = {"cells": cells, "corners": (*cells, 4)}
+        return own[role] if role in own else self.conv.shape(role)
+
+    def batch_axis(self, role: str) -> int | None:
+        """Where `role` has its samples; None for w."""
+        if role in ("cells", "corners"):
+            return 0
+        return None if role == "w" else self.conv.axis(role, "N")
+
+    def channel_axis(self, role: str) -> int:
+        """Where the channels of a group of its own would go."""
+        if role in ("cells", "corners"):
+            return 3
+        return self.conv.axis(role, "C" if role == "x" else "K")
+
+    def layout(self, role: str) -> tuple[int, ...]:
+        if role in ("cells", "corners"):
+            return tuple(range(len(self.shape(role))))
+        return geo.layout(role, self.conv.dimension_numbers)
+
+    def dtype(self, role: str, dtype) -> np.dtype:
+        """Of an array, where x has `dtype`."""
+        if role == "cells":
+            return np.dtype(np.int32)
+        return accumulator(dtype) if role == "corners" else np.dtype(dtype)
+
+    def with_sizes(self, offset_groups: int | None = None, **sizes: int):
+        return DeformParams(
+            self.conv.with_sizes(**sizes), offset_groups or self.offset_groups
+        )
+
+    def plan(self, op: str, wanted, dtype, platform: str) -> Plan:
+        return deform_plan.make_plan(
+            op,
+            wanted,
+            self.geometry,
+            dtype,
+            platform,
+            self.conv.algorithm,
+            self.conv.workspace_limit,
+        )
+
+
+def accumulator(dtype) -> np.dtype:
+    """What offsets, masks and sums are computed in."""
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+
+
+def needed(wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The factors that a backward pass reads: of each result the other two."""
+    return tuple(f for f in FACTORS if any(f != result for result in wanted))
