@@ -41,7 +41,7 @@ def make_plan(
         is too small for one sample.
     """
     if algorithm == "xla":
-        return Plan("xla", "asked for by name")
+        return Plan("xla", "asked for by name", source="name")
     names = [n for n, platforms in ENGINES.items() if platform in platforms]
     if algorithm != "auto":
         names = [algorithm] if algorithm in ENGINES else []
@@ -57,7 +57,8 @@ def make_plan(
         )
     samples, workspace = _slice(op, wanted, g, np.dtype(dtype), workspace_limit)
     reason = f"default on {platform}" if algorithm == "auto" else "asked for by name"
-    return Plan(names[0], reason, samples, workspace)
+    source = "rule" if algorithm == "auto" else "name"
+    return Plan(names[0], reason, samples, workspace, source=source)
 
 
 def check_somewhere(

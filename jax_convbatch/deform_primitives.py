@@ -270,6 +270,7 @@ backward_p = _compat.multi_primitive(
 _compat.defjvp(fprop_p, _fprop_jvp, _fprop_transpose)
 _compat.defjvp(tangent_p, _tangent_jvp, _tangent_transpose)
 _compat.defjvp(backward_p, _backward_jvp, _backward_transpose)
+PRIMITIVES = (fprop_p, tangent_p, backward_p)
 for _primitive, _rule, _lowering in (
     (fprop_p, _fprop_batching, deform_lowering.fprop),
     (tangent_p, _tangent_batching, deform_lowering.tangent),

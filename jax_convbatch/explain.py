@@ -10,7 +10,17 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from jax_convbatch import _compat, act_grad, bias, fused, plan, primitives, targets
+from jax_convbatch import (
+    _compat,
+    act_grad,
+    bias,
+    deform_lowering,
+    deform_primitives,
+    fused,
+    plan,
+    primitives,
+    targets,
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +29,9 @@ class Row:
 
     Attributes:
       op: "fprop", "dgrad", "wgrad", "bgrad" (the bias gradient) or "act_bgrad"
-        (the activation's derivative and the bias gradient in one pass).
+        (the activation's derivative and the bias gradient in one pass); of
+        deformable convolutions "deform_fprop", "deform_dgrad" (of x, offset and
+        mask) and "deform_wgrad".
       geometry: its sizes in words.
       dtype: of the operands.
       engine: what runs it; "xla" is `jax.lax`.
@@ -98,7 +110,7 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
     if platform is None:
         platform = targets.default_platform()
     equations = traced(fn, *args, **kwargs)
-    return Explanation(row for eqn in equations if (row := _row(eqn, platform)))
+    return Explanation(row for eqn in equations for row in _rows(eqn, platform))
 
 
 def traced(fn, *args, **kwargs) -> Iterator[Any]:
@@ -124,6 +136,40 @@ def _jaxprs(value) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _jaxprs(item)
+
+
+def _rows(eqn, platform: str) -> list[Row]:
+    if eqn.primitive in deform_primitives.PRIMITIVES:
+        return _deform_rows(eqn, platform)
+    row = _row(eqn, platform)
+    return [row] if row else []
+
+
+def _deform_rows(eqn, platform: str) -> list[Row]:
+    """A row for each native call that the primitive is, or would be."""
+    params, wanted = eqn.params["params"], eqn.params.get("wanted", ())
+    # x of fprop, dy of backward.
+    dtype = eqn.invars[-1 if wanted else 0].aval.dtype
+    ops = [("fprop", ("y",))] * len(eqn.params.get("of", "y"))
+    geometry = params.geometry.describe(params.conv.dimension_numbers)
+    if params.offset_groups > 1:
+        geometry += f", offset groups {params.offset_groups}"
+    rows = []
+    for op, results in deform_lowering.native_ops(wanted) if wanted else ops:
+        chosen = params.plan(op, results, dtype, platform)
+        rows.append(
+            Row(
+                f"deform_{op}",
+                geometry,
+                np.dtype(dtype).name,
+                chosen.engine,
+                chosen.reason,
+                chosen.slice,
+                chosen.workspace_bytes,
+                chosen.source,
+            )
+        )
+    return rows
 
 
 def _row(eqn, platform: str) -> Row | None:

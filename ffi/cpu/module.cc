@@ -6,6 +6,7 @@
 
 #include "bias_grad.h"
 #include "blas.h"
+#include "deform.h"
 #include "epilogue.h"
 #include "im2col_gemm.h"
 #include "implicit/kernels.h"
@@ -33,6 +34,9 @@ nb::dict Targets() {
   targets["jax_convbatch_implicit_gemm_fprop"] = Handler(ImplicitFpropCpu);
   targets["jax_convbatch_implicit_gemm_dgrad"] = Handler(ImplicitDgradCpu);
   targets["jax_convbatch_implicit_gemm_wgrad"] = Handler(ImplicitWgradCpu);
+  targets["jax_convbatch_im2col_gemm_deform_fprop"] = Handler(DeformFpropCpu);
+  targets["jax_convbatch_im2col_gemm_deform_dgrad"] = Handler(DeformDgradCpu);
+  targets["jax_convbatch_im2col_gemm_deform_wgrad"] = Handler(DeformWgradCpu);
   targets["jax_convbatch_bgrad"] = Handler(BiasGradCpu);
   targets["jax_convbatch_act_bgrad"] = Handler(ActBgradCpu);
   targets["jax_convbatch_epilogue"] = Handler(EpilogueCpu);
