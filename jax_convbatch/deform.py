@@ -51,9 +51,9 @@ def deform_conv(
     and pixels outside the image are 0. A position outside (-1, H) x (-1, W) gives
     0 whatever the mask, and so do inf and nan; the derivatives by its offset and
     mask are 0. Where a position is a whole number, the derivative by the offset is
-    that from the right (below). Every mode and order of differentiation works; all
-    results are the same bits on every run, and a sample's do not depend on the
-    batch.
+    that from the right. Every mode and order of differentiation works, away from
+    whole numbers for offsets. All results, the gradient of x too, are the same bits
+    on every run, and on the CPU a sample's y and dx do not depend on the batch.
 
     Args:
       x: [N, H, W, C]; f64, f32, bf16 or f16.
@@ -75,7 +75,7 @@ def deform_conv(
 
     Returns:
       [N, P, Q, K] in the dtype of x; sums, offsets and masks are computed in f32
-      (f64 for f64).
+      (f64 for f64). The bias is added to the rounded sum.
 
     Raises:
       ValueError: x without two spatial axes; offset, mask or bias of the wrong
