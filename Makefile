@@ -17,13 +17,15 @@ COMMA := ,
 EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help demo test gpu-test cuda-compile package lint format clean
+.PHONY: help demo test gpu-test cuda-compile package lint format clean \
+  sanitize sanitize-threads
 
 help:
 	@echo "make demo          train a small convnet on handwritten digits"
 	@echo "make test          run all tests on the CPU"
 	@echo "make gpu-test      build for CUDA and run the tests that need a GPU"
 	@echo "make cuda-compile  compile the CUDA sources; needs no GPU"
+	@echo "make sanitize      random convolutions under address and other sanitizers"
 	@echo "make package       build sdist and wheel, try the wheel"
 	@echo "make lint, format  check or repair style and types"
 	@echo "make clean         remove what the others made, $(VENV) included"
@@ -57,6 +59,39 @@ cuda-compile: $(INSTALLED)
 	  --config-settings=cmake.define.JAX_CONVBATCH_CUDA=ON .
 	@$(BIN)/python -m zipfile -l build/cuda-wheel/*.whl | grep '_cuda.*\.so'
 	@echo "make cuda-compile: compiled ffi/cuda for sm_80 and sm_90a"
+
+# The CPU's implicit_gemm on random problems, every instruction set of this
+# processor, for FUZZ_SECONDS. `sanitize-threads` runs 8 threads at once.
+FUZZ_SECONDS ?= 30
+FUZZ := build/fuzz
+FUZZ_FLAGS = -std=c++17 -g -O1 -fno-omit-frame-pointer -ffp-contract=fast -Iffi \
+  $(SANITIZER)
+FUZZ_KERNELS := $(if $(filter x86_64,$(shell uname -m)),avx512 avx2) portable
+FUZZ_avx512 := -mavx2 -mfma -mavx512f -mavx512vl -mavx512bw -mavx512dq
+FUZZ_avx2 := -mavx2 -mfma
+
+sanitize: SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize: .fuzz-program
+	@$(FUZZ)/fuzz $(FUZZ_SECONDS)
+	@echo "make sanitize: no error in $(FUZZ_SECONDS) s of random convolutions"
+
+sanitize-threads: SANITIZER := -fsanitize=thread
+sanitize-threads: .fuzz-program
+	@JAX_CONVBATCH_THREADS=4 $(FUZZ)/fuzz $(FUZZ_SECONDS) 8
+	@echo "make sanitize-threads: no race in $(FUZZ_SECONDS) s of 8 threads"
+
+.PHONY: .fuzz-program
+.fuzz-program:
+	@rm -rf $(FUZZ) && mkdir -p $(FUZZ)
+	@for isa in $(FUZZ_KERNELS); do \
+	  case $$isa in avx512) more="$(FUZZ_avx512)";; avx2) more="$(FUZZ_avx2)";; \
+	  *) more=;; esac; \
+	  $(CXX) $(FUZZ_FLAGS) $$more -c ffi/cpu/implicit/$$isa.cc \
+	    -o $(FUZZ)/$$isa.o || exit 1; \
+	done
+	@$(CXX) $(FUZZ_FLAGS) tests/native/fuzz_implicit.cc \
+	  $(addprefix ffi/cpu/implicit/,columns.cc direct.cc forward.cc isa.cc \
+	  wgrad.cc) ffi/cpu/parallel.cc $(FUZZ)/*.o -pthread -o $(FUZZ)/fuzz
 
 $(TOOLKIT)/.installed:
 	@echo "Found no CUDA toolkit with cuBLAS: fetching one into $(TOOLKIT)"

@@ -58,5 +58,13 @@ def test_every_instruction_set_is_exact(isa):
     assert said == isa
 
 
+def test_the_peak_is_that_of_multiply_adds():
+    from jax_convbatch import _cpu
+
+    single, double = _cpu.peak("float32"), _cpu.peak("float64")
+    # A vector has twice as many single as double numbers.
+    assert 1e8 < double < single < 10 * double
+
+
 def test_an_unknown_instruction_set_is_named():
     assert "JAX_CONVBATCH_ISA must be avx512, avx2 or portable" in run_with("mmx")

@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 
 #include "bias_grad.h"
@@ -58,6 +60,33 @@ nb::dict Times() {
   return times;
 }
 
+// Floating-point operations a second that a loop of multiply-adds reaches on
+// all threads, the best of a few short runs.
+template <typename A>
+double Peak() {
+  const Kernels<A>& kernels = ChosenKernels<A>();
+  constexpr int64_t kTurns = 100000;
+  const int64_t tasks = 4 * ThreadCount();
+  const double operations =
+      4.0 * kernels.rows * kernels.vector * kTurns * tasks;
+  double best = 0;
+  for (int run = 0; run < 5; ++run) {
+    const auto start = std::chrono::steady_clock::now();
+    ParallelFor(tasks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kernels.fma_loop(kTurns);
+    });
+    const std::chrono::duration<double> seconds =
+        std::chrono::steady_clock::now() - start;
+    best = std::max(best, operations / seconds.count());
+  }
+  return best;
+}
+
+double PeakOf(const std::string& dtype) {
+  nb::gil_scoped_release release;
+  return dtype == "float64" ? Peak<double>() : Peak<float>();
+}
+
 }  // namespace
 }  // namespace jax_convbatch
 
@@ -69,6 +98,10 @@ NB_MODULE(_cpu, m) {
   m.def("targets", &jax_convbatch::Targets, "FFI handlers by target name.");
   m.def("times", &jax_convbatch::Times,
         "Seconds so far in the convolution handlers, and in their products.");
+  m.def(
+      "peak", &jax_convbatch::PeakOf, nb::arg("dtype"),
+      "Operations a second of a loop of multiply-adds on all threads, in the\n"
+      "arithmetic of `dtype`: what a convolution is measured against.");
   m.def("build_info", &jax_convbatch::BuildInfo,
         "What the module was built with.");
 }

@@ -134,22 +134,20 @@ int64_t Columns::BlockEnd(int64_t begin) const {
   return std::min(begin + part, start + run_);
 }
 
-// Columns [from, until) of the run that starts with tap `tap`, in the row of
-// `at`: what the image holds of it, between zeros.
-inline Run Columns::RunOf(const Position& at, int64_t tap, const char* data,
-                          int64_t element, int64_t from, int64_t until) const {
-  const Axes& size = reading_.pixels;
+Columns::Offsets Columns::OffsetsOf(int64_t tap) const {
   const int64_t across = w_.taps.size(), down = h_.taps.size();
-  int64_t d = at.d * d_.step, h = at.h * h_.step, w = at.w * w_.step;
-  if (down * across == 1) {
-    d += d_.offsets[tap];
-    h += h_.offsets[0];
-    w += w_.offsets[0];
-  } else {
-    d += d_.offsets[tap / (across * down)];
-    h += h_.offsets[tap / across % down];
-    w += w_.offsets[tap % across];
-  }
+  return {d_.offsets[tap / (across * down)], h_.offsets[tap / across % down],
+          w_.offsets[tap % across]};
+}
+
+// Columns [from, until) of the run whose first tap has these offsets, in the
+// row of `at`: what the image holds of it, between zeros.
+inline Run Columns::RunOf(const Position& at, const Offsets& tap,
+                          const char* data, int64_t element, int64_t from,
+                          int64_t until) const {
+  const Axes& size = reading_.pixels;
+  const int64_t d = at.d * d_.step + tap.d, h = at.h * h_.step + tap.h;
+  const int64_t w = at.w * w_.step + tap.w;
   int64_t low = from, high = until;
   if (w < 0) low = std::max(from, -w * channels_);
   if (w + run_taps_ > size.w) high = std::min(until, (size.w - w) * channels_);
@@ -175,7 +173,7 @@ void Columns::Pack(const void* image, Element type, int64_t row, int64_t count,
   Run runs[kBlockDepth];
   for (int64_t k = begin; k < end;) {
     const int64_t from = k % run_, until = std::min(run_, from + end - k);
-    const int64_t tap = k / run_ * run_taps_;
+    const Offsets tap = OffsetsOf(k / run_ * run_taps_);
     for (int64_t i = 0; i < count; ++i) {
       runs[i] = RunOf(rows[i], tap, data, ElementSize(type), from, until);
     }
@@ -194,7 +192,7 @@ void Columns::Point(const void* image, Element type, int64_t row, int64_t count,
   }
   const char* data = static_cast<const char*>(image);
   const int64_t from = begin % run_, until = from + end - begin;
-  const int64_t tap = begin / run_ * run_taps_;
+  const Offsets tap = OffsetsOf(begin / run_ * run_taps_);
   Position at = At(row);
   for (int64_t i = 0; i < count; ++i, Advance(&at)) {
     const Run run = RunOf(at, tap, data, sizeof(A), from, until);

@@ -93,8 +93,13 @@ class Columns {
   struct Position {
     int64_t n, d, h, w;
   };
-  Run RunOf(const Position& at, int64_t tap, const char* data, int64_t element,
-            int64_t from, int64_t until) const;
+  // Where a tap reads, from the pixel that a row starts from.
+  struct Offsets {
+    int64_t d, h, w;
+  };
+  Offsets OffsetsOf(int64_t tap) const;
+  Run RunOf(const Position& at, const Offsets& tap, const char* data,
+            int64_t element, int64_t from, int64_t until) const;
   Position At(int64_t row) const;
   void Advance(Position* at) const;
 

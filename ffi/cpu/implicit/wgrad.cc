@@ -13,6 +13,8 @@ namespace {
 
 // Blocks of dw, as the plan counts them. A task has up to kMostBlocks of them
 // on top of each other, for which dy is packed once.
+// Pixels that are packed at a time: a tile of x and a panel of dy fill the L1.
+constexpr int64_t kPixels = 192;
 constexpr int64_t kRows = 256, kColumns = 512, kMostBlocks = 4;
 
 // One result for each class: rows are columns of x, columns are output
@@ -27,10 +29,20 @@ class Product {
         columns_(f.g.group_K(), ColumnBlock(f.g)),
         parts_(f.parts),
         together_(parts_ > 1 && f.workspace == nullptr) {
+    const bool buffered = together_ || f.type != kNative<A>;
+    const int64_t blocks = CeilDiv(f.g.column_size(), kRows) * columns_.count *
+                           f.g.groups * (together_ ? 1 : parts_);
+    rows_ = kRows * std::clamp<int64_t>(blocks / (4 * ThreadCount()), 1,
+                                        buffered ? 1 : kMostBlocks);
     for (int64_t i = 0; i < reading_.count(); ++i) {
       const Columns left(reading_, i, 0);
+      int64_t tall = std::max<int64_t>(1, CeilDiv(left.depth(), rows_));
+      // An equal number for every thread, where there are few.
+      if (tall > 1 && tall < 8 * ThreadCount()) {
+        tall = RoundUp(tall, ThreadCount());
+      }
       classes_.push_back(
-          {tasks_, Pieces(left.depth(), kRows),
+          {tasks_, Pieces(left.depth(), CeilDiv(left.depth(), tall)),
            Pieces(left.rows(),
                   RoundUp(CeilDiv(left.rows(), parts_), kBlockDepth))});
       const Class& c = classes_.back();
@@ -147,8 +159,8 @@ class Product {
     const int64_t tall = CeilDiv(b.row_end - b.row, kRows);
     const Pieces blocks(b.row_end - b.row,
                         CeilDiv(b.row_end - b.row, std::max<int64_t>(tall, 1)));
-    for (int64_t p = begin; p < end; p += kBlockDepth) {
-      const int64_t count = std::min(kBlockDepth, end - p);
+    for (int64_t p = begin; p < end; p += kPixels) {
+      const int64_t count = std::min(kPixels, end - p);
       int64_t places[kBlockDepth];
       const void* rows[kBlockDepth];
       b.left.Places(p, count, places);
