@@ -76,6 +76,16 @@ def test_no_room_for_the_filter_gives_an_empty_result(engine):
         np.testing.assert_array_equal(got, jnp.zeros_like(like))
 
 
+def test_subnormal_halves_keep_their_values(engine):
+    """A float holds them as normal numbers, whatever XLA's threads flush to zero."""
+    smallest = np.float16(2.0**-24)
+    x = (np.arange(-1040, 1040) * smallest).astype(np.float16).reshape(1, 65, 32)
+    one = np.eye(32, dtype=np.float16)[None]
+    y, pullback = jax.vjp(functools.partial(jc.conv, algorithm=engine), x, one)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(pullback(x)[0], x)
+
+
 def test_padding_alone_gives_zeros_plus_bias(engine):
     """An output that no pixel reaches, and pixels that no output reads."""
     x, w, bias = jnp.ones((1, 4, 1)), jnp.ones((1, 1, 2)), jnp.array([1.0, 2.0])

@@ -207,6 +207,32 @@ def digest():
     return found.hexdigest()
 
 
+# The native threads are started by Python here, not by one of XLA's threads, which
+# flush subnormal numbers to zero.
+STARTED_BY_PYTHON = """
+import jax.numpy as jnp
+import jax_convbatch as jc
+from jax_convbatch import _cpu
+_cpu.peak("float32")
+x = jnp.full((8, 112, 112, 16), 2.0**-140)
+for engine in ("implicit_gemm", "im2col_gemm"):
+    y = jc.conv(x, jnp.ones((1, 1, 16, 16)), algorithm=engine)
+    print(len(set(y.ravel().tolist())))
+"""
+
+
+def test_every_thread_treats_subnormal_numbers_alike():
+    output = subprocess.run(
+        [sys.executable, "-c", STARTED_BY_PYTHON],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert output.returncode == 0, output.stderr
+    assert output.stdout.split() == ["1", "1"]
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_the_bits_do_not_depend_on_the_number_of_threads(threads):
     output = subprocess.run(

@@ -36,15 +36,18 @@ inline float ToCompute(BFloat16 value) {
   return BitCast<float>(uint32_t{value.bits} << 16);
 }
 inline float ToCompute(Half value) {
-  // Shifted into place, the exponent is too small by 127 - 15; one product by
-  // 2^112 mends that for normal and subnormal numbers alike.
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
-  const uint32_t rest = uint32_t{value.bits & 0x7fffu} << 13;
-  if (rest >= 0x7c00u << 13) {  // inf and nan
-    return BitCast<float>(sign | 0x7f800000u | rest);
+  const uint32_t rest = uint32_t{value.bits & 0x7fffu};
+  if (rest >= 0x7c00u) {  // inf and nan
+    return BitCast<float>(sign | 0x7f800000u | rest << 13);
   }
-  const float magnitude = BitCast<float>(rest) * BitCast<float>(0x77800000u);
-  return BitCast<float>(sign | BitCast<uint32_t>(magnitude));
+  // Shifted into place, the exponent is too small by 127 - 15. A subnormal
+  // number counts units of 2^-24; as a float it is normal, so that flushing
+  // subnormal numbers to zero does no harm.
+  if (rest >= 0x400u) return BitCast<float>(sign | (rest << 13) + 0x38000000u);
+  const float units = static_cast<float>(static_cast<int32_t>(rest));
+  return BitCast<float>(sign |
+                        BitCast<uint32_t>(units * BitCast<float>(0x33800000u)));
 }
 
 template <typename T>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -53,6 +54,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       body_ = &body;
+      std::fegetenv(&environment_);
       count_ = count;
       grain_ = grain;
       next_.store(0);
@@ -85,6 +87,9 @@ class Pool {
         seen = job_;
         if (!open_) continue;
         ++busy_;
+        // XLA's threads flush subnormal numbers to zero, and a thread starts
+        // with what its creator had: bits would depend on who does the work.
+        std::fesetenv(&environment_);
       }
       TakeRanges();
       std::lock_guard<std::mutex> lock(mutex_);
@@ -98,6 +103,7 @@ class Pool {
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_, done_;
   const std::function<void(int64_t, int64_t)>* body_ = nullptr;
+  std::fenv_t environment_{};  // the caller's rounding
   int64_t count_ = 0, grain_ = 1, job_ = 0;
   bool open_ = false;
   int busy_ = 0;  // workers at the job
