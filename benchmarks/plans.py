@@ -68,6 +68,7 @@ def main(arguments=None) -> None:
     path = options.into / f"{choices.slug(device)}.json"
     old = choices.load(path, device) if path.exists() else {}
     new = choices.merged(old, fastest(times))
+    path.parent.mkdir(parents=True, exist_ok=True)
     made = {key: environment[key] for key in ("date", "commit", "jax")}
     choices.write(path, device, new, **made)
     rows = [

@@ -269,7 +269,8 @@ def test_results_that_are_kept_name_what_they_ran_on():
 
 
 def test_plans_writes_the_table_of_this_device(tmp_path, monkeypatch, capsys):
-    command = f"--table tiny --dtype f32 --into {tmp_path} --out {tmp_path / 'log'}"
+    tables = tmp_path / "tables"
+    command = f"--table tiny --dtype f32 --into {tables} --out {tmp_path / 'log'}"
 
     def measure(problem, platform, seconds):
         return {("implicit_gemm", ""): 2.0, ("im2col_gemm", ""): 1.0}
@@ -278,14 +279,14 @@ def test_plans_writes_the_table_of_this_device(tmp_path, monkeypatch, capsys):
     plans.main(f"{command} --op fprop".split())
     plans.main(f"{command} --op wgrad".split())
     device = targets.device_name("cpu")
-    path = tmp_path / f"{choices.slug(device)}.json"
+    path = tables / f"{choices.slug(device)}.json"
     loaded = choices.load(path, device)
     assert len(loaded) == 2 * len(workloads.TINY)  # what was there stays
     assert {entry["engine"] for entry in loaded.values()} == {"im2col_gemm"}
     log = json.loads((tmp_path / "log.json").read_text())
     assert log["rows"][0]["us"] == {"implicit_gemm": 2, "im2col_gemm": 1}
     assert "not the fastest of 3" in capsys.readouterr().out
-    monkeypatch.setattr(choices, "TABLES", tmp_path)
+    monkeypatch.setattr(choices, "TABLES", tables)
     choices.forget()
     case = next(case for case in TINY if case.op == "fprop")
     assert layers.chosen("auto", case)["source"] == "table"

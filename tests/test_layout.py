@@ -84,7 +84,7 @@ def test_a_chain_of_layers_transposes_nothing(numbers):
     w = jnp.ones([3 if c in "HW" else 5 for c in numbers[1]])
     fun = jax.jit(functools.partial(chain, numbers))
     text = fun.lower(x, [w] * 4, jnp.ones(5)).compile().as_text()
-    assert len(re.findall(r"custom_call_target=\"jax_convbatch_im2col", text)) == 4
+    assert len(re.findall(r"custom_call_target=\"jax_convbatch_implicit", text)) == 4
     assert not re.findall(r"= \S+ transpose\(", text)
     # Copies that stand alone; those inside a fusion with arithmetic cost nothing.
     entry = text[text.index("ENTRY") :]
