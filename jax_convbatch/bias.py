@@ -128,12 +128,28 @@ class BgradSizes(NamedTuple):
     workspace_bytes: int
 
 
+def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> int:
+    """Rows that one partial sum of the bias gradient covers.
+
+    Enough chunks to occupy every core or multiprocessor, few enough that adding
+    their sums costs little; from the sizes alone, so that the order of summation
+    is fixed. On CUDA a multiple of 8, the most rows that are read together.
+    """
+    if platform == "cpu":
+        return min(max(256, -(-rows // 64)), 4096)
+    if rows <= 512:  # one launch instead of two
+        return 512
+    tiles = max(1, channels * itemsize // 1024)  # thread blocks for a chunk
+    chunk = max(96, -(-rows * tiles // 1056))
+    return -(-chunk // 8) * 8
+
+
 def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
     outer = math.prod(shape[i] for i in kept[:-1])
     rows = math.prod(size for i, size in enumerate(shape) if i not in kept)
     channels = shape[kept[-1]]
     itemsize = np.dtype(dtype).itemsize
-    chunk = plan.bias_grad_chunk(rows, channels, itemsize, platform)
+    chunk = bias_grad_chunk(rows, channels, itemsize, platform)
     # On CUDA rows are read by vectors of 16 bytes, several rows together where
     # one is not so many of them: each has sums of its own.
     vector = 16 // itemsize

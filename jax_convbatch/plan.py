@@ -186,7 +186,7 @@ def make_plan(
             continue
         if algorithm != "auto":
             return chosen
-        if targets.is_other_gpu(platform):
+        if name == "im2col_gemm" and targets.is_other_gpu(platform):
             refusals.append("algorithm='xla' may be faster there")
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
     if algorithm == "auto":
@@ -392,19 +392,3 @@ def largest_slice(cost, limit: int, most: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> int:
-    """Rows that one partial sum of the bias gradient covers.
-
-    Enough chunks to occupy every core or multiprocessor, few enough that adding
-    their sums costs little; from the sizes alone, so that the order of summation
-    is fixed. On CUDA a multiple of 8, the most rows that are read together.
-    """
-    if platform == "cpu":
-        return min(max(256, -(-rows // 64)), 4096)
-    if rows <= 512:  # one launch instead of two
-        return 512
-    tiles = max(1, channels * itemsize // 1024)  # thread blocks for a chunk
-    chunk = max(96, -(-rows * tiles // 1056))
-    return -(-chunk // 8) * 8

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import choices, plan, primitives, targets
+from jax_convbatch import choices, fused, plan, primitives, targets
 from jax_convbatch.explain import traced
 from jax_convbatch.primitives import ConvParams
 
@@ -144,19 +144,20 @@ def tune(fn, *args, **kwargs) -> Tuned:
 
 def problems_of(fn, *args, **kwargs) -> Iterator[Problem]:
     """Every convolution of `fn` whose engine "auto" chooses, empty ones left out."""
+    names = {primitive: name for name, primitive in primitives.PRIMITIVES.items()}
+    names[fused.layer_p] = "fprop"  # with what follows it
     for eqn in traced(fn, *args, **kwargs):
-        for name, primitive in primitives.PRIMITIVES.items():
-            params = eqn.params.get("params")
-            if eqn.primitive is primitive and params.algorithm == "auto":
-                operands = [v.aval for v in eqn.invars]
-                sizes = [a.size for a in (*operands, eqn.outvars[0].aval)]
-                if 0 not in sizes:
-                    yield Problem(
-                        name,
-                        params,
-                        np.dtype(operands[0].dtype).name,
-                        np.dtype(eqn.params["out_dtype"]).name,
-                    )
+        name = names.get(eqn.primitive)
+        if name is None or eqn.params["params"].algorithm != "auto":
+            continue
+        arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+        if all(a.size for a in arrays):
+            yield Problem(
+                name,
+                eqn.params["params"],
+                np.dtype(arrays[0].dtype).name,
+                np.dtype(eqn.params["out_dtype"]).name,
+            )
 
 
 Times = dict[tuple[str, str], float]

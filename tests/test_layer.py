@@ -13,9 +13,9 @@ from problems import normal, whole
 from test_autodiff import residuals
 
 import jax_convbatch as jc
-from jax_convbatch import activations, plan
+from jax_convbatch import activations
 from jax_convbatch.act_grad import cotangent
-from jax_convbatch.bias import bias_grad
+from jax_convbatch.bias import bias_grad, bias_grad_chunk
 
 NAMES = (None, *activations.ACTIVATIONS)
 OPERANDS = ("bias", "scale", "residual")
@@ -182,7 +182,7 @@ def test_a_bias_gradient_over_more_rows_than_f32_counts(platform):
     additions, the rows of a chunk and then the chunks.
     """
     rows = 2**24 + 2**20
-    chunk = plan.bias_grad_chunk(rows, 1, 4, platform)
+    chunk = bias_grad_chunk(rows, 1, 4, platform)
     chain = chunk + 8 * -(-rows // chunk)
     assert chain < 2**16
     total = jax.jit(lambda a: bias_grad(a, 1))

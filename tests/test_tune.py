@@ -381,6 +381,22 @@ def test_tune_measures(own_choices):
     assert own_choices.exists()
 
 
+def test_tune_sees_the_convolutions_of_a_layer(own_choices, monkeypatch):
+    monkeypatch.setattr(
+        tuning, "measure", lambda p, _: {c: -len(c[0]) for c in p.candidates("cpu")}
+    )
+
+    def loss(x, w, b):
+        return jc.conv_bias_act(x, w, b, activation="gelu").sum()
+
+    training = jax.value_and_grad(loss, argnums=(0, 1, 2))
+    rows = jc.tune(training, X, W, jnp.ones(8))
+    assert sorted(row.op for row in rows) == ["dgrad", "fprop", "wgrad"]
+    rows = jc.explain(training, X, W, jnp.ones(8))
+    sources = {row.op: row.source for row in rows}
+    assert {sources[op] for op in RULE} == {"tuned"}
+
+
 def test_tune_leaves_out_what_is_asked_for_by_name_and_what_is_empty(own_choices):
     named = functools.partial(jc.conv, algorithm="im2col_gemm")
     assert jc.tune(named, X, W) == ()
