@@ -8,6 +8,7 @@ import sys
 
 COMMANDS = {
     "layers": "convolutions one by one, beside jax.lax and PyTorch",
+    "layer": "conv, bias and activation, forward and backward, beside stock",
     "sofie": "one GEMM a batch against one GEMM a sample",
     "models": "training and inference steps of whole networks",
     "plans": "writes the table from which plans choose on this device",

@@ -19,6 +19,7 @@ from benchmarks import (
     ceilings,
     check,
     jax_side,
+    layer,
     layers,
     models,
     plans,
@@ -235,6 +236,27 @@ def test_models_refuses_a_network_that_differs(one_layer, monkeypatch):
     )
     with pytest.raises(SystemExit, match="ours and stock differ"):
         models.measure("one", "infer", 2, "auto")
+
+
+def test_layer_times_forward_and_backward(tmp_path, capsys):
+    name = next(iter(workloads.TINY))
+    layer.main(f"--table tiny --rows {name} --batch 3 --out {tmp_path / 'l'}".split())
+    (row,) = json.loads((tmp_path / "l.json").read_text())["rows"]
+    ours, stock = (row[side]["median_us"] for side in ("ours", "stock"))
+    assert row["over_stock"] == pytest.approx(stock / ours, abs=1e-3)
+    assert "conv + bias + relu, forward and backward" in capsys.readouterr().out
+
+
+def test_layer_refuses_results_that_differ(monkeypatch):
+    once = layer.LayerSide.once
+    monkeypatch.setattr(
+        layer.LayerSide,
+        "once",
+        lambda self: [a * (1.1 if self.name == "stock" else 1) for a in once(self)],
+    )
+    (case, *_) = cases.cases("tiny", ["fprop"])
+    with pytest.raises(SystemExit, match="y differs by"):
+        layer.measure(case, "relu", "auto")
 
 
 @pytest.mark.parametrize("model", ["resnet50", "mnist"])

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,57 @@ def test_gradient_check():
             rf"^{op} .*(implicit_gemm|kernel)", result.stdout, re.MULTILINE
         )
     assert result.stdout.splitlines()[-1].startswith("gradient_check: ")
+
+
+@pytest.fixture
+def run_resnet(monkeypatch, capsys, tmp_path):
+    """Runs train_resnet.py with a network of two units; its rows and last line."""
+    for needed in ("orbax.checkpoint", "PIL"):
+        pytest.importorskip(needed)
+    spec = importlib.util.spec_from_file_location(
+        "train_resnet", EXAMPLES / "train_resnet.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    unit = module.DEPTHS[18][0]
+    monkeypatch.setitem(module.DEPTHS, 18, (unit, (1, 1)))
+
+    def call(*arguments):
+        sizes = ["--width", "8", "--size", "8", "--batch", "128", "--rate", "0.01"]
+        kept = ["--checkpoints", str(tmp_path / "kept")]
+        argv = ["train_resnet.py", *sizes, *kept, *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        module.main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_train_resnet_goes_on_where_it_stopped(run_resnet, tmp_path):
+    output = run_resnet("--epochs", "3", "--compare")
+    ours, lax = map(float, re.findall(r"([\d.]+)% with", output.splitlines()[-1]))
+    assert ours > 25 and abs(ours - lax) < 15  # chance is 10
+    # As if it had been stopped in the last epoch.
+    shutil.rmtree(tmp_path / "kept" / "ours-resnet18-float32" / "3")
+    again = run_resnet("--epochs", "3")
+    assert "from 2" in again or "33/33" in again
+    row = r"ours │ +3 │ +([\d.]+) │ +([\d.]+)% │ +([\d.]+)%"
+    assert re.search(row, again).groups() == re.search(row, output).groups()
+
+
+def test_train_resnet_on_a_folder_of_pictures(run_resnet, tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 128)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = np.uint8(low + rng.integers(0, 100, (12, 10, 3)))
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.png")
+    folder = str(tmp_path / "pictures")
+    output = run_resnet(
+        *("--images", folder, "--epochs", "2", "--batch", "16", "--dtype", "bfloat16")
+    )
+    assert "bfloat16, 32 images, 2 epochs; of 8 others" in output.splitlines()[-1]
+    with pytest.raises(SystemExit, match="two folders or more"):
+        run_resnet("--images", str(tmp_path / "pictures" / "dark"))
