@@ -10,6 +10,7 @@ COMMANDS = {
     "layers": "convolutions one by one, beside jax.lax and PyTorch",
     "layer": "conv, bias and activation, forward and backward, beside stock",
     "sofie": "one GEMM a batch against one GEMM a sample",
+    "deform": "deformable convolution, beside torchvision",
     "models": "training and inference steps of whole networks",
     "plans": "writes the table from which plans choose on this device",
 }

@@ -48,7 +48,7 @@ def deform_conv(
                  base(q, s) + offset[n, p, q, g, r, s, 1], c]
 
     where x at a real position is interpolated between the four pixels around it,
-    and pixels outside the image are 0. A position outside (-1, H) x (-1, W) gives
+    and pixels outside the image are 0. A position outside [-1, H) x [-1, W) gives
     0 whatever the mask, and so do inf and nan; the derivatives by its offset and
     mask are 0. Where a position is a whole number, the derivative by the offset is
     that from the right. Every mode and order of differentiation works, away from

@@ -31,7 +31,7 @@ def sampling(
     Returns:
       cells, int32 [N, P, Q, offset_groups * R * S]: (h + 1) (W + 1) + (w + 1)
         for the cell whose upper left pixel is (h, w), either of which may be -1;
-        -1 for a position that is not inside (-1, H) x (-1, W).
+        -1 for a position that is not inside [-1, H) x [-1, W).
       corners, `dtype` [N, P, Q, offset_groups * R * S, 4]: the weights of the
         pixels (h, w), (h, w + 1), (h + 1, w), (h + 1, w + 1), times the mask; 0
         where the cell is -1.
@@ -40,7 +40,7 @@ def sampling(
     offset = offset.astype(dtype).reshape(g.N, g.P, g.Q, *taps, 2)
     h = offset[..., 0] + _grid(g, 1, dtype)[None, :, None, None, :, None]
     w = offset[..., 1] + _grid(g, 2, dtype)[None, None, :, None, None, :]
-    inside = (h > -1) & (h < g.H) & (w > -1) & (w < g.W)  # false for nan
+    inside = (h >= -1) & (h < g.H) & (w >= -1) & (w < g.W)  # false for nan
     h, w = jnp.where(inside, h, 0), jnp.where(inside, w, 0)
     h0, w0 = jnp.floor(h), jnp.floor(w)
     cells = (h0.astype(np.int32) + 1) * (g.W + 1) + w0.astype(np.int32) + 1

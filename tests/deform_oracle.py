@@ -147,7 +147,7 @@ def evaluate(p: Deform, a: Arrays) -> Gradients:
             base += tap * p.conv.filter_dilation[axis]
             at.append(base + a.offset[n, i, j, 2 * t + axis])
         h, v = at
-        if not (-1 < h < height and -1 < v < width):
+        if not (-1 <= h < height and -1 <= v < width):
             continue
         m = mask[n, i, j, t]
         for c in range(g * per_offset, (g + 1) * per_offset):

@@ -18,6 +18,7 @@ from benchmarks import (
     cases,
     ceilings,
     check,
+    deform,
     jax_side,
     layer,
     layers,
@@ -280,6 +281,38 @@ def test_sofie_times_stacks(tmp_path, capsys, monkeypatch):
     for engine in ("per_sample", "im2col_gemm", "xla"):
         assert stack[engine]["median_us"] > 0
     assert "2 layers in a row" in capsys.readouterr().out
+
+
+TINY_DEFORM = {"tiny": (3, (5, 6, 8, 4, 3, 3, 1, 1, 1, 1), 2, "float32")}
+
+
+def test_deform_times_both_passes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(deform, "DEFORM", TINY_DEFORM)
+    command = "--peers none --repeats 2 --seconds 0.001"
+    deform.main([*command.split(), "--out", str(tmp_path / "deform")])
+    rows = json.loads((tmp_path / "deform.json").read_text())["rows"]
+    assert [row["pass"] for row in rows] == ["forward", "forward+backward"]
+    for row in rows:
+        assert row["sides"].keys() == {"auto", "xla"}
+        assert all(side["median_us"] > 0 for side in row["sides"].values())
+    assert "forward+backward" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        deform.main(["--rows", "tiny,other"])
+
+
+def test_deform_refuses_a_wrong_gradient(monkeypatch):
+    monkeypatch.setattr(deform, "DEFORM", TINY_DEFORM)
+    right = deform.OurSide.once
+
+    def wrong(self, operands):
+        results = right(self, operands)
+        if self.name == "auto" and len(results) > 1:
+            results[2] = results[2] + np.eye(1, results[2].shape[-1])
+        return results
+
+    monkeypatch.setattr(deform.OurSide, "once", wrong)
+    with pytest.raises(check.WrongResult, match="auto: doffset"):
+        deform.measure("tiny", ["auto"], False, None, 0.001, 1)
 
 
 def test_results_that_are_kept_name_what_they_ran_on():

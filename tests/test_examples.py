@@ -121,6 +121,24 @@ def test_train_digits_refuses(run, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_align_stereo_finds_the_disparity(tmp_path):
+    pytest.importorskip("skimage")
+    result = subprocess.run(
+        [sys.executable, EXAMPLES / "align_stereo.py", "--steps", "25"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    last = result.stdout.splitlines()[-1]
+    before, after = map(float, re.findall(r"([\d.]+) before, ([\d.]+) after", last)[0])
+    assert after < 0.6 * before
+    (off,) = re.findall(r"within ([\d.]+) pixels", result.stdout)
+    assert float(off) < 4
+    assert_is_a_picture(tmp_path / "out" / "align_stereo.png")
+
+
 def test_gradient_check():
     result = subprocess.run(
         [sys.executable, EXAMPLES / "gradient_check.py"],

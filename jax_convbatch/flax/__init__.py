@@ -2,7 +2,8 @@
 
 `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx` hold `Conv` and
 `ConvTranspose`. Each takes the arguments of Flax's layer of the same name and
-has the same parameters, so that a checkpoint of Flax's layer loads. Needs Flax:
+has the same parameters, so that a checkpoint of Flax's layer loads. `DeformConv` is
+a deformable convolution that predicts its offsets. Needs Flax:
 `pip install 'jax_convbatch[flax]'`.
 """
 
@@ -18,5 +19,6 @@ except ModuleNotFoundError as error:
     ) from None
 
 from jax_convbatch.flax import linen, nnx
+from jax_convbatch.flax._deform import params_from_mmcv
 
-__all__ = ["linen", "nnx"]
+__all__ = ["linen", "nnx", "params_from_mmcv"]

@@ -19,7 +19,7 @@ from jax_convbatch.layer import conv_bias_act
 def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=None):
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
-    x, batch = _one_batch_axis(inputs, rank)
+    x, batch = one_batch_axis(inputs, rank)
     dilation = _per_axis(layer, "kernel_dilation", rank)
     taps = _dilated(kernel.shape, dilation)
     padding = layer.padding
@@ -37,7 +37,7 @@ def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=No
         kernel,
         bias,
         out_sharding,
-        residual=None if residual is None else _one_batch_axis(residual, rank)[0],
+        residual=None if residual is None else one_batch_axis(residual, rank)[0],
         scale=None if scale is None else scale.astype(_result_dtype(layer, x)),
         strides=_per_axis(layer, "strides", rank),
         padding=padding,
@@ -51,7 +51,7 @@ def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=No
 def conv_transpose(layer, inputs, kernel, bias):
     """The value of a `ConvTranspose` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
-    x, batch = _one_batch_axis(inputs, rank)
+    x, batch = one_batch_axis(inputs, rank)
     strides = _per_axis(layer, "strides", rank)
     dilation = _per_axis(layer, "kernel_dilation", rank)
     taps = _dilated(kernel.shape, dilation)
@@ -137,7 +137,7 @@ def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(image, (rank + 1, rank, *range(rank)), image)
 
 
-def _one_batch_axis(inputs, rank: int):
+def one_batch_axis(inputs, rank: int):
     """inputs as [N, *spatial, C], and the batch axes that N stands for."""
     if inputs.ndim < rank + 1:
         raise ValueError(

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch.flax import _call
+from jax_convbatch.flax import _call, _deform
 
 
 class Conv(nn.Conv):
@@ -131,6 +131,71 @@ class ConvBlock(nn.Module):
             return fused(inputs, residual, scale, bias)
         y = norm(layer(self.features, size, strides, **options)(inputs))
         return _call.activate(self, y, residual)
+
+
+class DeformConv(nn.Module):
+    """A deformable convolution that predicts its offsets: DCNv1, or v2 with a mask.
+
+    The submodule "offset", a `Conv` of the same geometry that starts at zero,
+    predicts offsets and, where `modulated`, the mask's logits, in this order of its
+    channels; `jax_convbatch.deform_conv` reads there. So the layer starts as an
+    ordinary convolution, with half of its value where modulated (sigmoid(0)).
+    Parameters are "kernel" [R, S, C / groups, K], "bias" [K] and "offset"'s;
+    `params_from_mmcv` of `jax_convbatch.flax` gives them from mmcv's.
+
+    Attributes:
+      features: K.
+      kernel_size, strides, padding, kernel_dilation: of both convolutions, as in
+        `Conv`, for two spatial axes.
+      feature_group_count, offset_groups: as `deform_conv`'s groups and
+        offset_groups.
+      modulated: whether there is a mask.
+      use_bias, dtype, param_dtype, precision, kernel_init, bias_init: as in `Conv`.
+      activation, algorithm, workspace_limit: as in `deform_conv`.
+
+    Raises:
+      ValueError, TypeError: when called, as `jax_convbatch.deform_conv`.
+    """
+
+    features: int
+    kernel_size: int | Sequence[int]
+    strides: int | Sequence[int] = 1
+    padding: Any = "SAME"
+    kernel_dilation: int | Sequence[int] = 1
+    feature_group_count: int = 1
+    offset_groups: int = 1
+    modulated: bool = True
+    use_bias: bool = True
+    activation: str | Callable | None = None
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Callable = nn.initializers.lecun_normal()
+    bias_init: Callable = nn.initializers.zeros_init()
+    algorithm: str = "auto"
+    workspace_limit: int | None = None
+
+    @nn.compact
+    def __call__(self, inputs):
+        """[*batch, P, Q, K] from [*batch, H, W, C]."""
+        zeros = nn.initializers.zeros_init()
+        predictor = Conv(
+            _deform.predicted(self),
+            kernel_init=zeros,
+            bias_init=zeros,
+            name="offset",
+            **_deform.predictor_options(self),
+        )
+        shape = _deform.kernel_shape(self, inputs.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            shape = (self.features,)
+            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        inputs, kernel, bias = nn.dtypes.promote_dtype(
+            inputs, kernel, bias, dtype=self.dtype
+        )
+        return _deform.deform(self, predictor, inputs, kernel, bias)
 
 
 class _Scaled(Conv):

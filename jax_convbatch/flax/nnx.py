@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn import dtypes
 
 from jax_convbatch import activations
 from jax_convbatch.conv import conv_general_dilated
-from jax_convbatch.flax import _call
+from jax_convbatch.flax import _call, _deform
+
+_LECUN_NORMAL = nnx.initializers.lecun_normal()
+_ZEROS = nnx.initializers.zeros_init()
 
 
 class Conv(nnx.Conv):
@@ -83,6 +89,80 @@ class ConvTranspose(nnx.ConvTranspose):
     def __call__(self, inputs):
         """[*batch, *output, K]."""
         return _call.conv_transpose(self, *_arrays(self, inputs))
+
+
+class DeformConv(nnx.Module):
+    """A deformable convolution that predicts its offsets: DCNv1, or v2 with a mask.
+
+    As the layer of this name in `jax_convbatch.flax.linen`, with `kernel`, `bias` and
+    `offset`, a `Conv`, as attributes.
+
+    Args:
+      in_features, out_features: C and K.
+      rngs: `nnx.Rngs` for the parameters.
+      Others: as the linen layer's attributes.
+
+    Raises:
+      ValueError: groups that do not divide C, an unknown activation.
+      ValueError, TypeError: when called, as `jax_convbatch.deform_conv`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        *,
+        padding: Any = "SAME",
+        kernel_dilation: int | Sequence[int] = 1,
+        feature_group_count: int = 1,
+        offset_groups: int = 1,
+        modulated: bool = True,
+        use_bias: bool = True,
+        activation: str | Callable | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        kernel_init: Callable = _LECUN_NORMAL,
+        bias_init: Callable = _ZEROS,
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.padding = padding
+        self.kernel_dilation = kernel_dilation
+        self.feature_group_count = feature_group_count
+        self.offset_groups = offset_groups
+        self.modulated = modulated
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        _set_options(self, activation, algorithm, workspace_limit)
+        shape = _deform.kernel_shape(self, in_features, out_features)
+        self.kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
+        self.bias = nnx.data(None)
+        if use_bias:
+            bias = bias_init(rngs.params(), (out_features,), param_dtype)
+            self.bias = nnx.Param(bias)
+        self.offset = Conv(
+            in_features,
+            _deform.predicted(self),
+            kernel_init=_ZEROS,
+            bias_init=_ZEROS,
+            rngs=rngs,
+            **_deform.predictor_options(self),
+        )
+
+    def __call__(self, inputs):
+        """[*batch, P, Q, K] from [*batch, H, W, C]."""
+        bias = None if self.bias is None else self.bias[...]
+        inputs, kernel, bias = dtypes.promote_dtype(
+            (inputs, self.kernel[...], bias), dtype=self.dtype
+        )
+        return _deform.deform(self, self.offset, inputs, kernel, bias)
 
 
 def _set_options(layer, activation, algorithm, workspace_limit) -> None:

@@ -1,0 +1,297 @@
+"""Deformable convolution: ours by engine, beside torchvision.
+
+    python -m benchmarks deform [--rows paddle_19x34_512_256,...] [--engine auto,xla]
+
+checks every side on whole numbers at quarters of pixels, then times them in turns on
+JAX's default device: the forward pass, and forward and backward with the gradients of
+x, offset, w, bias and mask. torchvision is a peer where it is installed; its input
+gradient adds with atomics on a GPU. Prints a table and writes STEM.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import jax_convbatch as jcb
+from benchmarks import record, timing
+from benchmarks.check import LOOSE, WrongResult
+from benchmarks.workloads import DEFORM, arguments, shapes
+
+PASSES = ("forward", "forward+backward")
+GPU_CALLS = 8  # in one program, as in jax_side.py
+
+
+def operands(batch: int, row, offset_groups: int, dtype: str, seed: int, exact=False):
+    """x, offset, w, bias, mask and dy; whole numbers and quarters where `exact`."""
+    x, w, y = shapes(batch, row)
+    taps = offset_groups * w[0] * w[1]
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), 6)
+
+    def draw(key, shape):
+        if exact:
+            return jax.random.randint(key, shape, -2, 3).astype(dtype)
+        return jax.random.normal(key, shape, "float32").astype(dtype)
+
+    pixels = y[:3]
+    offset = jax.random.normal(keys[1], (*pixels, 2 * taps), "float32")
+    if exact:
+        offset = jnp.round(4 * offset) / 4
+    mask = draw(keys[4], (*pixels, taps))
+    if not exact:
+        mask = jax.nn.sigmoid(mask)
+    return (
+        draw(keys[0], x),
+        offset.astype(dtype),
+        draw(keys[2], w),
+        draw(keys[3], w[-1:]),
+        mask,
+        draw(keys[5], y),
+    )
+
+
+class OurSide:
+    """deform_conv by `engine` on sets of operands."""
+
+    def __init__(self, engine: str, row, offset_groups: int, backward: bool, sets):
+        self.name = engine
+
+        def forward(x, offset, w, bias, mask):
+            return jcb.deform_conv(
+                x,
+                offset,
+                w,
+                bias,
+                mask,
+                offset_groups=offset_groups,
+                algorithm=engine,
+                **arguments(row),
+            )
+
+        def one(x, offset, w, bias, mask, dy):
+            if not backward:
+                return [forward(x, offset, w, bias, mask)]
+            y, pull = jax.vjp(forward, x, offset, w, bias, mask)
+            return [y, *pull(dy)]
+
+        self.calls = len(sets) if jax.default_backend() == "gpu" else 1
+        self._rounds = [sets] if self.calls > 1 else [[s] for s in sets]
+        self._turn, self._out = 0, None
+        self._one = jax.jit(one)
+
+        def many(sets):
+            return jax.lax.optimization_barrier([one(*operands) for operands in sets])
+
+        self._program = jax.jit(many).lower(self._rounds[0]).compile()
+
+    def queue(self) -> None:
+        self._out = None
+        self._out = self._program(self._rounds[self._turn])
+        self._turn = (self._turn + 1) % len(self._rounds)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self._out)
+
+    def once(self, operands) -> list:
+        return [np.asarray(a, np.float64) for a in self._one(*operands)]
+
+
+def torch_problem() -> str | None:
+    for name in ("torch", "torchvision"):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed"
+    import torch
+
+    if jax.default_backend() == "gpu" and not torch.cuda.is_available():
+        return "this PyTorch has no CUDA"
+    return None
+
+
+class TorchSide:
+    """torchvision.ops.deform_conv2d on the same sets, NCHW as it wants them."""
+
+    name = "torchvision"
+
+    def __init__(self, row, offset_groups: int, backward: bool, sets):
+        import torch
+
+        self._torch, self._backward = torch, backward
+        *_, self._stride, self._pad, self._dilation, _ = row
+        self._gpu = jax.default_backend() == "gpu"
+        jax.block_until_ready(sets)
+        self._sets = [self._tensors(operands) for operands in sets]
+        self.calls = len(sets) if self._gpu else 1
+        self._turn = 0
+
+    def _tensors(self, operands):
+        def tensor(a):
+            order = {4: (0, 3, 1, 2), 1: (0,)}[a.ndim]
+            t = self._torch.from_dlpack(a).permute(order)
+            return t.contiguous()
+
+        x, offset, w, bias, mask, dy = operands
+        w = jnp.transpose(w, (3, 0, 1, 2))  # then as the images are permuted
+        tensors = [tensor(a) for a in (x, offset, w, bias, mask)]
+        for t in tensors:
+            t.requires_grad_(self._backward)
+        return tensors, tensor(dy)
+
+    def _one(self, tensors, dy):
+        from torchvision.ops import deform_conv2d
+
+        x, offset, w, bias, mask = tensors
+        y = deform_conv2d(
+            x, offset, w, bias, self._stride, self._pad, self._dilation, mask
+        )
+        if not self._backward:
+            return [y]
+        return [y, *self._torch.autograd.grad(y, tensors, dy)]
+
+    def queue(self) -> None:
+        for i in range(self.calls):
+            self._out = self._one(*self._sets[(self._turn + i) % len(self._sets)])
+        self._turn = (self._turn + 1) % len(self._sets)
+
+    def wait(self) -> None:
+        if self._gpu:
+            self._torch.cuda.synchronize()
+
+    def once(self, operands) -> list:
+        out = self._one(*self._tensors(operands))
+        orders = {4: (0, 2, 3, 1), 1: (0,)}
+        arrays = [
+            t.detach().permute(orders[t.ndim]).double().cpu().numpy() for t in out
+        ]
+        if len(arrays) > 1:
+            arrays[3] = arrays[3].transpose(1, 2, 3, 0)  # [K, R, S, C] as [R, S, C, K]
+        return arrays
+
+
+NAMES = ("y", "dx", "doffset", "dw", "dbias", "dmask")
+
+
+def check(side, operands, expected, dtype: str) -> None:
+    """Raises WrongResult where a result is not close to `expected`."""
+    for name, got, want in zip(NAMES, side.once(operands), expected, strict=False):
+        error = np.linalg.norm(got - want)
+        if not error <= LOOSE[dtype] * np.linalg.norm(want):
+            raise WrongResult(f"{side.name}: {name} is wrong")
+
+
+def expected_of(row, offset_groups: int, operands) -> list:
+    """What must come out, in f32 by `jax.lax` gathers, of one sample's worth."""
+    wide = [a.astype("float32") for a in operands]
+    side = OurSide("xla", row, offset_groups, True, [wide])
+    return side.once(wide)
+
+
+def measure(name: str, engines, with_torch: bool, batch, seconds: float, repeats: int):
+    """The rows of one workload, one for each pass."""
+    own, row, offset_groups, dtype = DEFORM[name]
+    batch = batch or own
+    count = GPU_CALLS if jax.default_backend() == "gpu" else 3
+    sets = [operands(batch, row, offset_groups, dtype, i) for i in range(count)]
+    exact = operands(min(batch, 2), row, offset_groups, dtype, 0, exact=True)
+    expected = expected_of(row, offset_groups, exact)
+    rows = []
+    for which in PASSES:
+        backward = which != "forward"
+        sides: list = [OurSide(e, row, offset_groups, backward, sets) for e in engines]
+        if with_torch:
+            sides.append(TorchSide(row, offset_groups, backward, sets))
+        for side in sides:
+            check(side, exact, expected, dtype)
+        times = timing.microseconds(sides, seconds, repeats)
+        rows.append(
+            {
+                "name": name,
+                "row": row,
+                "batch": batch,
+                "offset_groups": offset_groups,
+                "dtype": dtype,
+                "pass": which,
+                "sides": {n: timing.summary(t) for n, t in times.items()},
+            }
+        )
+    return rows
+
+
+def show(console: Console, rows) -> None:
+    names = list(dict.fromkeys(n for row in rows for n in row["sides"]))
+    table = Table(title="median us of one call")
+    for column in ("row", "N", "dtype", "pass", *names):
+        table.add_column(column, justify="right" if column in names else "left")
+    first = names[0]
+    for row in rows:
+        base = row["sides"][first]["median_us"]
+        cells = []
+        for n in names:
+            time = row["sides"][n]["median_us"]
+            ratio = "" if n == first else f" ({time / base:.2f})"
+            cells.append(f"{time:.0f}{ratio}")
+        table.add_row(row["name"], str(row["batch"]), row["dtype"], row["pass"], *cells)
+    console.print(table)
+    if len(names) > 1:
+        console.print(f"In brackets: times that of {first}.")
+
+
+def options_of(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks deform",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", help="some of " + ", ".join(DEFORM))
+    parser.add_argument("--engine", default="auto,xla")
+    parser.add_argument("--peers", default="torch", choices=("torch", "none"))
+    parser.add_argument("--batch", type=int, help="instead of the row's own")
+    parser.add_argument("--seconds", type=float, default=0.02, help="of one timing")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
+    )
+    options = parser.parse_args(arguments)
+    options.rows = options.rows.split(",") if options.rows else list(DEFORM)
+    if unknown := set(options.rows) - set(DEFORM):
+        parser.error(f"no row {', '.join(sorted(unknown))}")
+    return options
+
+
+def main(arguments=None) -> None:
+    options = options_of(arguments)
+    console = Console(width=None if Console().is_terminal else 150, soft_wrap=True)
+    environment = record.environment()
+    problem = "left out" if options.peers == "none" else torch_problem()
+    if problem:
+        console.print(f"without torchvision: {problem}")
+    rows: list = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(options.rows))
+        for name in options.rows:
+            progress.update(task, description=name)
+            engines = options.engine.split(",")
+            rows += measure(
+                name,
+                engines,
+                not problem,
+                options.batch,
+                options.seconds,
+                options.repeats,
+            )
+            progress.advance(task)
+    show(console, rows)
+    stem = options.out or record.RESULTS / f"deform-{record.slug(environment)}"
+    written = record.save({"environment": environment, "rows": rows}, stem)
+    console.print(f"wrote {written}")
+
+
+if __name__ == "__main__":
+    main()

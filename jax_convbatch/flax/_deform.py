@@ -1,0 +1,104 @@
+"""What the layers `DeformConv` of linen and nnx do alike.
+
+`layer` is the module that is called: the attributes read here have the same names
+in both.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jax_convbatch.conv import per_axis
+from jax_convbatch.deform import deform_conv
+from jax_convbatch.flax import _call
+
+
+def taps(layer) -> int:
+    """Positions that an output pixel reads, in all offset groups."""
+    rows, columns = per_axis("kernel_size", layer.kernel_size, 2)
+    return layer.offset_groups * rows * columns
+
+
+def predicted(layer) -> int:
+    """Features of the predictor: h and w of each tap, then its mask."""
+    return (3 if layer.modulated else 2) * taps(layer)
+
+
+def predictor_options(layer) -> dict:
+    """Arguments of the predictor `Conv` besides features and initialisers."""
+    return dict(
+        kernel_size=per_axis("kernel_size", layer.kernel_size, 2),
+        strides=per_axis("strides", layer.strides, 2),
+        padding=layer.padding,
+        kernel_dilation=per_axis("kernel_dilation", layer.kernel_dilation, 2),
+        dtype=layer.dtype,
+        param_dtype=layer.param_dtype,
+        precision=layer.precision,
+        # The predictor is an ordinary convolution: any engine may run it.
+        algorithm="xla" if layer.algorithm == "xla" else "auto",
+    )
+
+
+def kernel_shape(layer, channels: int, features: int) -> tuple[int, ...]:
+    if channels % layer.feature_group_count:
+        raise ValueError(
+            f"feature_group_count={layer.feature_group_count} must divide the "
+            f"{channels} features of the input"
+        )
+    size = per_axis("kernel_size", layer.kernel_size, 2)
+    return (*size, channels // layer.feature_group_count, features)
+
+
+def deform(layer, predictor, inputs, kernel, bias):
+    """The value of the layer: [*batch, P, Q, K]."""
+    x, batch = _call.one_batch_axis(inputs, 2)
+    out = predictor(x)
+    count = taps(layer)
+    offset, mask = out[..., : 2 * count], None
+    if layer.modulated:
+        mask = jax.nn.sigmoid(out[..., 2 * count :])
+    y = deform_conv(
+        x,
+        offset.astype(jnp.promote_types(x.dtype, jnp.float32)),
+        kernel,
+        bias,
+        mask,
+        strides=layer.strides,
+        padding=layer.padding,
+        dilation=layer.kernel_dilation,
+        groups=layer.feature_group_count,
+        offset_groups=layer.offset_groups,
+        activation=layer.activation,
+        precision=layer.precision,
+        algorithm=layer.algorithm,
+        workspace_limit=layer.workspace_limit,
+    )
+    return y.reshape(*batch, *y.shape[1:])
+
+
+def params_from_mmcv(state: dict) -> dict:
+    """Parameters of `DeformConv` from those of mmcv's `ModulatedDeformConv2dPack`.
+
+    Args:
+      state: "weight" [K, C / groups, R, S], "conv_offset.weight" and
+        "conv_offset.bias", and "bias" where there is one, as arrays. Also those of
+        `DeformConv2dPack`, which has no mask.
+
+    Returns:
+      {"kernel", "bias", "offset": {"kernel", "bias"}} as the linen layer names them.
+    """
+
+    def kernel(name):
+        return jnp.transpose(jnp.asarray(state[name]), (2, 3, 1, 0))
+
+    params = {
+        "kernel": kernel("weight"),
+        "offset": {
+            "kernel": kernel("conv_offset.weight"),
+            "bias": jnp.asarray(state["conv_offset.bias"]),
+        },
+    }
+    if state.get("bias") is not None:
+        params["bias"] = jnp.asarray(state["bias"])
+    return params
