@@ -98,3 +98,13 @@ def explicit_axes():
 def explicit_mesh(explicit_axes):
     with jax.set_mesh(explicit_axes):
         yield explicit_axes
+
+
+@pytest.fixture
+def hopper():
+    """The first CUDA device, which these tests need to be a Hopper GPU."""
+    device = jax.devices("cuda")[0]
+    if device.compute_capability != "9.0":
+        pytest.skip(f"compute capability {device.compute_capability}")
+    with jax.default_device(device):
+        yield

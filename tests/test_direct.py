@@ -9,6 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import Problem, exact, normal, run, terms, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+)
 
 import jax_convbatch as jc
 
@@ -90,26 +96,6 @@ CASES = [
     for dtype in ("float32", "bfloat16", "float16")
     if name in DEPTHWISE or dtype != "float32"
 ]
-
-
-def arrays(case, make, dtype):
-    return [make(i, s, dtype) for i, s in enumerate((case.x, case.w, case.y))]
-
-
-def bits(a):
-    a = np.asarray(a)
-    return a.view({2: np.uint16, 4: np.uint32}[a.itemsize])
-
-
-def assert_exact(case, dtype):
-    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
-    want = exact(case, x, w, dy)
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
-    columns = run(case, x, w, dy, algorithm="im2col_gemm")
-    for a, b, right in zip(got, columns, want, strict=True):
-        # Sums of ones are exact; the result is rounded once.
-        np.testing.assert_array_equal(a, right.astype(a.dtype))
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.gpu
@@ -208,33 +194,13 @@ def test_real_numbers_are_right_but_for_rounding(gpu, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL)
 def test_a_samples_bits_do_not_depend_on_its_batch(gpu, name):
-    case = EDGES[name]
-    large = case._replace(x=(256, *case.x[1:]))
-    x, w, dy = arrays(large, normal, "bfloat16")
-    want = run(large, x, w, dy, algorithm="implicit_gemm")
-    for n in (1, 2, 3, 8, 33):
-        small = case._replace(x=(n, *case.x[1:]))
-        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
-        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
-        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+    assert_batch_invariant(EDGES[name], "bfloat16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["many samples", "strided", "4 to 4", "24 to 24"])
 def test_a_hundred_runs_give_the_same_bits(gpu, name):
-    case = EDGES[name]
-    args = arrays(case, normal, "bfloat16")
-
-    @jax.jit
-    def step(x, w, dy):
-        conv = functools.partial(jc.conv_general_dilated, **case.kwargs)
-        y, pullback = jax.vjp(conv, x, w)
-        return y, *pullback(dy)
-
-    want = [bits(a) for a in step(*args)]
-    for _ in range(100):
-        for a, b in zip(step(*args), want, strict=True):
-            np.testing.assert_array_equal(bits(a), b)
+    assert_a_hundred_runs_agree(EDGES[name], "bfloat16")
 
 
 @pytest.mark.gpu

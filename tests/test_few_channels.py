@@ -9,14 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import exact, normal, run, terms
-from test_implicit_gemm import (
-    SAME,
+from promises import (
     arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
     assert_exact,
-    bits,
-    hopper,  # noqa: F401
-    problem,
 )
+from test_implicit_gemm import SAME, problem
 
 import jax_convbatch as jc
 from jax_convbatch import targets
@@ -60,7 +59,7 @@ EDGES = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", EDGES)
-def test_whole_numbers_are_exact(hopper, name, dtype):  # noqa: F811
+def test_whole_numbers_are_exact(hopper, name, dtype):
     assert_exact(EDGES[name], dtype)
 
 
@@ -125,7 +124,7 @@ def any_channels(draw):
 @pytest.mark.gpu
 @given(case=any_channels())
 @settings(max_examples=60)
-def test_any_channels_are_exact(hopper, case):  # noqa: F811
+def test_any_channels_are_exact(hopper, case):
     assert_exact(case, "bfloat16")
 
 
@@ -133,7 +132,7 @@ def test_any_channels_are_exact(hopper, case):  # noqa: F811
 @pytest.mark.parametrize(
     "name", ["stem", "one channel", "odd channels", "patches of 4"]
 )
-def test_real_numbers_are_right_but_for_rounding(hopper, name):  # noqa: F811
+def test_real_numbers_are_right_but_for_rounding(hopper, name):
     case = EDGES[name]
     x, w, dy = arrays(case, normal, "bfloat16")
     got = run(case, x, w, dy, algorithm="implicit_gemm")
@@ -147,41 +146,19 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):  # noqa: F811
 @pytest.mark.parametrize(
     "name", ["stem", "one channel", "odd channels", "to three", "patches of 16"]
 )
-def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):  # noqa: F811
-    case = EDGES[name]
-    large = case._replace(x=(256, *case.x[1:]))
-    x, w, dy = arrays(large, normal, "bfloat16")
-    want = run(large, x, w, dy, algorithm="implicit_gemm")
-    for n in (1, 2, 3, 8, 33):
-        small = case._replace(x=(n, *case.x[1:]))
-        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
-        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
-        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
+    assert_batch_invariant(EDGES[name], "bfloat16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["stem", "odd channels", "patches of 4"])
-def test_a_hundred_runs_give_the_same_bits(hopper, name):  # noqa: F811
-    case = EDGES[name]
-    args = arrays(case, normal, "bfloat16")
-    conv = functools.partial(
-        jc.conv_general_dilated, algorithm="implicit_gemm", **case.kwargs
-    )
-
-    @jax.jit
-    def step(x, w, dy):
-        y, pullback = jax.vjp(conv, x, w)
-        return y, *pullback(dy)
-
-    want = [bits(a) for a in step(*args)]
-    for _ in range(100):
-        for a, b in zip(step(*args), want, strict=True):
-            np.testing.assert_array_equal(bits(a), b)
+def test_a_hundred_runs_give_the_same_bits(hopper, name):
+    assert_a_hundred_runs_agree(EDGES[name], "bfloat16", algorithm="implicit_gemm")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["stem", "three, unit stride", "odd channels"])
-def test_what_is_not_finite_stays_where_it_belongs(hopper, name):  # noqa: F811
+def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
     # Columns are padded, and tiles are larger than what is left of an image: what
     # stands there must not reach a sum.
     case = EDGES[name]
@@ -206,7 +183,7 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):  # noqa: F811
         ("wide channels", ("default",) * 3),
     ],
 )
-def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):  # noqa: F811
+def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):
     case = EDGES[name]
     x, w, dy = arrays(case, normal, "bfloat16")
 

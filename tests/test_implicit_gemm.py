@@ -9,20 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import Problem, exact, normal, run, terms, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+)
 
 import jax_convbatch as jc
 
 NHWC = ("NHWC", "HWIO", "NHWC")
-
-
-@pytest.fixture
-def hopper():
-    """The first CUDA device, which these tests need to be a Hopper GPU."""
-    device = jax.devices("cuda")[0]
-    if device.compute_capability != "9.0":
-        pytest.skip(f"compute capability {device.compute_capability}")
-    with jax.default_device(device):
-        yield
 
 
 def problem(
@@ -55,21 +51,6 @@ EDGES = {
     "128 columns": problem(48, (28, 28), 32, 136, (3, 3), padding=SAME),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
 }
-
-
-def arrays(case, make, dtype):
-    return [make(i, s, dtype) for i, s in enumerate((case.x, case.w, case.y))]
-
-
-def assert_exact(case, dtype):
-    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
-    want = exact(case, x, w, dy)
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
-    columns = run(case, x, w, dy, algorithm="im2col_gemm")
-    for a, b, right in zip(got, columns, want, strict=True):
-        # Sums of ones are exact; the result is rounded once.
-        np.testing.assert_array_equal(a, right.astype(a.dtype))
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.gpu
@@ -197,46 +178,20 @@ def test_f32_is_as_accurate_as_stock(hopper):
         assert ours <= 1.1 * stock
 
 
-def bits(a):
-    a = np.asarray(a)
-    return a.view({2: np.uint16, 4: np.uint32}[a.itemsize])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "name", ["3x3", "odd", "strided", "1x1 strided", "wide channels"]
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
-    case = EDGES[name]
-    large = case._replace(x=(256, *case.x[1:]))
-    x, w, dy = arrays(large, normal, dtype)
-    want = run(large, x, w, dy, algorithm="implicit_gemm")
-    for n in (1, 2, 3, 8, 33):
-        small = case._replace(x=(n, *case.x[1:]))
-        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
-        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
-        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+    assert_batch_invariant(EDGES[name], dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["3x3", "strided", "many samples"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_hundred_runs_give_the_same_bits(hopper, name, dtype):
-    case = EDGES[name]
-    args = arrays(case, normal, dtype)
-    kwargs = case.kwargs
-
-    @jax.jit
-    def step(x, w, dy):
-        conv = functools.partial(jc.conv_general_dilated, **kwargs)
-        y, pullback = jax.vjp(conv, x, w)
-        return y, *pullback(dy)
-
-    want = [bits(a) for a in step(*args)]
-    for _ in range(100):
-        for a, b in zip(step(*args), want, strict=True):
-            np.testing.assert_array_equal(bits(a), b)
+    assert_a_hundred_runs_agree(EDGES[name], dtype)
 
 
 @pytest.mark.gpu

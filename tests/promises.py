@@ -1,0 +1,56 @@
+"""What every kernel of implicit_gemm on CUDA is held to, whatever its path."""
+
+import functools
+
+import jax
+import numpy as np
+from problems import exact, normal, run, whole
+
+import jax_convbatch as jc
+
+
+def arrays(case, make, dtype):
+    return [make(i, s, dtype) for i, s in enumerate((case.x, case.w, case.y))]
+
+
+def bits(a):
+    a = np.asarray(a)
+    return a.view(f"u{a.itemsize}")
+
+
+def assert_exact(case, dtype):
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    want = exact(case, x, w, dy)
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b, right in zip(got, columns, want, strict=True):
+        # Sums of ones are exact; the result is rounded once.
+        np.testing.assert_array_equal(a, right.astype(a.dtype))
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_batch_invariant(case, dtype):
+    """y and dx of a sample have the same bits in every batch."""
+    large = case._replace(x=(256, *case.x[1:]))
+    x, w, dy = arrays(large, normal, dtype)
+    want = run(large, x, w, dy, algorithm="implicit_gemm")
+    for n in (1, 2, 3, 8, 33):
+        small = case._replace(x=(n, *case.x[1:]))
+        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
+        np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
+        np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
+
+
+def assert_a_hundred_runs_agree(case, dtype, **options):
+    args = arrays(case, normal, dtype)
+    conv = functools.partial(jc.conv_general_dilated, **case.kwargs, **options)
+
+    @jax.jit
+    def step(x, w, dy):
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    want = [bits(a) for a in step(*args)]
+    for _ in range(100):
+        for a, b in zip(step(*args), want, strict=True):
+            np.testing.assert_array_equal(bits(a), b)
