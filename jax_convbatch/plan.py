@@ -26,7 +26,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
 }
 # Engines that compute a whole layer in one kernel, by platform; after the others
 # one pass over y follows.
-EPILOGUES: dict[str, tuple[str, ...]] = {"cpu": (), "cuda": ()}
+EPILOGUES: dict[str, tuple[str, ...]] = {"cpu": ("implicit_gemm",), "cuda": ()}
 # Those that cover every geometry and floating dtype, on each platform.
 GENERAL_ENGINES = {
     "cpu": ("implicit_gemm", "im2col_gemm", "per_sample"),

@@ -15,7 +15,7 @@ ALLOWED = [
     for name in (
         "bgrad",
         "act_bgrad",
-        "epilogue",
+        "implicit_gemm_fprop_act",
         *(f"implicit_gemm_{op}" for op in ("fprop", "dgrad", "wgrad")),
     )
 ]

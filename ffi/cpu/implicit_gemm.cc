@@ -3,8 +3,12 @@
 #include "implicit_gemm.h"
 
 #include <algorithm>
+#include <string_view>
 #include <type_traits>
+#include <vector>
 
+#include "act_loops.h"
+#include "epilogue_call.h"
 #include "handlers.h"
 #include "implicit/forward.h"
 #include "implicit/wgrad.h"
@@ -56,6 +60,109 @@ ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
           .Run<Compute<T>>();
     });
   });
+}
+
+// scale, bias, residual and activation of elements of type T.
+template <typename T>
+class LayerEpilogue : public RowEpilogue {
+ public:
+  LayerEpilogue(const EpilogueCall& call, int64_t K) : call_(call), K_(K) {
+    if (call.scale) scale_ = Widened(call.scale, K);
+    if (call.bias) bias_ = Widened(call.bias, K);
+  }
+
+  void Apply(int64_t place, int64_t channel, int64_t count,
+             void* sums) const override {
+    Compute<T>* z = static_cast<Compute<T>*>(sums);
+    Compute<T> residual[kTileElements];
+    for (int64_t done = 0; done < count; done += kTileElements) {
+      const int64_t k = channel + done;
+      const int64_t some = std::min(kTileElements, count - done);
+      const int64_t at = place * K_ + k;
+      if (call_.residual) {
+        const T* from = static_cast<const T*>(call_.residual) + at;
+        for (int64_t i = 0; i < some; ++i) residual[i] = ToCompute(from[i]);
+      }
+      ScaleAndAdd(call_.scale ? &scale_[k] : nullptr,
+                  call_.bias ? &bias_[k] : nullptr,
+                  call_.residual ? residual : nullptr, z + done, 1, some);
+      if (call_.z) {
+        T* to = static_cast<T*>(call_.z) + at;
+        for (int64_t i = 0; i < some; ++i) to[i] = FromCompute<T>(z[done + i]);
+      }
+      ActivateTile(call_.activation, z + done, z + done, some);
+    }
+  }
+
+ private:
+  static std::vector<Compute<T>> Widened(const void* data, int64_t count) {
+    const T* from = static_cast<const T*>(data);
+    std::vector<Compute<T>> wide(count);
+    for (int64_t i = 0; i < count; ++i) wide[i] = ToCompute(from[i]);
+    return wide;
+  }
+
+  const EpilogueCall& call_;
+  const int64_t K_;
+  std::vector<Compute<T>> scale_, bias_;
+};
+
+ffi::Error FpropActImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
+                        ffi::RemainingArgs operands,
+                        ffi::Result<ffi::AnyBuffer> y,
+                        ffi::Result<ffi::AnyBuffer> /*workspace*/,
+                        ffi::RemainingRets results, ConvGeometry g,
+                        int64_t /*slice*/, int64_t /*precision*/,
+                        std::string_view activation, int64_t scale,
+                        int64_t bias, int64_t residual, int64_t save_input) {
+  JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "x", x, g.x_size()));
+  JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "w", w, g.w_size()));
+  JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "y", *y, g.y_size()));
+  const EpilogueAttributes a{g.N * g.output_pixels(),
+                             g.K,
+                             activation,
+                             scale != 0,
+                             bias != 0,
+                             residual != 0,
+                             save_input != 0};
+  const ffi::DataType dtype = x.element_type();
+  if (y->element_type() != dtype) {
+    return ffi::Error::InvalidArgument("jax_convbatch: the dtype of y in " +
+                                       Describe("fprop_act", g));
+  }
+  EpilogueCall call;
+  JCB_RETURN_IF_ERROR(DecodeOperands(a, dtype, operands, &call));
+  if (a.save_input) {
+    JCB_RETURN_IF_ERROR(DecodeResult(a, dtype, results, 0, &call.z));
+  }
+  return Dispatch("fprop_act", g, dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const LayerEpilogue<T> epilogue(call, g.K);
+    const Stopwatch watch(&handlers_time);
+    Forward forward{g,
+                    false,
+                    x.untyped_data(),
+                    w.untyped_data(),
+                    kElement<T>,
+                    y->untyped_data(),
+                    kElement<T>};
+    forward.epilogue = &epilogue;
+    if (y->element_count()) forward.Run<Compute<T>>();
+    return ffi::Error::Success();
+  });
+}
+
+auto ActBinding() {
+  return BindEpilogueAttributes(ffi::Ffi::Bind()
+                                    .Arg<ffi::AnyBuffer>()
+                                    .Arg<ffi::AnyBuffer>()
+                                    .RemainingArgs()
+                                    .Ret<ffi::AnyBuffer>()
+                                    .Ret<ffi::AnyBuffer>(/*workspace*/)
+                                    .RemainingRets()
+                                    .Attr<ConvGeometry>("geometry")
+                                    .Attr<int64_t>("slice")
+                                    .Attr<int64_t>("precision"));
 }
 
 ffi::Error DgradImpl(ffi::AnyBuffer dy, ffi::AnyBuffer w,
@@ -119,6 +226,7 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer dy,
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropCpu, FpropImpl, ConvBinding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropActCpu, FpropActImpl, ActBinding());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradCpu, DgradImpl, ConvBinding());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradCpu, WgradImpl, ConvBinding());
 

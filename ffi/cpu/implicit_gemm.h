@@ -7,6 +7,7 @@
 namespace jax_convbatch {
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropActCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradCpu);
 

@@ -34,6 +34,8 @@ nb::dict Targets() {
     targets[(prefix + "_wgrad").c_str()] = Handler(WgradCpu);
   }
   targets["jax_convbatch_implicit_gemm_fprop"] = Handler(ImplicitFpropCpu);
+  targets["jax_convbatch_implicit_gemm_fprop_act"] =
+      Handler(ImplicitFpropActCpu);
   targets["jax_convbatch_implicit_gemm_dgrad"] = Handler(ImplicitDgradCpu);
   targets["jax_convbatch_implicit_gemm_wgrad"] = Handler(ImplicitWgradCpu);
   targets["jax_convbatch_im2col_gemm_deform_fprop"] = Handler(DeformFpropCpu);

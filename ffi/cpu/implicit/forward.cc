@@ -37,7 +37,7 @@ class Product {
     ChooseCut();
     const int64_t bytes = rows_ * channels_ * sizeof(A);
     const int64_t unit = kernels_.vector * sizeof(A);
-    streams_ = in_place() && bytes >= f.stream_bytes &&
+    streams_ = in_place() && !f.epilogue && bytes >= f.stream_bytes &&
                reinterpret_cast<uintptr_t>(f.out) % unit == 0 &&
                group_channels_ % kernels_.vector == 0;
     for (int64_t i = 0; i < reading_.count(); ++i) {
@@ -158,16 +158,23 @@ class Product {
                          scratch.panels + (k - first) * padded, width, sums,
                          k > 0 ? Into::kAdd : into);
         }
-        if (last == depth && !in_place()) {
+        if (last == depth) {
           for (int r = 0; r < rows; ++r) {
-            char* to = static_cast<char*>(f_.out) +
-                       (places[r] * channels_ + at) * ElementSize(f_.out_type);
-            kernels_.convert(f_.out_type, sums[r], width, to);
+            Finish(places[r], at, width, sums[r]);
           }
         }
       }
       first = last;
     } while (first < depth);
+  }
+
+  // Makes complete sums into the result, where they are not that already.
+  void Finish(int64_t place, int64_t channel, int64_t count, A* sums) const {
+    if (f_.epilogue) f_.epilogue->Apply(place, channel, count, sums);
+    if (in_place()) return;
+    char* to = static_cast<char*>(f_.out) +
+               (place * channels_ + channel) * ElementSize(f_.out_type);
+    kernels_.convert(f_.out_type, sums, count, to);
   }
 
   // Rows of all classes, one class after the other.
@@ -193,14 +200,18 @@ class Product {
         const int group = static_cast<int>(group_channels_);
         const int taps = static_cast<int>(rows.taps());
         for (int64_t row = begin; row < end; ++row) {
-          rows.ForEachPart(row, scratch.sums,
-                           [&](int64_t count, int64_t place,
-                               const A* const* pixels, int64_t step) {
-                             kernels_.direct_forward(
-                                 count, taps, pixels, step, scratch.panels,
-                                 channels_, group, out + place * channels_,
-                                 rows.period() * channels_);
-                           });
+          rows.ForEachPart(
+              row, scratch.sums,
+              [&](int64_t count, int64_t place, const A* const* pixels,
+                  int64_t step) {
+                kernels_.direct_forward(
+                    count, taps, pixels, step, scratch.panels, channels_, group,
+                    out + place * channels_, rows.period() * channels_);
+                for (int64_t i = 0; f_.epilogue && i < count; ++i) {
+                  const int64_t at = place + i * rows.period();
+                  Finish(at, 0, channels_, out + at * channels_);
+                }
+              });
         }
       });
     }

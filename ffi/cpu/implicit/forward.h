@@ -7,6 +7,16 @@
 
 namespace jax_convbatch {
 
+// What a layer does to its convolution's sums while they are in the cache.
+class RowEpilogue {
+ public:
+  virtual ~RowEpilogue() = default;
+  // Turns the sums of `count` channels from `channel` on, of one place of the
+  // result, into what is stored, in the type of the arithmetic.
+  virtual void Apply(int64_t place, int64_t channel, int64_t count,
+                     void* sums) const = 0;
+};
+
 struct Forward {
   const ConvGeometry& g;
   bool dgrad;
@@ -16,6 +26,7 @@ struct Forward {
   Element out_type;
   // Results of this size will not be in the caches when somebody reads them.
   int64_t stream_bytes = 16 << 20;
+  const RowEpilogue* epilogue = nullptr;
 
   // `A` is the type of the arithmetic.
   template <typename A>
