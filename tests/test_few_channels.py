@@ -180,7 +180,7 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
         ("stem", ("strips of", "default", "strips of")),
         ("odd channels", ("gathered tiles of",) * 3),
         ("patches of 16", ("tiles of", "gathered tiles of", "tiles of")),
-        ("wide channels", ("default",) * 3),
+        ("wide channels", ("default", "gathered tiles of", "default")),
     ],
 )
 def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):

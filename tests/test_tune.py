@@ -485,6 +485,6 @@ def test_every_configuration_is_right_and_none_changes_bits(hopper, op, dtype, n
 def test_tune_on_a_gpu(hopper, own_choices):
     x, w = jnp.ones((4, 14, 14, 64), "bfloat16"), jnp.ones((3, 3, 64, 64), "bfloat16")
     rows = jc.tune(step, x, w)
-    assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"]
+    assert sorted(row.op for row in rows) == ["dgrad", "fprop", "wgrad"]
     assert all(row.microseconds <= row.default_microseconds for row in rows)
     assert {row.source for row in jc.explain(step, x, w)} == {"tuned"}
