@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, deform_plan, plan
+from jax_convbatch import _compat, activations, deform_plan, plan, targets
 from jax_convbatch import deform_primitives as primitives
 from jax_convbatch.bias import broadcast_bias
 from jax_convbatch.canonical import canonical_dtype, geometry_of
@@ -53,7 +53,7 @@ def deform_conv(
     mask are 0. Where a position is a whole number, the derivative by the offset is
     that from the right. Every mode and order of differentiation works, away from
     whole numbers for offsets. All results, the gradient of x too, are the same bits
-    on every run, and on the CPU a sample's y and dx do not depend on the batch.
+    on every run, and a sample's y and dx do not depend on the batch.
 
     Args:
       x: [N, H, W, C]; f64, f32, bf16 or f16.
@@ -68,7 +68,7 @@ def deform_conv(
       dimension_numbers: of x, w and y, as in `conv`; offset and mask have their
         axes in y's order. ("NCHW", "OIHW", "NCHW") takes PyTorch's arrays.
       algorithm: "auto"; "im2col_gemm": the sampled columns of many samples in a
-        buffer, then products (CPU); "xla": composed of `jax.lax` gathers, on any
+        buffer, then products; "xla": composed of `jax.lax` gathers, on any
         platform. An engine named is never replaced by another.
       workspace_limit: bytes that the columns may take; above it the batch is cut
         into slices, with the same bits. None as in `conv_general_dilated`.
@@ -131,7 +131,9 @@ def deform_conv(
     axis = params.conv.axis("y", "K")
     per_channel = f"({geometry.K},), one number for each output channel"
     check_array("bias", bias, (geometry.K,), per_channel, dtype)
-    deform_plan.check_somewhere(geometry, dtype, algorithm, workspace_limit)
+    here = targets.default_platform()
+    asked = params.problem("fprop", ("y",), dtype, here)
+    deform_plan.check_somewhere(asked, algorithm)
     cells, corners = sampling(
         offset, mask, geometry, params.offset_groups, accumulator(dtype)
     )

@@ -69,16 +69,21 @@ class DeformParams:
             self.conv.with_sizes(**sizes), offset_groups or self.offset_groups
         )
 
-    def plan(self, op: str, wanted, dtype, platform: str) -> Plan:
-        return deform_plan.make_plan(
+    def problem(self, op: str, wanted, dtype, platform: str) -> deform_plan.Problem:
+        return deform_plan.Problem(
             op,
             wanted,
             self.geometry,
-            dtype,
+            self.offset_groups,
+            np.dtype(dtype),
             platform,
-            self.conv.algorithm,
+            self.conv.precision_level,
             self.conv.workspace_limit,
         )
+
+    def plan(self, op: str, wanted, dtype, platform: str) -> Plan:
+        problem = self.problem(op, wanted, dtype, platform)
+        return deform_plan.make_plan(problem, self.conv.algorithm)
 
 
 def accumulator(dtype) -> np.dtype:

@@ -1,74 +1,87 @@
 """Which engine runs a deformable convolution, and with how much workspace.
 
 Options, preferences and words are those of plan.py; what differs is that the
-columns are sampled, which no engine but im2col_gemm does.
+columns are sampled, which few engines do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_convbatch import plan, targets
 from jax_convbatch.geometry import ConvGeometry
-from jax_convbatch.plan import Plan, aligned
+from jax_convbatch.plan import Plan, Unable, aligned
 
 # Engines in order of preference, with the platforms they have code for.
-ENGINES: dict[str, tuple[str, ...]] = {"im2col_gemm": ("cpu",)}
+ENGINES: dict[str, tuple[str, ...]] = {"im2col_gemm": ("cpu", "cuda")}
 
 _INT32_MAX = 2**31 - 1
 
 
-def make_plan(
-    op: str,
-    wanted: tuple[str, ...],
-    g: ConvGeometry,
-    dtype,
-    platform: str,
-    algorithm: str = "auto",
-    workspace_limit: int | None = None,
-) -> Plan:
-    """Chooses engine and slice, as `plan.make_plan`.
+class Problem(NamedTuple):
+    """What there is to run.
 
-    Args:
+    Attributes:
       op: "fprop", "dgrad" (of x and the corners' weights) or "wgrad".
       wanted: of dgrad: which of "x" and "corners".
       g: of this device's part of the convolution.
+      offset_groups: of x's channels.
       dtype: of x, w and y.
-      platform, algorithm, workspace_limit: as in `plan.make_plan`.
+      platform, precision, workspace_limit: as in `plan.make_plan`.
+    """
+
+    op: str
+    wanted: tuple[str, ...]
+    g: ConvGeometry
+    offset_groups: int
+    dtype: np.dtype
+    platform: str
+    precision: int = 0
+    workspace_limit: int | None = None
+
+
+def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
+    """Chooses engine and slice, as `plan.make_plan`.
 
     Raises:
       ValueError: the engine asked for by name does not run here, or the limit
         is too small for one sample.
     """
+    op, platform = problem.op, problem.platform
     if algorithm == "xla":
         return Plan("xla", "asked for by name", source="name")
     names = [n for n, platforms in ENGINES.items() if platform in platforms]
     if algorithm != "auto":
-        names = [algorithm] if algorithm in ENGINES else []
-    problem = _refusal(g, platform)
-    if problem is None and not names:
-        problem = f"{algorithm} does not sample at offsets"
-    if problem and algorithm == "auto":
-        return Plan("xla", problem)
-    if problem:
-        raise ValueError(
-            f"algorithm={algorithm!r} cannot run this deformable {op} on platform "
-            f"{platform!r}: {problem}. algorithm='xla' and algorithm='auto' can."
-        )
-    samples, workspace = _slice(op, wanted, g, np.dtype(dtype), workspace_limit)
-    reason = f"default on {platform}" if algorithm == "auto" else "asked for by name"
-    source = "rule" if algorithm == "auto" else "name"
-    return Plan(names[0], reason, samples, workspace, source=source)
+        names = [algorithm]
+    refusals: list[str] = []
+    for name in names:
+        try:
+            _check(name, problem)
+            chosen = _PLANNERS[name](problem)
+        except Unable as unable:
+            refusals.append(str(unable))
+            continue
+        if algorithm != "auto":
+            return replace(chosen, reason="asked for by name", source="name")
+        return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
+    if algorithm == "auto":
+        return Plan("xla", refusals[-1] if refusals else _no_code(platform))
+    raise ValueError(
+        f"algorithm={algorithm!r} cannot run this deformable {op} on platform "
+        f"{platform!r}: {refusals[0]}. algorithm='xla' and algorithm='auto' can."
+    )
 
 
-def check_somewhere(
-    g: ConvGeometry, dtype, algorithm: str, workspace_limit: int | None
-) -> None:
+def check_somewhere(problem: Problem, algorithm: str) -> None:
     """Raises what `make_plan` raises on every platform there is code for.
 
     For use while tracing, before it is known where the convolution will run.
     """
-    if algorithm == "auto" and workspace_limit is None:
+    if algorithm == "auto" and problem.workspace_limit is None:
         return
     platforms = {name for names in ENGINES.values() for name in names}
     here = targets.default_platform()
@@ -76,7 +89,7 @@ def check_somewhere(
     # The default platform's refusal is the one to show.
     for platform in sorted({*platforms, here}, key=lambda name: name != here):
         try:
-            make_plan("fprop", (), g, dtype, platform, algorithm, workspace_limit)
+            make_plan(problem._replace(platform=platform), algorithm)
             return
         except ValueError as error:
             refusal = refusal or error
@@ -84,40 +97,87 @@ def check_somewhere(
         raise refusal
 
 
-def _refusal(g: ConvGeometry, platform: str) -> str | None:
-    """Why no native engine samples here, or None."""
-    if problem := targets.problem(platform):
-        return problem
-    if not any(platform in platforms for platforms in ENGINES.values()):
-        return f"no engine samples at offsets on platform {platform!r} yet"
+def _no_code(platform: str) -> str:
+    return (
+        targets.problem(platform)
+        or f"no engine samples at offsets on platform {platform!r} yet"
+    )
+
+
+def _check(engine: str, problem: Problem) -> None:
+    """Raises Unable where no geometry would do."""
+    if why := targets.problem(problem.platform):
+        raise Unable(why)
+    if engine not in ENGINES:
+        raise Unable(f"{engine} does not sample at offsets")
+    if problem.platform not in ENGINES[engine]:
+        raise Unable(_no_code(problem.platform))
+    g = problem.g
     if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
-        return "a matrix of one sample with a side over 2^31 - 1"
-    return None
+        raise Unable("a matrix of one sample with a side over 2^31 - 1")
 
 
-def _slice(op, wanted, g: ConvGeometry, dtype: np.dtype, workspace_limit):
-    """Samples at a time, and bytes for them, as ffi/cpu/deform.cc carves them."""
-    half = dtype.itemsize == 2
+def _plan_columns(problem: Problem) -> Plan:
+    """im2col_gemm: as many samples as the limit allows."""
+    g, platform = problem.g, problem.platform
+    most, cost = _COSTS[platform](problem)
+    if not most:
+        raise Unable("over 2^31 - 1 positions in one sample")
+    limit = problem.workspace_limit
+    if limit is None:
+        limit = max(plan.DEFAULT_WORKSPACE[platform], cost(1))
+    samples = plan.largest_slice(cost, limit, min(max(g.N, 1), most))
+    if not samples:
+        raise ValueError(
+            f"workspace_limit={limit} bytes is too small for this "
+            f"deformable {problem.op}: one sample needs {cost(1)} bytes"
+        )
+    return Plan("im2col_gemm", f"default on {platform}", samples, cost(samples))
+
+
+def _cost_cpu(problem: Problem):
+    """The most samples at a time, and the bytes that some take, as
+    ffi/cpu/deform.cc carves them."""
+    op, wanted, g, _, dtype, *_ = problem
     x = g.H * g.W * g.C
     pieces = [(g.output_pixels * g.R * g.S * g.C, max(dtype.itemsize, 4))]
-    if half:  # The BLAS has no 16-bit types, and sampling reads a pixel often.
+    fixed = 0
+    if dtype.itemsize == 2:
+        # The BLAS has no 16-bit types, and sampling reads a pixel often.
         pieces.append((g.output_pixels * g.K, 4))
         if op != "dgrad" or "corners" in wanted:
             pieces.append((x, 4))
         if op == "dgrad" and "x" in wanted:
             pieces.append((x, 4))
-    fixed = aligned(g.w_size, 4) if half else 0
+        fixed = aligned(g.w_size, 4)
+    return max(g.N, 1), lambda n: _bytes(pieces, n) + fixed
 
-    def cost(samples: int) -> int:
-        return sum(aligned(samples * count, size) for count, size in pieces) + fixed
 
-    limit = workspace_limit
-    if limit is None:
-        limit = max(plan.DEFAULT_WORKSPACE["cpu"], cost(1))
-    samples = plan.largest_slice(cost, limit, max(g.N, 1))
-    if not samples:
-        raise ValueError(
-            f"workspace_limit={workspace_limit} bytes is too small for this "
-            f"deformable {op}: one sample needs {cost(1)} bytes"
-        )
-    return samples, cost(samples)
+def _cost_cuda(problem: Problem):
+    """The same for ffi/cuda/deform.cc."""
+    op, wanted, g, groups, dtype, *_ = problem
+    accumulator = max(dtype.itemsize, 4)
+    columns = g.output_pixels * g.R * g.S * g.C
+    entries = g.output_pixels * g.R * g.S * groups
+    cells = groups * (g.H + 1) * (g.W + 1)
+    pieces = [(columns, accumulator if op == "dgrad" else dtype.itemsize)]
+    fixed = 0
+    if op == "dgrad" and "x" in wanted:
+        # Rows, corners; keys and values twice; what sorting takes: SortBytes.
+        pieces += [(entries, 4), (4 * entries, accumulator), *[(entries, 4)] * 4]
+        pieces += [(entries, 1), (cells, 4)]
+        # Where a cell's entries start has an end, too.
+        fixed = (64 << 10) + aligned(1, 4)
+    if op == "wgrad":
+        pieces.append((g.w_size, accumulator))
+        fixed = aligned(g.w_size, accumulator)
+    most = _INT32_MAX // max(entries, cells + 1, 1)
+    return most, lambda n: _bytes(pieces, n) + fixed
+
+
+def _bytes(pieces, samples: int) -> int:
+    return sum(aligned(samples * count, size) for count, size in pieces)
+
+
+_COSTS = {"cpu": _cost_cpu, "cuda": _cost_cuda}
+_PLANNERS: dict[str, Callable[[Problem], Plan]] = {"im2col_gemm": _plan_columns}

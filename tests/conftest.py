@@ -6,7 +6,7 @@ process of their own. Everything else runs on the first of them.
 
 import jax
 import pytest
-from engines import COLUMN_RUNS, PLATFORMS, RUNS
+from engines import COLUMN_RUNS, DEFORM_RUNS, PLATFORMS, RUNS
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType
 
@@ -59,6 +59,14 @@ def engine(request):
 @pytest.fixture(params=COLUMN_RUNS)
 def column_engine(request):
     """The same with the engines that need a workspace."""
+    name, platform = request.param
+    with jax.default_device(jax.devices(platform)[0]):
+        yield name
+
+
+@pytest.fixture(params=DEFORM_RUNS)
+def sampler(request):
+    """Runs the test with every engine of deform_conv, on every platform."""
     name, platform = request.param
     with jax.default_device(jax.devices(platform)[0]):
         yield name

@@ -5,7 +5,7 @@ Engines that cover a part have a test file of their own.
 
 import pytest
 
-from jax_convbatch import plan
+from jax_convbatch import deform_plan, plan
 
 ENGINES = plan.GENERAL_ENGINES["cpu"]
 
@@ -25,3 +25,12 @@ RUNS = [
 ]
 # Those of them that unroll into a workspace, whose size somebody may limit.
 COLUMN_RUNS = [run for run in RUNS if run.values[0][0] != "implicit_gemm"]
+# (engine, platform) of deformable convolution, jax.lax among them.
+DEFORM_RUNS = [
+    *(
+        _param(platform, (name, platform), f"{name}-{platform}")
+        for name, platforms in deform_plan.ENGINES.items()
+        for platform in platforms
+    ),
+    _param("cpu", ("xla", "cpu"), "xla-cpu"),
+]

@@ -15,11 +15,11 @@ from jax.test_util import check_grads
 from problems import normal, whole
 
 import jax_convbatch as jc
+from jax_convbatch import targets
 from jax_convbatch.deform import from_torch
 from jax_convbatch.geometry import ConvGeometry
 
 each_problem = pytest.mark.parametrize("name", PROBLEMS)
-each_engine = pytest.mark.parametrize("engine", ["im2col_gemm", "xla"])
 
 
 @functools.cache
@@ -34,19 +34,30 @@ EXACT = [
     *(("im2col_gemm", name, "bfloat16") for name in PROBLEMS),
     ("im2col_gemm", "torchvision", "float64"),
     ("im2col_gemm", "torchvision", "float16"),
+]
+XLA_EXACT = [
     *(("xla", name, "float32") for name in PROBLEMS),
     ("xla", "torchvision", "bfloat16"),
 ]
 
 
-@pytest.mark.parametrize(("engine", "name", "dtype"), EXACT)
-def test_values_and_gradients_are_exact(x64, engine, name, dtype):
+@pytest.mark.parametrize(("algorithm", "name", "dtype"), EXACT)
+def test_values_and_gradients_are_exact(x64, platform, algorithm, name, dtype):
+    assert_exact(algorithm, name, dtype)
+
+
+@pytest.mark.parametrize(("algorithm", "name", "dtype"), XLA_EXACT)
+def test_values_and_gradients_by_xla_are_exact(x64, algorithm, name, dtype):
+    assert_exact(algorithm, name, dtype)
+
+
+def assert_exact(algorithm, name, dtype):
     # Whole numbers and quarters: no sum rounds, so a wrong term shows in any dtype.
     a, want = expected(name)
     if np.dtype(jnp.dtype(dtype)).itemsize == 2:  # y is rounded before the bias
         want = want._replace(y=want.y - a.bias)
         a = a._replace(bias=0 * a.bias)
-    got = run(PROBLEMS[name], a.cast(dtype), algorithm=engine)
+    got = run(PROBLEMS[name], a.cast(dtype), algorithm=algorithm)
     for field, value in got._asdict().items():
         exact = getattr(want, field)
         if exact is None:
@@ -57,7 +68,7 @@ def test_values_and_gradients_are_exact(x64, engine, name, dtype):
 
 
 @each_problem
-def test_random_numbers(x64, name):
+def test_random_numbers(x64, platform, name):
     p = PROBLEMS[name]
     a = arrays(p, seed=1, exact=False)
     got = run(p, a)
@@ -69,7 +80,7 @@ def test_random_numbers(x64, name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_offsets_in_float32_beside_another_dtype(dtype):
+def test_offsets_in_float32_beside_another_dtype(platform, dtype):
     a, want = expected("3x3")
     mixed = a.cast(dtype)._replace(
         offset=a.offset.astype("float32"), mask=a.mask.astype("float32")
@@ -84,8 +95,7 @@ def test_offsets_in_float32_beside_another_dtype(dtype):
 
 
 @pytest.mark.parametrize("name", ["torchvision", "more_groups", "uneven_pads"])
-@each_engine
-def test_without_offsets_it_is_conv(engine, name):
+def test_without_offsets_it_is_conv(sampler, name):
     p, (a, _) = PROBLEMS[name], expected(name)
     x, w = a.x.astype("float32"), a.w.astype("float32")
     kwargs = dict(p.kwargs)
@@ -93,23 +103,21 @@ def test_without_offsets_it_is_conv(engine, name):
     want = jc.conv(x, w, **kwargs)
     mask = np.ones((*p.y[:-1], p.taps), "float32") if p.mask else None
     offset = np.zeros((*p.y[:-1], 2 * p.taps), "float32")
-    got = jc.deform_conv(x, offset, w, mask=mask, algorithm=engine, **p.kwargs)
+    got = jc.deform_conv(x, offset, w, mask=mask, algorithm=sampler, **p.kwargs)
     np.testing.assert_array_equal(got, want)
 
 
-@each_engine
 @pytest.mark.parametrize("shift", [(1, -2), (-3, 0), (2, 5)])
-def test_whole_offsets_shift_the_image(engine, shift):
+def test_whole_offsets_shift_the_image(sampler, shift):
     x, w = whole(0, (2, 6, 7, 4), "float32"), whole(1, (3, 3, 4, 5), "float32")
     offset = np.broadcast_to(np.tile(np.float32(shift), 9), (2, 6, 7, 18))
-    got = jc.deform_conv(x, offset, w, padding=1, algorithm=engine)
+    got = jc.deform_conv(x, offset, w, padding=1, algorithm=sampler)
     pads = [(1 - s, 1 + s) for s in shift]
     np.testing.assert_array_equal(got, jc.conv(x, w, padding=pads))
 
 
-@each_engine
 @pytest.mark.parametrize("value", [1e6, -1e38, np.inf, np.nan])
-def test_offsets_far_outside_and_not_finite_read_zero(engine, value):
+def test_offsets_far_outside_and_not_finite_read_zero(sampler, value):
     p = PROBLEMS["3x3"]
     a, want = expected("3x3")
     a = a.cast("float32")
@@ -118,8 +126,8 @@ def test_offsets_far_outside_and_not_finite_read_zero(engine, value):
     offset[1, 2, 3, 2 * 4 + 1] = value
     mask = a.mask.copy()
     mask[1, 2, 3, 4] = 0
-    got = run(p, a._replace(offset=offset), algorithm=engine)
-    without = run(p, a._replace(mask=mask), algorithm=engine)
+    got = run(p, a._replace(offset=offset), algorithm=sampler)
+    without = run(p, a._replace(mask=mask), algorithm=sampler)
     for field in ("y", "dx", "dw"):
         np.testing.assert_array_equal(getattr(got, field), getattr(without, field))
     assert got.dmask[1, 2, 3, 4] == 0
@@ -130,24 +138,22 @@ def test_offsets_far_outside_and_not_finite_read_zero(engine, value):
     # Nor does a mask that is not finite matter there.
     nan_mask = mask.copy()
     nan_mask[1, 2, 3, 4] = np.nan
-    again = run(p, a._replace(offset=offset, mask=nan_mask), algorithm=engine)
+    again = run(p, a._replace(offset=offset, mask=nan_mask), algorithm=sampler)
     for field, values in got._asdict().items():
         np.testing.assert_array_equal(getattr(again, field), values)
 
 
-@each_engine
-def test_every_offset_far_outside(engine):
+def test_every_offset_far_outside(sampler):
     p = PROBLEMS["torchvision"]
     a = expected("torchvision")[0].cast("float32")
     a = a._replace(offset=np.full_like(a.offset, np.nan))
-    got = run(p, a, algorithm=engine)
+    got = run(p, a, algorithm=sampler)
     np.testing.assert_array_equal(got.y, np.broadcast_to(a.bias, p.y))
     for grad in (got.dx, got.doffset, got.dmask, got.dw):
         assert not grad.any()
 
 
-@each_engine
-def test_the_border_is_interpolated_with_zeros(engine):
+def test_the_border_is_interpolated_with_zeros(sampler):
     x = np.full((1, 2, 2, 1), 8, "float32")
     w = np.ones((1, 1, 1, 1), "float32")
     for h, v, value in (
@@ -160,11 +166,11 @@ def test_the_border_is_interpolated_with_zeros(engine):
     ):
         offset = np.zeros((1, 2, 2, 2), "float32")
         offset[0, 0, 0] = h, v
-        y = jc.deform_conv(x, offset, w, algorithm=engine)
+        y = jc.deform_conv(x, offset, w, algorithm=sampler)
         assert y[0, 0, 0, 0] == value, (h, v)
 
 
-def test_the_derivative_at_whole_numbers_is_from_the_right():
+def test_the_derivative_at_whole_numbers_is_from_the_right(platform):
     x = np.float32([3, 1, 5, 7]).reshape(1, 1, 4, 1)
     w = np.ones((1, 1, 1, 1), "float32")
 
@@ -182,7 +188,7 @@ def test_the_derivative_at_whole_numbers_is_from_the_right():
 # --- differentiation ------------------------------------------------------------
 
 
-def test_both_modes_and_orders(x64):
+def test_both_modes_and_orders(platform, x64):
     p = problem((1, 3, 4, 4), (2, 1, 2, 4), groups=2, offset_groups=4, padding=(1, 0))
     a = arrays(p, seed=2, exact=False, reach=1)
 
@@ -194,7 +200,7 @@ def test_both_modes_and_orders(x64):
     check_grads(fun, args, order=2, modes=("fwd", "rev"), atol=1e-4, rtol=1e-4)
 
 
-def test_jacobians_agree(x64):
+def test_jacobians_agree(platform, x64):
     p = problem((1, 2, 3, 2), (2, 1, 2, 1), padding=0)
     a = arrays(p, seed=4, exact=False, reach=1)
 
@@ -230,28 +236,43 @@ def assert_same_bits(got, want, names=None):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["torchvision"])
-def test_bits_do_not_depend_on_the_slice(name, dtype):
+def test_bits_do_not_depend_on_the_slice(platform, name, dtype):
     p = PROBLEMS[name]._replace(x=(7, *PROBLEMS[name].x[1:]))
     a = arrays(p, exact=False).cast(dtype)
     want = bits(run(p, a))
-    with pytest.raises(ValueError, match="too small") as refused:
-        run(p, a, workspace_limit=1)
-    one = int(str(refused.value).split("needs ")[1].split()[0])
+    least = least_workspace(lambda limit: run(p, a, workspace_limit=limit))
     slices = set()
-    for samples in (1, 2, 3, 6):
-        limit = (samples + 1) * one  # dgrad's pieces are larger than fprop's
-        kwargs = dict(p.kwargs, mask=a.mask, workspace_limit=limit)
-        (row,) = jc.explain(
-            lambda x, kwargs=kwargs: jc.deform_conv(x, a.offset, a.w, **kwargs), a.x
+    for times in (1, 1.2, 1.5, 2, 3, 5):
+        limit = int(least * times)
+
+        def loss(*args, limit=limit):
+            kwargs = dict(p.kwargs, mask=args[3], workspace_limit=limit)
+            return jc.deform_conv(*args[:3], **kwargs).sum()
+
+        rows = jc.explain(
+            jax.grad(loss, (0, 1, 2, 3)), a.x, a.offset, a.w, a.mask, platform=platform
         )
-        slices.add(row.slice)
-        got = bits(run(p, a, workspace_limit=limit))
-        assert_same_bits(got, want)
+        slices |= {row.slice for row in rows}
+        assert_same_bits(bits(run(p, a, workspace_limit=limit)), want)
+    assert 1 in slices
     assert len(slices) > 2
 
 
+def least_workspace(fun):
+    """The smallest limit that every operation of fun(limit) accepts."""
+    limit = 1
+    for _ in range(5):
+        try:
+            fun(limit)
+        except ValueError as refused:
+            limit = int(str(refused).split("needs ")[1].split()[0])
+        else:
+            return limit
+    raise AssertionError("refused again and again")
+
+
 @pytest.mark.parametrize("batch", [1, 33, 64, 65])
-def test_a_sample_does_not_depend_on_its_batch(batch):
+def test_a_sample_does_not_depend_on_its_batch(platform, batch):
     p = PROBLEMS["torchvision"]
     whole_batch = p._replace(x=(65, *p.x[1:]))
     a = arrays(whole_batch, exact=False).cast("float32")
@@ -302,8 +323,7 @@ def test_bits_depend_neither_on_threads_nor_on_the_run():
 # --- calls ----------------------------------------------------------------------
 
 
-@each_engine
-def test_torchs_order_of_axes(engine):
+def test_torchs_order_of_axes(sampler):
     p = PROBLEMS["torchvision"]
     a = expected("torchvision")[0].cast("float32")
     want = jc.deform_conv(a.x, a.offset, a.w, a.bias, a.mask, **p.kwargs)
@@ -312,7 +332,7 @@ def test_torchs_order_of_axes(engine):
     torch = functools.partial(
         jc.deform_conv,
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
-        algorithm=engine,
+        algorithm=sampler,
         **p.kwargs,
     )
     got, pull = jax.vjp(lambda *v: torch(*v[:3], a.bias, v[3]), x, offset, w, mask)
@@ -330,7 +350,7 @@ def test_torchs_order_of_axes(engine):
     assert from_torch(w=w)[0] is None
 
 
-def test_an_empty_batch():
+def test_an_empty_batch(platform):
     p = PROBLEMS["torchvision"]._replace(x=(0, *PROBLEMS["torchvision"].x[1:]))
     got = run(p, arrays(p).cast("float32"))
     assert got.y.shape == p.y
@@ -338,7 +358,7 @@ def test_an_empty_batch():
     assert (got.dx.shape, got.doffset.shape[0]) == (p.x, 0)
 
 
-def test_no_output_pixels():
+def test_no_output_pixels(platform):
     p = problem((2, 2, 2, 4), (3, 3, 4, 4), padding=0)
     got = run(p, arrays(p).cast("float32"))
     assert got.y.shape == (2, 0, 0, 4)
@@ -346,7 +366,7 @@ def test_no_output_pixels():
 
 
 @pytest.mark.parametrize("activation", ["relu", jax.nn.softplus])
-def test_activation(activation):
+def test_activation(platform, activation):
     a = expected("3x3")[0].cast("float32")
     p = PROBLEMS["3x3"]
     z = jc.deform_conv(a.x, a.offset, a.w, a.bias, a.mask, **p.kwargs)
@@ -370,8 +390,11 @@ def test_explain():
     assert all(row.workspace_bytes > 0 and row.slice == 2 for row in rows)
     assert "2x6x7x8 * 3x3x8x5" in rows[0].geometry
     (row,) = jc.explain(loss, *args, platform="cuda")
-    assert (row.op, row.engine) == ("deform_fprop", "xla")
-    assert row.reason
+    engine = "im2col_gemm" if targets.available("cuda") else "xla"
+    assert (row.op, row.engine) == ("deform_fprop", engine)
+    (row,) = jc.explain(loss, *args, platform="rocm")
+    assert row.engine == "xla"
+    assert "'rocm'" in row.reason
     (row,) = jc.explain(functools.partial(loss, algorithm="xla"), *args)
     assert (row.engine, row.reason) == ("xla", "asked for by name")
 

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "column_gemms.h"
+#include "deform_call.h"
 #include "handlers.h"
 #include "sampling.h"
 
@@ -142,47 +143,15 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const Arrays<T>& arrays,
   Store(sum, arrays.dw, g.w_size());
 }
 
-struct Options {
-  int64_t slice, offset_groups;
-  bool reads_corners = true;
-};
-
-// What a sampled convolution can be: two spatial axes, no empty array (Python
-// answers those), cells that fit their type.
-ffi::Error CheckCall(const char* op, const ConvGeometry& g, const Options& o,
-                     ffi::AnyBuffer cells, ffi::AnyBuffer corners) {
-  const bool empty = g.N < 1 || g.C < 1 || g.K < 1 || g.input_pixels() < 1 ||
-                     g.output_pixels() < 1 || g.taps() < 1;
-  if (empty || o.slice < 1 || o.offset_groups < 1 || g.C % o.offset_groups ||
-      g.D != 1 || g.T != 1 || g.O != 1 || !g.input_dilation.all(1) ||
-      (g.H + 1) * (g.W + 1) > INT32_MAX) {
-    return ffi::Error::InvalidArgument(
-        "jax_convbatch: not a deformable convolution: " + Describe(op, g));
-  }
-  if (cells.element_type() != ffi::S32) {
-    return ffi::Error::InvalidArgument("jax_convbatch: cells must be int32");
-  }
-  const int64_t entries = g.N * g.output_pixels() * o.offset_groups * g.taps();
-  JCB_RETURN_IF_ERROR(CheckSize(op, g, "cells", cells, entries));
-  if (!o.reads_corners) return ffi::Error::Success();
-  return CheckSize(op, g, "corners", corners, 4 * entries);
-}
-
-// Checks the dtypes, carves the workspace and runs. `fill` sets the arrays.
+// Carves the workspace and runs. `fill` sets the arrays.
 template <typename Fill, typename Body>
-ffi::Error Run(const char* op, const ConvGeometry& g, const Options& o,
+ffi::Error Run(const char* op, const ConvGeometry& g, const DeformOptions& o,
                ffi::DataType dtype, ffi::AnyBuffer cells,
                ffi::AnyBuffer corners, ffi::AnyBuffer workspace, Fill fill,
                Body body) {
-  JCB_RETURN_IF_ERROR(CheckCall(op, g, o, cells, corners));
   return Dispatch(op, g, dtype, [&](auto zero) {
     using T = decltype(zero);
     using A = Compute<T>;
-    if (corners.element_type() !=
-        (std::is_same_v<A, double> ? ffi::F64 : ffi::F32)) {
-      return ffi::Error::InvalidArgument(
-          "jax_convbatch: corners must have the accumulator's dtype");
-    }
     Arrays<T> arrays;
     arrays.at = {Data<int32_t>(cells), Data<A>(corners), o.offset_groups};
     fill(arrays);
@@ -200,14 +169,11 @@ ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                      ffi::AnyBuffer corners, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> y,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
-                     int64_t slice, int64_t /*precision*/,
-                     int64_t offset_groups) {
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "y", *y, g.y_size()));
+                     int64_t slice, int64_t precision, int64_t offset_groups) {
+  const DeformOptions options{slice, precision, offset_groups};
+  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, *y));
   return Run(
-      "fprop", g, {slice, offset_groups}, x.element_type(), cells, corners,
-      *workspace,
+      "fprop", g, options, x.element_type(), cells, corners, *workspace,
       [&](auto& arrays) {
         arrays.x = static_cast<decltype(arrays.x)>(x.untyped_data());
         arrays.w = static_cast<decltype(arrays.w)>(w.untyped_data());
@@ -223,31 +189,19 @@ ffi::Error DgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                      ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
                      ffi::Result<ffi::AnyBuffer> dcorners,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
-                     int64_t slice, int64_t /*precision*/,
-                     int64_t offset_groups) {
-  const bool wants_dx = dx->element_count() > 0;
-  const bool wants_dcorners = dcorners->element_count() > 0;
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "dy", dy, g.y_size()));
-  if (wants_dx) {
-    JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "dx", *dx, g.x_size()));
-  }
-  if (wants_dcorners) {
-    JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "x", x, g.x_size()));
-    JCB_RETURN_IF_ERROR(
-        CheckSize("dgrad", g, "dcorners", *dcorners,
-                  4 * static_cast<int64_t>(cells.element_count())));
-  }
+                     int64_t slice, int64_t precision, int64_t offset_groups) {
+  const DeformOptions options{slice, precision, offset_groups};
+  JCB_RETURN_IF_ERROR(CheckDeformDgrad(g, options, x, cells, corners, w, dy,
+                                       *dx, *dcorners));
   return Run(
-      "dgrad", g, {slice, offset_groups, wants_dx}, dy.element_type(), cells,
-      corners, *workspace,
+      "dgrad", g, options, dy.element_type(), cells, corners, *workspace,
       [&](auto& arrays) {
         arrays.w = static_cast<decltype(arrays.w)>(w.untyped_data());
         arrays.dy = static_cast<decltype(arrays.dy)>(dy.untyped_data());
-        if (wants_dx) {
+        if (dx->element_count() > 0) {
           arrays.dx = static_cast<decltype(arrays.dx)>(dx->untyped_data());
         }
-        if (wants_dcorners) {
+        if (dcorners->element_count() > 0) {
           arrays.x = static_cast<decltype(arrays.x)>(x.untyped_data());
           arrays.dcorners =
               static_cast<decltype(arrays.dcorners)>(dcorners->untyped_data());
@@ -262,14 +216,11 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                      ffi::AnyBuffer corners, ffi::AnyBuffer dy,
                      ffi::Result<ffi::AnyBuffer> dw,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
-                     int64_t slice, int64_t /*precision*/,
-                     int64_t offset_groups) {
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "dy", dy, g.y_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "dw", *dw, g.w_size()));
+                     int64_t slice, int64_t precision, int64_t offset_groups) {
+  const DeformOptions options{slice, precision, offset_groups};
+  JCB_RETURN_IF_ERROR(CheckDeformWgrad(g, options, x, cells, corners, dy, *dw));
   return Run(
-      "wgrad", g, {slice, offset_groups}, x.element_type(), cells, corners,
-      *workspace,
+      "wgrad", g, options, x.element_type(), cells, corners, *workspace,
       [&](auto& arrays) {
         arrays.x = static_cast<decltype(arrays.x)>(x.untyped_data());
         arrays.dy = static_cast<decltype(arrays.dy)>(dy.untyped_data());
@@ -280,45 +231,13 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
       });
 }
 
-// After the arrays.
-template <typename Arrays>
-auto WithAttributes(Arrays arrays) {
-  return std::move(arrays)
-      .template Ret<ffi::AnyBuffer>(/*workspace*/)
-      .template Attr<ConvGeometry>("geometry")
-      .template Attr<int64_t>("slice")
-      .template Attr<int64_t>("precision")
-      .template Attr<int64_t>("offset_groups");
-}
-
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DeformFpropCpu, FpropImpl,
-                              WithAttributes(ffi::Ffi::Bind()
-                                                 .Arg<ffi::AnyBuffer>(/*x*/)
-                                                 .Arg<ffi::AnyBuffer>(/*cells*/)
-                                                 .Arg<ffi::AnyBuffer>(
-                                                     /*corners*/)
-                                                 .Arg<ffi::AnyBuffer>(/*w*/)
-                                                 .Ret<ffi::AnyBuffer>(/*y*/)));
+                              BindDeformFprop(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DeformDgradCpu, DgradImpl,
-                              WithAttributes(ffi::Ffi::Bind()
-                                                 .Arg<ffi::AnyBuffer>(/*x*/)
-                                                 .Arg<ffi::AnyBuffer>(/*cells*/)
-                                                 .Arg<ffi::AnyBuffer>(
-                                                     /*corners*/)
-                                                 .Arg<ffi::AnyBuffer>(/*w*/)
-                                                 .Arg<ffi::AnyBuffer>(/*dy*/)
-                                                 .Ret<ffi::AnyBuffer>(/*dx*/)
-                                                 .Ret<ffi::AnyBuffer>(
-                                                     /*dcorners*/)));
+                              BindDeformDgrad(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DeformWgradCpu, WgradImpl,
-                              WithAttributes(ffi::Ffi::Bind()
-                                                 .Arg<ffi::AnyBuffer>(/*x*/)
-                                                 .Arg<ffi::AnyBuffer>(/*cells*/)
-                                                 .Arg<ffi::AnyBuffer>(
-                                                     /*corners*/)
-                                                 .Arg<ffi::AnyBuffer>(/*dy*/)
-                                                 .Ret<ffi::AnyBuffer>(/*dw*/)));
+                              BindDeformWgrad(ffi::Ffi::Bind()));
 
 }  // namespace jax_convbatch

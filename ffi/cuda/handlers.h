@@ -16,6 +16,14 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradExecute);
 
+// Deformable convolution by im2col_gemm, the same stages.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformWgradExecute);
+
 // implicit_gemm. Initialize: loads the kernels.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropExecute);

@@ -8,23 +8,17 @@
 #include <cstdint>
 
 #include "conv_geometry.h"
+#include "cuda/column_gemms.h"
 #include "cuda/conv_call.h"
 #include "cuda/conv_gemms.h"
-#include "cuda/cublas.h"
 #include "cuda/dtypes.h"
 #include "cuda/handlers.h"
 #include "cuda/im2col.h"
 #include "cuda/status.h"
-#include "cuda/sum_samples.h"
 #include "ffi_checks.h"
 
 namespace jax_convbatch {
 namespace {
-
-const char* At(const void* base, int64_t bytes) {
-  return static_cast<const char*>(base) + bytes;
-}
-char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
 // One call of a handler.
 struct Call {
@@ -83,16 +77,8 @@ struct Call {
     }
   }
 
-  ffi::Error FindAlgorithm(GemmAlgorithm* algorithm) const {
-    return Check(
-        FindConvAlgorithm(operation, g, arithmetic, gemm_result(), algorithm));
-  }
-
-  ffi::Error Run(cudaStream_t stream, const GemmAlgorithm& algorithm,
-                 int64_t samples, const void* a, const void* b, void* d) const {
-    return Check(RunGemm(
-        stream, algorithm,
-        ConvGemm(operation, g, arithmetic, gemm_result(), samples), a, b, d));
+  ColumnGemms gemms() const {
+    return ColumnGemms(operation, g, arithmetic, gemm_result());
   }
 };
 
@@ -112,7 +98,7 @@ ffi::Error CheckCall(const Call& call) {
 }
 
 ffi::Error Fprop(cudaStream_t stream, const Call& call,
-                 const GemmAlgorithm& algorithm) {
+                 const ColumnGemms& gemms) {
   const ConvGeometry& g = call.g;
   const int64_t bytes = call.arithmetic.operand_bytes;
   const int64_t x_stride = g.input_pixels() * g.C * bytes;
@@ -124,23 +110,20 @@ ffi::Error Fprop(cudaStream_t stream, const Call& call,
                    : workspace.Take<char>(call.column_count() * bytes);
   JCB_RETURN_IF_ERROR(workspace.Check(call.name(), g));
 
-  for (int64_t n = 0; n < g.N; n += call.slice) {
-    const int64_t samples = std::min(call.slice, g.N - n);
+  return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     const char* x = At(call.lhs.untyped_data(), n * x_stride);
-    char* y = At(call.result.untyped_data(), n * y_stride);
     if (cols != nullptr) {
       JCB_RETURN_IF_ERROR(
           call.Check(Im2Col(stream, g, samples, bytes, x, cols)));
     }
-    JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples,
-                                 cols != nullptr ? cols : x,
-                                 call.rhs.untyped_data(), y));
-  }
-  return ffi::Error::Success();
+    return gemms.Run(stream, samples, cols != nullptr ? cols : x,
+                     call.rhs.untyped_data(),
+                     At(call.result.untyped_data(), n * y_stride));
+  });
 }
 
 ffi::Error Dgrad(cudaStream_t stream, const Call& call,
-                 const GemmAlgorithm& algorithm) {
+                 const ColumnGemms& gemms) {
   const ConvGeometry& g = call.g;
   const int64_t bytes = call.arithmetic.operand_bytes;
   const int64_t dx_stride = g.input_pixels() * g.C * bytes;
@@ -152,79 +135,41 @@ ffi::Error Dgrad(cudaStream_t stream, const Call& call,
                                            call.arithmetic.accumulator_bytes);
   JCB_RETURN_IF_ERROR(workspace.Check(call.name(), g));
 
-  for (int64_t n = 0; n < g.N; n += call.slice) {
-    const int64_t samples = std::min(call.slice, g.N - n);
-    const char* dy = At(call.lhs.untyped_data(), n * dy_stride);
+  return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     char* dx = At(call.result.untyped_data(), n * dx_stride);
-    JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples, dy,
-                                 call.rhs.untyped_data(),
-                                 dcols != nullptr ? dcols : dx));
-    if (dcols != nullptr) {
-      JCB_RETURN_IF_ERROR(
-          call.Check(Col2Im(stream, g, samples, call.dtype(), dcols, dx)));
-    }
-  }
-  return ffi::Error::Success();
-}
-
-// partials[n] = columns[n]^T * dy[n] for the samples of one slice.
-ffi::Error WgradPartials(cudaStream_t stream, const Call& call,
-                         const GemmAlgorithm& algorithm, int64_t samples,
-                         const char* columns, const char* dy, char* partials) {
-  const ConvGeometry& g = call.g;
-  const Columns layout(g, samples);
-  const int64_t bytes = call.arithmetic.operand_bytes;
-  const int64_t acc_bytes = call.arithmetic.accumulator_bytes;
-  if (WgradRunsOverSamples(g)) {
-    for (int64_t i = 0; i < g.groups; ++i) {
-      JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples,
-                                   columns + i * layout.group_stride * bytes,
-                                   dy + i * g.group_K() * bytes,
-                                   partials + i * g.group_K() * acc_bytes));
-    }
-  } else {
-    for (int64_t n = 0; n < samples; ++n) {
-      JCB_RETURN_IF_ERROR(call.Run(stream, algorithm, samples,
-                                   columns + n * layout.sample_stride * bytes,
-                                   dy + n * g.output_pixels() * g.K * bytes,
-                                   partials + n * g.w_size() * acc_bytes));
-    }
-  }
-  return ffi::Error::Success();
+    JCB_RETURN_IF_ERROR(gemms.Run(
+        stream, samples, At(call.lhs.untyped_data(), n * dy_stride),
+        call.rhs.untyped_data(), dcols != nullptr ? dcols : dx));
+    if (dcols == nullptr) return ffi::Error::Success();
+    return call.Check(Col2Im(stream, g, samples, call.dtype(), dcols, dx));
+  });
 }
 
 ffi::Error Wgrad(cudaStream_t stream, const Call& call,
-                 const GemmAlgorithm& algorithm) {
+                 const ColumnGemms& gemms) {
   const ConvGeometry& g = call.g;
   const int64_t bytes = call.arithmetic.operand_bytes;
-  const int64_t acc_bytes = call.arithmetic.accumulator_bytes;
   const int64_t x_stride = g.input_pixels() * g.C * bytes;
   const int64_t dy_stride = g.output_pixels() * g.K * bytes;
   Workspace workspace(call.workspace);
   char* cols = g.is_pointwise()
                    ? nullptr
                    : workspace.Take<char>(call.column_count() * bytes);
-  char* partials = workspace.Take<char>(call.slice * g.w_size() * acc_bytes);
-  char* accumulator = workspace.Take<char>(g.w_size() * acc_bytes);
+  const ColumnGemms::WgradSpace space(g, call.slice, call.arithmetic,
+                                      workspace);
   JCB_RETURN_IF_ERROR(workspace.Check(call.name(), g));
 
-  for (int64_t n = 0; n < g.N; n += call.slice) {
-    const int64_t samples = std::min(call.slice, g.N - n);
+  return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     const char* x = At(call.lhs.untyped_data(), n * x_stride);
-    const char* dy = At(call.rhs.untyped_data(), n * dy_stride);
     if (cols != nullptr) {
       JCB_RETURN_IF_ERROR(
           call.Check(Im2Col(stream, g, samples, bytes, x, cols)));
     }
-    JCB_RETURN_IF_ERROR(WgradPartials(stream, call, algorithm, samples,
-                                      cols != nullptr ? cols : x, dy,
-                                      partials));
-    const bool first = n == 0, last = n + samples == g.N;
-    JCB_RETURN_IF_ERROR(call.Check(
-        SumSamples(stream, call.dtype(), samples, g.w_size(), first, last,
-                   partials, accumulator, call.result.untyped_data())));
-  }
-  return ffi::Error::Success();
+    return gemms.Wgrad(stream, n, samples, call.dtype(),
+                       cols != nullptr ? cols : x,
+                       At(call.rhs.untyped_data(), n * dy_stride), space,
+                       call.result.untyped_data());
+  });
 }
 
 template <Operation operation>
@@ -240,15 +185,15 @@ ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
     return call.Check(cudaMemsetAsync(result->untyped_data(), 0,
                                       result->size_bytes(), stream));
   }
-  GemmAlgorithm algorithm;
-  JCB_RETURN_IF_ERROR(call.FindAlgorithm(&algorithm));
+  ColumnGemms gemms = call.gemms();
+  JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
   switch (operation) {
     case Operation::kFprop:
-      return Fprop(stream, call, algorithm);
+      return Fprop(stream, call, gemms);
     case Operation::kDgrad:
-      return Dgrad(stream, call, algorithm);
+      return Dgrad(stream, call, gemms);
     default:
-      return Wgrad(stream, call, algorithm);
+      return Wgrad(stream, call, gemms);
   }
 }
 
@@ -263,8 +208,7 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                   precision);
   JCB_RETURN_IF_ERROR(CheckCall(call));
   if (call.ResultIsEmpty() || call.SumIsEmpty()) return ffi::Error::Success();
-  GemmAlgorithm algorithm;
-  return call.FindAlgorithm(&algorithm);
+  return call.gemms().FindAlgorithm();
 }
 
 }  // namespace

@@ -37,6 +37,12 @@ nb::dict Targets() {
     add(engine, "dgrad", Stages(CudaDgradInitialize, CudaDgradExecute));
     add(engine, "wgrad", Stages(CudaWgradInitialize, CudaWgradExecute));
   }
+  add("im2col_gemm", "deform_fprop",
+      Stages(CudaDeformFpropInitialize, CudaDeformFpropExecute));
+  add("im2col_gemm", "deform_dgrad",
+      Stages(CudaDeformDgradInitialize, CudaDeformDgradExecute));
+  add("im2col_gemm", "deform_wgrad",
+      Stages(CudaDeformWgradInitialize, CudaDeformWgradExecute));
   const char* engine = "implicit_gemm";
   add(engine, "fprop", Stages(ImplicitFpropInitialize, ImplicitFpropExecute));
   add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
