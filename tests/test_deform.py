@@ -1,10 +1,6 @@
 """Deformable convolution: values, gradients, positions, bits, errors."""
 
 import functools
-import hashlib
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -216,108 +212,6 @@ def test_jacobians_agree(platform, x64):
         reverse = jax.jit(jax.jacrev(function, (0, 1, 2)))(*args)
         for f, r in zip(forward, reverse, strict=True):
             np.testing.assert_allclose(f, r, atol=1e-10)
-
-
-# --- bits -----------------------------------------------------------------------
-
-
-def bits(gradients):
-    return {
-        name: a.view(f"u{a.itemsize}")
-        for name, a in gradients._asdict().items()
-        if a is not None
-    }
-
-
-def assert_same_bits(got, want, names=None):
-    for name in names or want:
-        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["torchvision"])
-def test_bits_do_not_depend_on_the_slice(platform, name, dtype):
-    p = PROBLEMS[name]._replace(x=(7, *PROBLEMS[name].x[1:]))
-    a = arrays(p, exact=False).cast(dtype)
-    want = bits(run(p, a))
-    least = least_workspace(lambda limit: run(p, a, workspace_limit=limit))
-    slices = set()
-    for times in (1, 1.2, 1.5, 2, 3, 5):
-        limit = int(least * times)
-
-        def loss(*args, limit=limit):
-            kwargs = dict(p.kwargs, mask=args[3], workspace_limit=limit)
-            return jc.deform_conv(*args[:3], **kwargs).sum()
-
-        rows = jc.explain(
-            jax.grad(loss, (0, 1, 2, 3)), a.x, a.offset, a.w, a.mask, platform=platform
-        )
-        slices |= {row.slice for row in rows}
-        assert_same_bits(bits(run(p, a, workspace_limit=limit)), want)
-    assert 1 in slices
-    assert len(slices) > 2
-
-
-def least_workspace(fun):
-    """The smallest limit that every operation of fun(limit) accepts."""
-    limit = 1
-    for _ in range(5):
-        try:
-            fun(limit)
-        except ValueError as refused:
-            limit = int(str(refused).split("needs ")[1].split()[0])
-        else:
-            return limit
-    raise AssertionError("refused again and again")
-
-
-@pytest.mark.parametrize("batch", [1, 33, 64, 65])
-def test_a_sample_does_not_depend_on_its_batch(platform, batch):
-    p = PROBLEMS["torchvision"]
-    whole_batch = p._replace(x=(65, *p.x[1:]))
-    a = arrays(whole_batch, exact=False).cast("float32")
-    want = bits(run(whole_batch, a))
-    some = p._replace(x=(batch, *p.x[1:]))
-    part = a._replace(
-        **{n: getattr(a, n)[-batch:] for n in ("x", "offset", "mask", "dy")}
-    )
-    got = bits(run(some, part))
-    for name in ("y", "dx"):
-        np.testing.assert_array_equal(got[name], want[name][-batch:])
-
-
-PROGRAM = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
-import jax_convbatch as jc
-from deform_oracle import arrays, problem, run
-p = problem((3, 20, 21, 96), (3, 3, 96, 32), offset_groups=2)
-a = arrays(p, exact=False).cast("float32")
-digest = hashlib.sha256()
-for grad in run(p, a):
-    digest.update(grad.tobytes())
-print(digest.hexdigest())
-"""
-
-
-def test_bits_depend_neither_on_threads_nor_on_the_run():
-    p = problem((3, 20, 21, 96), (3, 3, 96, 32), offset_groups=2)
-    a = arrays(p, exact=False).cast("float32")
-    want = bits(run(p, a))
-    digest = hashlib.sha256()
-    for values in want.values():
-        digest.update(values.tobytes())
-    for _ in range(20):
-        assert_same_bits(bits(run(p, a)), want)
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, os.path.dirname(__file__)],
-        env={**os.environ, "JAX_CONVBATCH_THREADS": "1", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == digest.hexdigest()
 
 
 # --- calls ----------------------------------------------------------------------
