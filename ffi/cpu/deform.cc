@@ -191,8 +191,8 @@ ffi::Error DgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
                      int64_t slice, int64_t precision, int64_t offset_groups) {
   const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformDgrad(g, options, x, cells, corners, w, dy,
-                                       *dx, *dcorners));
+  JCB_RETURN_IF_ERROR(
+      CheckDeformDgrad(g, options, x, cells, corners, w, dy, *dx, *dcorners));
   return Run(
       "dgrad", g, options, dy.element_type(), cells, corners, *workspace,
       [&](auto& arrays) {

@@ -38,10 +38,10 @@ ffi::Error ColumnGemms::Wgrad(cudaStream_t stream, int64_t first,
     }
   } else {
     for (int64_t n = 0; n < samples; ++n) {
-      JCB_RETURN_IF_ERROR(
-          Run(stream, samples, At(columns, n * layout.sample_stride * bytes),
-              At(dy, n * g_.output_pixels() * g_.K * bytes),
-              At(space.partials, n * g_.w_size() * acc_bytes)));
+      JCB_RETURN_IF_ERROR(Run(stream, samples,
+                              At(columns, n * layout.sample_stride * bytes),
+                              At(dy, n * g_.output_pixels() * g_.K * bytes),
+                              At(space.partials, n * g_.w_size() * acc_bytes)));
     }
   }
   return Check(SumSamples(stream, dtype, samples, g_.w_size(), first == 0,

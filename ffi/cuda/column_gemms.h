@@ -55,8 +55,9 @@ class ColumnGemms {
                const Arithmetic& arithmetic, Workspace& workspace)
         : partials(workspace.Take<char>(slice * g.w_size() *
                                         arithmetic.accumulator_bytes)),
-          accumulator(workspace.Take<char>(g.w_size() *
-                                           arithmetic.accumulator_bytes)) {}
+          accumulator(
+              workspace.Take<char>(g.w_size() * arithmetic.accumulator_bytes)) {
+    }
     void *partials, *accumulator;
   };
 

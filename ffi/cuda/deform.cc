@@ -106,8 +106,8 @@ ffi::Error FpropImpl(cudaStream_t stream, ffi::AnyBuffer x,
   ColumnGemms gemms = call.gemms();
   JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
   Workspace rest(*workspace);
-  char* columns = rest.Take<char>(call.column_count() *
-                                  call.arithmetic.operand_bytes);
+  char* columns =
+      rest.Take<char>(call.column_count() * call.arithmetic.operand_bytes);
   JCB_RETURN_IF_ERROR(rest.Check("fprop", g));
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     JCB_RETURN_IF_ERROR(call.Check(SampleColumns(
@@ -145,8 +145,8 @@ ffi::Error DgradImpl(cudaStream_t stream, ffi::AnyBuffer x,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
                      int64_t slice, int64_t precision, int64_t offset_groups) {
   const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformDgrad(g, options, x, cells, corners, w, dy,
-                                       *dx, *dcorners));
+  JCB_RETURN_IF_ERROR(
+      CheckDeformDgrad(g, options, x, cells, corners, w, dy, *dx, *dcorners));
   JCB_RETURN_IF_ERROR(
       CheckCall(Operation::kDgrad, g, options, dy.element_type(),
                 {x, cells, corners, w, dy, *dx, *dcorners, *workspace}));
@@ -155,26 +155,25 @@ ffi::Error DgradImpl(cudaStream_t stream, ffi::AnyBuffer x,
   ColumnGemms gemms = call.gemms();
   JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
   Workspace rest(*workspace);
-  char* dcolumns = rest.Take<char>(call.column_count() *
-                                   call.arithmetic.accumulator_bytes);
+  char* dcolumns =
+      rest.Take<char>(call.column_count() * call.arithmetic.accumulator_bytes);
   std::optional<Sorting> sorting;
   if (wants_dx) sorting.emplace(call, rest);
   JCB_RETURN_IF_ERROR(rest.Check("dgrad", g));
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     const Sampling at = call.AtSample(cells, corners, n);
-    JCB_RETURN_IF_ERROR(
-        gemms.Run(stream, samples, At(dy.untyped_data(), n * call.y_bytes()),
-                  w.untyped_data(), dcolumns));
+    JCB_RETURN_IF_ERROR(gemms.Run(stream, samples,
+                                  At(dy.untyped_data(), n * call.y_bytes()),
+                                  w.untyped_data(), dcolumns));
     if (dcorners->element_count() > 0) {
-      JCB_RETURN_IF_ERROR(call.Check(CornerGrads(
-          stream, g, at, samples, call.dtype,
-          At(x.untyped_data(), n * call.x_bytes()), dcolumns,
-          At(dcorners->untyped_data(), call.corner_bytes(n)))));
+      JCB_RETURN_IF_ERROR(call.Check(
+          CornerGrads(stream, g, at, samples, call.dtype,
+                      At(x.untyped_data(), n * call.x_bytes()), dcolumns,
+                      At(dcorners->untyped_data(), call.corner_bytes(n)))));
     }
     if (!wants_dx) return ffi::Error::Success();
-    JCB_RETURN_IF_ERROR(
-        call.Check(SortEntries(stream, g, at, samples, call.dtype,
-                               sorting->space, sorting->sorted)));
+    JCB_RETURN_IF_ERROR(call.Check(SortEntries(
+        stream, g, at, samples, call.dtype, sorting->space, sorting->sorted)));
     return call.Check(GatherColumns(
         stream, g, sorting->sorted, offset_groups, samples, call.dtype,
         dcolumns, At(dx->untyped_data(), n * call.x_bytes())));
@@ -194,8 +193,8 @@ ffi::Error WgradImpl(cudaStream_t stream, ffi::AnyBuffer x,
   ColumnGemms gemms = call.gemms();
   JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
   Workspace rest(*workspace);
-  char* columns = rest.Take<char>(call.column_count() *
-                                  call.arithmetic.operand_bytes);
+  char* columns =
+      rest.Take<char>(call.column_count() * call.arithmetic.operand_bytes);
   const ColumnGemms::WgradSpace space(g, call.slice, call.arithmetic, rest);
   JCB_RETURN_IF_ERROR(rest.Check("wgrad", g));
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
@@ -237,8 +236,8 @@ ffi::Error DgradInitialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                            int64_t slice, int64_t precision,
                            int64_t offset_groups) {
   const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformDgrad(g, options, x, cells, corners, w, dy,
-                                       *dx, *dcorners));
+  JCB_RETURN_IF_ERROR(
+      CheckDeformDgrad(g, options, x, cells, corners, w, dy, *dx, *dcorners));
   return FindAlgorithm<Operation::kDgrad>(g, dy.element_type(), options);
 }
 

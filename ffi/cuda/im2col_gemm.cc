@@ -137,9 +137,9 @@ ffi::Error Dgrad(cudaStream_t stream, const Call& call,
 
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     char* dx = At(call.result.untyped_data(), n * dx_stride);
-    JCB_RETURN_IF_ERROR(gemms.Run(
-        stream, samples, At(call.lhs.untyped_data(), n * dy_stride),
-        call.rhs.untyped_data(), dcols != nullptr ? dcols : dx));
+    JCB_RETURN_IF_ERROR(
+        gemms.Run(stream, samples, At(call.lhs.untyped_data(), n * dy_stride),
+                  call.rhs.untyped_data(), dcols != nullptr ? dcols : dx));
     if (dcols == nullptr) return ffi::Error::Success();
     return call.Check(Col2Im(stream, g, samples, call.dtype(), dcols, dx));
   });

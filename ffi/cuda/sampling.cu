@@ -1,6 +1,5 @@
-#include "cuda/sampling.h"
-
 #include "cuda/dtypes.h"
+#include "cuda/sampling.h"
 #include "cuda/sampling_shape.cuh"
 
 namespace jax_convbatch {
@@ -32,8 +31,8 @@ struct Entry {
     if (i >= s.tile.h * s.tile.w || h >= s.h || w >= s.w) return;
     const int output = (work.sample * s.h + h) * s.w + w;
     row = output * s.taps + tap;
-    index = (int64_t{output} * s.offset_groups + work.offset_group) * s.taps +
-            tap;
+    index =
+        (int64_t{output} * s.offset_groups + work.offset_group) * s.taps + tap;
   }
 };
 
@@ -110,13 +109,11 @@ __global__ void __launch_bounds__(kThreads)
 // A group of lanes sums the products of an entry, each lane its vectors in
 // order, then the lanes by halves.
 template <typename T, int kVector>
-__global__ void __launch_bounds__(kThreads)
-    CornerGradsKernel(
-        const __grid_constant__ SamplingShape s,
-        const int32_t* __restrict__ cells,
-        const Vector<T, kVector>* __restrict__ x,
-        const Vector<Accumulator<T>, kVector>* __restrict__ dcolumns,
-        Vector<Accumulator<T>, 4>* __restrict__ dcorners) {
+__global__ void __launch_bounds__(kThreads) CornerGradsKernel(
+    const __grid_constant__ SamplingShape s, const int32_t* __restrict__ cells,
+    const Vector<T, kVector>* __restrict__ x,
+    const Vector<Accumulator<T>, kVector>* __restrict__ dcolumns,
+    Vector<Accumulator<T>, 4>* __restrict__ dcorners) {
   using A = Accumulator<T>;
   __shared__ int4 table[kThreads];
   const BlockWork work(s);

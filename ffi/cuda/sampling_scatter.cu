@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(kThreads)
 // up to `none` search where a cell's entries start.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
-    PlaceKernel(uint32_t entries, uint32_t none,
-                FastDivmod<uint32_t> tap_radix,
+    PlaceKernel(uint32_t entries, uint32_t none, FastDivmod<uint32_t> tap_radix,
                 FastDivmod<uint32_t> offset_group_radix,
                 const uint32_t* __restrict__ keys,
                 const uint32_t* __restrict__ values,
@@ -99,12 +98,13 @@ __device__ void AddCells(const int32_t* __restrict__ start,
 }
 
 template <typename T, int kVector>
-__global__ void __launch_bounds__(kThreads) GatherKernel(
-    const __grid_constant__ SamplingShape s, const int32_t* __restrict__ start,
-    const int32_t* __restrict__ rows,
-    const Vector<Accumulator<T>, 4>* __restrict__ corners,
-    const Vector<Accumulator<T>, kVector>* __restrict__ columns,
-    Vector<T, kVector>* __restrict__ dx) {
+__global__ void __launch_bounds__(kThreads)
+    GatherKernel(const __grid_constant__ SamplingShape s,
+                 const int32_t* __restrict__ start,
+                 const int32_t* __restrict__ rows,
+                 const Vector<Accumulator<T>, 4>* __restrict__ corners,
+                 const Vector<Accumulator<T>, kVector>* __restrict__ columns,
+                 Vector<T, kVector>* __restrict__ dx) {
   using A = Accumulator<T>;
   const BlockWork work(s);
   const int pixel = threadIdx.x / s.lanes, lane = threadIdx.x & (s.lanes - 1);
@@ -134,8 +134,8 @@ cudaError_t Launch(cudaStream_t stream, const ConvGeometry& g,
   SamplingShape shape(g, samples, offset_groups, kVector, /*inputs=*/true,
                       kTile, kLanes, /*chunked=*/true);
   GatherKernel<T, kVector>
-      <<<static_cast<unsigned>(shape.blocks), shape.tile.h * shape.tile.w *
-             shape.lanes, 0, stream>>>(
+      <<<static_cast<unsigned>(shape.blocks),
+         shape.tile.h * shape.tile.w * shape.lanes, 0, stream>>>(
           shape, sorted.start, sorted.row,
           static_cast<const Vector<A, 4>*>(sorted.corners),
           static_cast<const Vector<A, kVector>*>(dcolumns),
@@ -159,8 +159,8 @@ cudaError_t SortEntries(cudaStream_t stream, const ConvGeometry& g,
   const Radix tap_radix(g.taps()), offset_group_radix(at.offset_groups);
   const auto entries =
       static_cast<uint32_t>(Entries(g, at.offset_groups, samples));
-  const auto none = static_cast<uint32_t>(
-      samples * CellsPerSample(g, at.offset_groups));
+  const auto none =
+      static_cast<uint32_t>(samples * CellsPerSample(g, at.offset_groups));
   KeysKernel<<<Blocks(entries, kThreads), kThreads, 0, stream>>>(
       entries, tap_radix, offset_group_radix, Radix(g.output_pixels()),
       static_cast<uint32_t>((g.H + 1) * (g.W + 1)), none, at.cells,

@@ -22,9 +22,9 @@ struct Tile {
 
 // Whatever counts channels counts vectors of them.
 struct SamplingShape {
-  int32_t H, W, h, w;     // the image, and the pixels that tiles cover
-  int32_t taps, mine;     // channels of an offset group
-  int32_t lanes;          // threads that share a pixel's channels
+  int32_t H, W, h, w;  // the image, and the pixels that tiles cover
+  int32_t taps, mine;  // channels of an offset group
+  int32_t lanes;       // threads that share a pixel's channels
   Tile tile;
   int64_t channels, group_stride, row;  // strides of x and of the columns
   FastDivmod<uint32_t> cell_width, tap_radix, chunk_radix, offset_group_radix,
