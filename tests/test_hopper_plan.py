@@ -89,6 +89,27 @@ def test_large_3x3_layers_read_x_once_in_wgrad(native):
         assert tile(row, batch=8) != HALO  # too little work for such pieces
 
 
+WINDOW = "232x64"  # the tile of the kernel that reads a tile's pixels once
+
+
+def test_64_channels_of_3x3_layers_are_read_as_windows(native):
+    def tiles(row=ROW, batch=256, dtype="bfloat16", **changes):
+        g = geometry(batch, row, **changes)
+        return {native(op, g, dtype, H200)["config"] for op in ("fprop", "dgrad")}
+
+    for batch in (8, 256):
+        for dtype in ("bfloat16", "float16"):
+            assert tiles(batch=batch, dtype=dtype) == {WINDOW}
+    assert WINDOW not in tiles(batch=1)  # too few tiles
+    assert WINDOW not in tiles(dtype="float32")
+    assert WINDOW not in tiles(RESNET50_V1["28_3x3_128_128"])
+    assert WINDOW not in tiles(RESNET50_V1["56_1x1_64_64"])
+    assert WINDOW not in tiles(stride=(1, 2, 2), P=28, Q=28)
+    # Rows that fill a product badly, and rows that do not fit one.
+    assert WINDOW not in tiles(H=7, W=7, P=7, Q=7)
+    assert WINDOW not in tiles(H=240, W=240, P=240, Q=240)
+
+
 def test_the_study_of_small_f32_layers_is_covered(native):
     for row in (SOFIE_STACK, *SOFIE_SINGLE.values(), FLUX_MNIST["14_16_32"]):
         for batch in (1, 16, 1000):

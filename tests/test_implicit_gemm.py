@@ -93,6 +93,50 @@ def test_the_halo_kernel_is_exact(hopper, name):
     np.testing.assert_array_equal(got, want)
 
 
+# Problems that the window kernel takes, which reads each tile's pixels once.
+WINDOWS = {
+    "rows": problem(33, (28, 28), 64, 64, (3, 3), padding=SAME),
+    "a tile an image": problem(70, (14, 14), 64, 64, (3, 3), padding=SAME),
+    "two stages": problem(3, (112, 112), 64, 64, (3, 3), padding=SAME),
+    "the last tile is short": problem(40, (23, 17), 40, 56, (3, 3), padding=SAME),
+    "asymmetric": problem(70, (22, 18), 8, 64, (2, 4), padding=((1, 0), (0, 2))),
+    "a row of taps": problem(40, (31, 33), 64, 16, (1, 5), padding=((0, 0), (2, 2))),
+    "a column of taps": problem(40, (31, 33), 24, 64, (5, 1), padding=((2, 2), (0, 0))),
+    "dilated": problem(
+        70, (24, 21), 64, 64, (3, 3), padding=((2, 2), (1, 1)), dilation=(2, 1)
+    ),
+    "negative": problem(70, (30, 24), 64, 64, (3, 3), padding=((-2, 1), (0, -1))),
+}
+
+
+def is_windows(case, x, w, dy):
+    def both(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, **case.kwargs)
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    rows = {row.op: str(row) for row in jc.explain(both, x, w, dy)}
+    return "232x64" in rows["fprop"] and "232x64" in rows["dgrad"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_window_kernel_is_exact(hopper, name, dtype):
+    case = WINDOWS[name]
+    assert is_windows(case, *arrays(case, normal, dtype))
+    assert_exact(case, dtype)
+
+
+@pytest.mark.gpu
+def test_windows_give_the_bits_of_other_tiles(hopper):
+    case = WINDOWS["rows"]._replace(x=(256, 28, 28, 64))
+    assert is_windows(case, *arrays(case, normal, "bfloat16"))
+    single = case._replace(x=(1, 28, 28, 64))
+    assert not is_windows(single, *arrays(single, normal, "bfloat16"))
+    assert_batch_invariant(case, "bfloat16")
+
+
 @st.composite
 def supported(draw, multiple):
     def two(low, high):

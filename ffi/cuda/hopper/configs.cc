@@ -1,5 +1,8 @@
 #include "cuda/hopper/configs.h"
 
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/window_plan.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
@@ -7,11 +10,25 @@ struct Tile {
   int m, n;
 };
 
+bool HasWindows(Op op, const ConvGeometry& g, Type type) {
+  if (op == Op::kFprop) {
+    return TileWindow(type, InputOf(g), OutputOf(g), FpropPart(g)).has_value();
+  }
+  const auto parts = DgradParts(g);
+  return parts.size() == 1 &&
+         TileWindow(type, OutputOf(g), InputOf(g), parts[0]).has_value();
+}
+
 // Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
-// for.
-std::vector<Tile> ConvTiles(Op op, Type type) {
+// for, and the window kernel's.
+std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type) {
   if (type != Type::kTf32) {
-    return {{64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
+    std::vector<Tile> tiles = {
+        {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
+    if (HasWindows(op, g, type)) {
+      tiles.push_back({kWindowPixels, kWindowChannels});
+    }
+    return tiles;
   }
   std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
   if (op == Op::kDgrad) tiles.push_back({128, 128});
@@ -34,7 +51,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   std::vector<Plan> plans = {*rule};
   // Another plan of wgrad would have other bits, and its rule is fitted well.
   if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
-  for (const Tile& tile : ConvTiles(op, type)) {
+  for (const Tile& tile : ConvTiles(op, g, type)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n) continue;
     plans.push_back(*rule);
     plans.back().tile_m = tile.m;

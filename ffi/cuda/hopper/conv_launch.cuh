@@ -9,6 +9,7 @@
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/tensor_map.h"
+#include "cuda/hopper/window_problem.h"
 
 namespace jax_convbatch::hopper {
 
@@ -86,9 +87,12 @@ cudaError_t LaunchConv(const ConvProblem<kParts>& problem, int blocks,
 }
 
 template <typename T, Contiguous kWeights, int kParts, typename Parts>
-cudaError_t RunConv(const ConvCall& call, const Activations& in,
+cudaError_t RunConv(const ConvCall& given, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
                     Stage stage, cudaStream_t stream) {
+  ConvCall call = given;
+  // What the window kernel does not take, with the same bits.
+  if (call.plan.tile_m == kWindowPixels) call.plan.tile_m = 256;
   ConvProblem<kParts> problem{};
   if (!MakeConvProblem(call, in, out, parts, box_c, 64, &problem)) {
     return cudaErrorInvalidValue;

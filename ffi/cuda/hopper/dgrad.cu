@@ -1,5 +1,6 @@
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/window_launch.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -15,6 +16,13 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 // The output of a single part is dense, which is faster to write.
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (call.plan.tile_m == kWindowPixels) {
+    const auto parts = DgradParts(call.g);
+    return parts.size() != 1 ? cudaErrorInvalidValue
+                             : RunWindow<T, Contiguous::kReduction>(
+                                   call, OutputOf(call.g), InputOf(call.g),
+                                   parts[0], stage, stream);
+  }
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1
              ? Run<T, 1>(call, stage, stream)

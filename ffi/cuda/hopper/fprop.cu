@@ -2,6 +2,7 @@
 
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/window_launch.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -10,8 +11,13 @@ template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
   const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
-  return RunConv<T, Contiguous::kRows, 1>(
-      call, InputOf(call.g), OutputOf(call.g), parts, kBoxC, stage, stream);
+  const Activations in = InputOf(call.g), out = OutputOf(call.g);
+  if (call.plan.tile_m == kWindowPixels) {
+    return RunWindow<T, Contiguous::kRows>(call, in, out, parts[0], stage,
+                                           stream);
+  }
+  return RunConv<T, Contiguous::kRows, 1>(call, in, out, parts, kBoxC, stage,
+                                          stream);
 }
 
 }  // namespace

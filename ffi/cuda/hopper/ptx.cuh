@@ -137,6 +137,16 @@ __device__ __forceinline__ void StoreTile3(const CUtensorMap& map,
       : "memory");
 }
 
+__device__ __forceinline__ void StoreTile4(const CUtensorMap& map,
+                                           uint32_t from, int c0, int c1,
+                                           int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+      "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 __device__ __forceinline__ void StoreIm2col(const CUtensorMap& map,
                                             uint32_t from, int c, int w, int h,
                                             int n) {
@@ -219,6 +229,17 @@ __device__ __forceinline__ void StoreShared2(uint32_t address, float2 v) {
 
 __device__ __forceinline__ void StoreShared1(uint32_t address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+// The same, each matrix transposed: the address is that of a column.
+__device__ __forceinline__ void StoreMatrix4Transposed(uint32_t address,
+                                                       uint32_t a, uint32_t b,
+                                                       uint32_t c, uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], "
+      "{%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
 // An 8x8 matrix of 16-bit elements, two to a lane (row lane / 4, columns from

@@ -78,6 +78,11 @@ __device__ __forceinline__ void WgmmaWait() {
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, " \
   "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
   "%90, %91, %92, %93, %94, %95"
+#define JCB_TEXT_116                                                     \
+  JCB_TEXT_96                                                            \
+  ", "                                                                   \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, " \
+  "%108, %109, %110, %111, %112, %113, %114, %115"
 #define JCB_TEXT_128                                                     \
   JCB_TEXT_64                                                            \
   ", "                                                                   \
@@ -95,6 +100,9 @@ __device__ __forceinline__ void WgmmaWait() {
 #define JCB_D_32(i) JCB_D8(i), JCB_D8(i + 8), JCB_D8(i + 16), JCB_D8(i + 24)
 #define JCB_D_64(i) JCB_D_32(i), JCB_D_32(i + 32)
 #define JCB_D_96(i) JCB_D_64(i), JCB_D_32(i + 64)
+#define JCB_D_116(i)                                              \
+  JCB_D_96(i), JCB_D8(i + 96), JCB_D8(i + 104), "+f"(d[i + 112]), \
+      "+f"(d[i + 113]), "+f"(d[i + 114]), "+f"(d[i + 115])
 #define JCB_D_128(i) JCB_D_64(i), JCB_D_64(i + 64)
 
 // D has `registers` registers; the operands behind them are a, b and the two
@@ -172,7 +180,8 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
   constexpr bool kTf32 = std::is_same_v<T, float>;
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half> || std::is_same_v<T, float>);
-  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256 || kTf32);
+  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 232 || kN == 256 ||
+                kTf32);
   if constexpr (kTf32) {
     static_assert(!kTransposeA && !kTransposeB);
     WgmmaTf32<kN>(d, a, b);
@@ -182,6 +191,8 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
     JCB_WGMMA("bf16", 128, 64, 64, 65, 66, 67);
   } else if constexpr (kBf16 && kN == 192) {
     JCB_WGMMA("bf16", 192, 96, 96, 97, 98, 99);
+  } else if constexpr (kBf16 && kN == 232) {
+    JCB_WGMMA("bf16", 232, 116, 116, 117, 118, 119);
   } else if constexpr (kBf16 && kN == 256) {
     JCB_WGMMA("bf16", 256, 128, 128, 129, 130, 131);
   } else if constexpr (!kBf16 && kN == 64) {
@@ -190,6 +201,8 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
     JCB_WGMMA("f16", 128, 64, 64, 65, 66, 67);
   } else if constexpr (!kBf16 && kN == 192) {
     JCB_WGMMA("f16", 192, 96, 96, 97, 98, 99);
+  } else if constexpr (!kBf16 && kN == 232) {
+    JCB_WGMMA("f16", 232, 116, 116, 117, 118, 119);
   } else if constexpr (!kBf16 && kN == 256) {
     JCB_WGMMA("f16", 256, 128, 128, 129, 130, 131);
   }
@@ -203,11 +216,13 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
 #undef JCB_D_32
 #undef JCB_D_64
 #undef JCB_D_96
+#undef JCB_D_116
 #undef JCB_D_128
 #undef JCB_TEXT_16
 #undef JCB_TEXT_32
 #undef JCB_TEXT_64
 #undef JCB_TEXT_96
+#undef JCB_TEXT_116
 #undef JCB_TEXT_128
 
 }  // namespace jax_convbatch::hopper

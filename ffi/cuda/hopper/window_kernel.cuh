@@ -1,0 +1,228 @@
+// fprop and dgrad at stride 1 of up to 64 channels on either side, with each
+// tile's pixels in shared memory once for all taps.
+//
+// Products have channels as rows and pixels as columns: 64 x 232 of them read
+// 79 bytes of shared memory a cycle, where tiles of 64 channels as columns read
+// the 128 that there are. The filter stays in shared memory. A tap's pixels are
+// the window from another pixel on: rows of a box are 128 bytes, and the
+// swizzle follows from the address, so that an operand may begin at any of
+// them. Between two rows of outputs the window holds R - 1 pixels that belong
+// to none: they are multiplied, but not written.
+//
+// Two warpgroups take turns, as in conv_kernel.cuh. A finished tile is written
+// over the window that it was read from.
+//
+// Each output adds in the same order as there.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_
+
+#include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/window_problem.h"
+
+namespace jax_convbatch::hopper {
+
+struct WindowBarriers {
+  uint64_t filter;
+  uint64_t full[kMaxWindowStages];     // copied
+  uint64_t written[kMaxWindowStages];  // multiplied, and the result is there
+  uint64_t empty[kMaxWindowStages];    // stored
+  uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
+
+  __device__ void Init() {  // by one thread
+    BarrierInit(SharedAddress(&filter), 1);
+    for (int i = 0; i < kMaxWindowStages; ++i) {
+      BarrierInit(SharedAddress(&full[i]), 1);
+      BarrierInit(SharedAddress(&written[i]), kWarpgroup / 32);
+      BarrierInit(SharedAddress(&empty[i]), 1);
+    }
+    for (uint64_t& barrier : turn) {
+      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
+    FenceBarrierInit();
+  }
+};
+
+// A tile of this block: its number among them, first row, image, and where it
+// lies in the ring.
+struct WindowTile {
+  int turn, row, image, stage;
+  uint32_t round;
+};
+
+// Calls visit(tile) for the tiles of this block, in order.
+template <typename Visit>
+__device__ __forceinline__ void ForWindows(const WindowProblem& problem,
+                                           Visit visit) {
+  WindowTile tile{};
+  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+    tile.image = t / problem.tiling.groups;
+    tile.row = (t - tile.image * problem.tiling.groups) * problem.tiling.rows;
+    visit(tile);
+    ++tile.turn;
+    if (++tile.stage == problem.tiling.stages) {
+      tile.stage = 0;
+      tile.round ^= 1;
+    }
+  }
+}
+
+// By one thread.
+__device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
+                                           uint32_t filter,
+                                           WindowBarriers& barriers) {
+  const TapAxis &h = problem.taps_h, &w = problem.taps_w;
+  const uint32_t full = SharedAddress(&barriers.filter);
+  BarrierArriveExpect(full, h.count * w.count * kBoxBytes);
+  for (int r = 0; r < h.count; ++r) {
+    for (int s = 0; s < w.count; ++s) {
+      LoadTile3(filter, problem.weights, full, 0, 0,
+                (h.tap + r * h.tap_step) * problem.filter_width + w.tap +
+                    s * w.tap_step);
+      filter += kBoxBytes;
+    }
+  }
+}
+
+// By one thread.
+__device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
+                                            uint32_t ring,
+                                            WindowBarriers& barriers) {
+  const WindowTiling& tiling = problem.tiling;
+  ForWindows(problem, [&](const WindowTile& tile) {
+    const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
+    BarrierWait(SharedAddress(&barriers.empty[tile.stage]), tile.round ^ 1);
+    BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
+    LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full, 0,
+              problem.input_w, problem.input_h + tile.row, tile.image);
+  });
+}
+
+// By one thread.
+__device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
+                                             uint32_t ring,
+                                             WindowBarriers& barriers) {
+  ForWindows(problem, [&](const WindowTile& tile) {
+    BarrierWait(SharedAddress(&barriers.written[tile.stage]), tile.round);
+    StoreTile4(problem.output, ring + tile.stage * problem.tiling.stage_bytes,
+               0, 0, tile.row, tile.image);
+    StoreCommit();
+    StoreWaitRead<0>();
+    BarrierArrive(SharedAddress(&barriers.empty[tile.stage]));
+  });
+}
+
+// Writes a warpgroup's accumulators, 64 channels of kWindowPixels: rows of
+// outputs without what lies between them.
+template <typename T>
+__device__ __forceinline__ void WriteWindow(
+    const float (&acc)[kWindowPixels / 2], const WindowProblem& problem,
+    uint32_t window) {
+  const WindowTiling& tiling = problem.tiling;
+  constexpr int kEights = kWindowPixels / 8;
+  // A lane addresses 8 of its warp's 16 channels, of one pixel in 16.
+  const int lane = threadIdx.x % 32;
+  const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 8 % 2;
+  const int first = lane / 16 * 8 + lane % 8;
+  const int spare = tiling.rows * tiling.cols;  // behind the tile
+#pragma unroll
+  for (int j = 0; j < kEights; j += 2) {
+    const int pixel = j * 8 + first;
+    const int row = pixel * problem.reciprocal >> 16;
+    const int col = pixel - row * tiling.width;
+    const bool is_output = row < tiling.rows && col < tiling.cols;
+    const int to = is_output ? row * tiling.cols + col : spare;
+    const float* v = &acc[4 * j];
+    const float* w = &acc[4 * (j + 1 < kEights ? j + 1 : j)];
+    StoreMatrix4Transposed(window + to * 128 + ((eight ^ to % 8) << 4),
+                           Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
+                           Pack<T>(w[0], w[1]), Pack<T>(w[2], w[3]));
+  }
+}
+
+template <typename T, Contiguous kWeights>
+__device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
+                                                int group, uint32_t filter,
+                                                uint32_t ring,
+                                                WindowBarriers& barriers) {
+  const WindowTiling& tiling = problem.tiling;
+  const int step_h = (problem.taps_h.offset_step * tiling.width -
+                      problem.taps_w.count * problem.taps_w.offset_step) *
+                     8;
+  const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
+  const int taps = problem.taps_h.count * problem.taps_w.count;
+  const bool signals = threadIdx.x % 32 == 0;
+  BarrierWait(SharedAddress(&barriers.filter), 0);
+  ForWindows(problem, [&](const WindowTile& tile) {
+    if (tile.turn % kConsumers != group) return;
+    if (tile.turn > 0) {
+      BarrierWait(SharedAddress(&barriers.turn[group]),
+                  (tile.turn - 1) / kConsumers & 1);
+    }
+    const uint32_t window = ring + tile.stage * tiling.stage_bytes;
+    float acc[kWindowPixels / 2];
+#pragma unroll
+    for (float& a : acc) a = 0.0f;
+    BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
+    uint64_t a = Descriptor(filter), b = Descriptor(window);
+    for (int tap = 0, s = 0; tap < taps; ++tap) {
+      WgmmaFence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Wgmma<T, kWeights, Contiguous::kReduction, kWindowPixels>(
+            acc, a + k * kReductionStep<kWeights>,
+            b + k * kReductionStep<Contiguous::kReduction>);
+      }
+      WgmmaCommit();
+      WgmmaWait<1>();
+      a += kBoxBytes >> 4;
+      b += step_w;
+      if (++s == problem.taps_w.count) {
+        s = 0;
+        b += step_h;
+      }
+    }
+    if (signals) BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+    WgmmaWait<0>();
+    // Every warp's products have read the window.
+    NamedBarrier(1 + group, kWarpgroup);
+    WriteWindow<T>(acc, problem, window);
+    FenceAsyncProxy();
+    __syncwarp();
+    if (signals) BarrierArrive(SharedAddress(&barriers.written[tile.stage]));
+  });
+}
+
+template <typename T, Contiguous kWeights>
+__global__ void __launch_bounds__(kThreads, 1)
+    WindowKernel(const __grid_constant__ WindowProblem problem) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  const int filter_bytes =
+      problem.taps_h.count * problem.taps_w.count * kBoxBytes;
+  auto& barriers = *reinterpret_cast<WindowBarriers*>(
+      memory + filter_bytes +
+      problem.tiling.stages * problem.tiling.stage_bytes);
+  const uint32_t filter = SharedAddress(memory);
+  const uint32_t ring = filter + filter_bytes;
+  if (threadIdx.x == 0) barriers.Init();
+  __syncthreads();
+
+  const int warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    GiveRegisters<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      LoadWindows(problem, ring, barriers);
+    } else if (threadIdx.x == 32) {
+      LoadFilter(problem, filter, barriers);
+    } else if (threadIdx.x == 64) {
+      StoreWindows(problem, ring, barriers);
+    }
+  } else {
+    TakeRegisters<kConsumerRegisters>();
+    MultiplyWindows<T, kWeights>(problem, warpgroup - 1, filter, ring,
+                                 barriers);
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_

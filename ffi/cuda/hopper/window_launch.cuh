@@ -1,0 +1,60 @@
+// Builds a WindowProblem and launches the kernel.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_LAUNCH_CUH_
+
+#include <algorithm>
+
+#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/tensor_map.h"
+#include "cuda/hopper/window_kernel.cuh"
+#include "cuda/hopper/window_plan.h"
+
+namespace jax_convbatch::hopper {
+
+// False where the kernel cannot run the part or the driver refuses.
+inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
+                              const Activations& out, const PartAxes& part,
+                              WindowProblem* problem) {
+  const ConvGeometry& g = call.g;
+  const auto tiling = TileWindow(call.type, in, out, part);
+  if (!tiling) return false;
+  problem->tiling = *tiling;
+  problem->taps_h = part.h.taps;
+  problem->taps_w = part.w.taps;
+  problem->filter_width = static_cast<int>(g.S);
+  problem->input_h = static_cast<int>(part.h.input);
+  problem->input_w = static_cast<int>(part.w.input);
+  problem->tiles = static_cast<int>(out.n * tiling->groups);
+  problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
+  return EncodeTiled(&problem->weights, call.type, call.rhs,
+                     {g.K, g.C, g.taps()}, {64, 64, 1}) &&
+         EncodeTiled(&problem->input, call.type, call.lhs,
+                     {in.c, in.w, in.h, in.n},
+                     {64, tiling->width, tiling->box_rows, 1}) &&
+         EncodeTiled(&problem->output, call.type, call.result,
+                     {out.c, out.w, out.h, out.n},
+                     {64, tiling->cols, tiling->rows, 1}, Copy::kStore);
+}
+
+template <typename T, Contiguous kWeights>
+cudaError_t RunWindow(const ConvCall& call, const Activations& in,
+                      const Activations& out, const PartAxes& part, Stage stage,
+                      cudaStream_t stream) {
+  WindowProblem problem{};
+  if (!MakeWindowProblem(call, in, out, part, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  const auto kernel = &WindowKernel<T, kWeights>;
+  const int bytes = static_cast<int>(call.g.taps()) * kBoxBytes +
+                    problem.tiling.stages * problem.tiling.stage_bytes +
+                    static_cast<int>(sizeof(WindowBarriers));
+  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads, bytes,
+           stream>>>(problem);
+  return cudaGetLastError();
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WINDOW_LAUNCH_CUH_

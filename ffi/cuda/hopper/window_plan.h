@@ -1,0 +1,21 @@
+// How the window kernel cuts an output into tiles. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PLAN_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PLAN_H_
+
+#include <optional>
+
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/window_problem.h"
+
+namespace jax_convbatch::hopper {
+
+// Nothing where the kernel cannot run the part: it takes 16-bit types, up to 64
+// channels on either side, at most kMaxWindowTaps taps, stride 1 and rows of
+// which at least one fits a product.
+std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
+                                       const Activations& out,
+                                       const PartAxes& part);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PLAN_H_
