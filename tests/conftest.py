@@ -10,7 +10,7 @@ from engines import COLUMN_RUNS, DEFORM_RUNS, PLATFORMS, RUNS
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType
 
-from jax_convbatch import choices
+from jax_convbatch import choices, targets
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -37,8 +37,15 @@ def own_choices(tmp_path, monkeypatch):
 
 def pytest_configure(config):
     # Tests that are not marked `gpu` do not depend on there being one.
-    if config.option.markexpr == "not gpu":
+    if "not gpu" in config.option.markexpr:
         jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "native" in item.fixturenames:
+            item.add_marker("cuda_module")
 
 
 @pytest.fixture(params=PLATFORMS)
@@ -106,6 +113,19 @@ def explicit_axes():
 def explicit_mesh(explicit_axes):
     with jax.set_mesh(explicit_axes):
         yield explicit_axes
+
+
+@pytest.fixture
+def native():
+    """What the CUDA module would do with a convolution, or None; needs no GPU."""
+    module = targets._natives["cuda"].module
+    if module is None:
+        pytest.skip("the CUDA module is not there; `make cuda-compile` builds it")
+
+    def plan(*args):
+        return next(iter(module.implicit_gemm_plans(*args)), None)
+
+    return plan
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Random convolution problems: what hypothesis draws, and its arrays."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -124,21 +125,32 @@ class Results(NamedTuple):
 
 
 def run(problem, x, w, dy, **options) -> Results:
-    """y, dx and dw, channels last, computed in the user's layout."""
+    """y, dx and dw, channels last, computed in the user's layout.
+
+    Their memory is donated and full of nan; on the CPU, where JAX may keep numpy's
+    memory, not always.
+    """
 
     def fun(x, w):
         return jc.conv_general_dilated(x, w, **problem.kwargs, **options)
 
-    @jax.jit
-    def all_three(x, w, dy):
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def all_three(places, x, w, dy):
         y, pullback = jax.vjp(fun, x, w)
         return y, *pullback(dy.astype(y.dtype))
 
     arrays = [problem.user(r, a) for r, a in zip("xwy", (x, w, dy), strict=True)]
-    results = all_three(*arrays)
+    results = all_three(nans(problem, x.dtype), *arrays)
     return Results(
         *(problem.canonical(r, a) for r, a in zip("yxw", results, strict=True))
     )
+
+
+def nans(problem, dtype) -> list[jax.Array]:
+    """Arrays like y, dx and dw in the user's layout."""
+    shapes = zip("yxw", (problem.y, problem.x, problem.w), strict=True)
+    arrays = [problem.user(r, np.empty(shape, dtype)) for r, shape in shapes]
+    return [jax.device_put(np.full(a.shape, np.nan, dtype)) for a in arrays]
 
 
 def exact(problem, x, w, dy) -> Results:

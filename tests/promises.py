@@ -18,10 +18,10 @@ def bits(a):
     return a.view(f"u{a.itemsize}")
 
 
-def assert_exact(case, dtype):
+def assert_exact(case, dtype, algorithm="implicit_gemm"):
     x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
     want = exact(case, x, w, dy)
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    got = run(case, x, w, dy, algorithm=algorithm)
     columns = run(case, x, w, dy, algorithm="im2col_gemm")
     for a, b, right in zip(got, columns, want, strict=True):
         # Sums of ones are exact; the result is rounded once.

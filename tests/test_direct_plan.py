@@ -1,7 +1,7 @@
 """What the direct kernels say they would do. They are asked without a GPU."""
 
 import pytest
-from test_hopper_plan import H200, OPS, geometry, native  # noqa: F401
+from test_hopper_plan import H200, OPS, geometry
 
 from benchmarks.workloads import HARD
 
@@ -10,7 +10,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_hard_rows_are_covered(native, name):  # noqa: F811
+def test_the_hard_rows_are_covered(native, name):
     batch, row = GROUPS[name]
     for op in OPS:
         plan = native(op, geometry(batch, row), "bfloat16", H200)
@@ -24,7 +24,7 @@ def test_the_hard_rows_are_covered(native, name):  # noqa: F811
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [2, 3, 17, 40, 96, 672, 1025])
 @pytest.mark.parametrize("taps", [2, 3, 4, 5, 7, 11])
-def test_depthwise_layers_of_any_width(native, dtype, channels, taps):  # noqa: F811
+def test_depthwise_layers_of_any_width(native, dtype, channels, taps):
     # Tiles of a strided large filter may not fit into shared memory.
     for stride in (1, 2) if taps < 11 else (1,):
         row = (28, 28, channels, channels, taps, taps, stride, taps // 2, 1, channels)
@@ -34,7 +34,7 @@ def test_depthwise_layers_of_any_width(native, dtype, channels, taps):  # noqa: 
 
 @pytest.mark.parametrize("c", [1, 2, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 16, 24, 32])
-def test_groups_of_so_many_channels(native, c, k):  # noqa: F811
+def test_groups_of_so_many_channels(native, c, k):
     # Eight channels of the narrow side would need over 128 of the other.
     wide = max(c, k) // min(c, k) > 16
     row = (14, 14, 8 * c, 8 * k, 3, 3, 1, 1, 1, 8)
@@ -56,18 +56,18 @@ def test_groups_of_so_many_channels(native, c, k):  # noqa: F811
         ({"D": 2, "O": 2}, (8, 8, 32, 32, 3, 3, 1, 1, 1, 32)),  # three axes
     ],
 )
-def test_what_is_left_to_columns(native, changes, row):  # noqa: F811
+def test_what_is_left_to_columns(native, changes, row):
     fields = {**geometry(2, row), **changes}
     assert native("dgrad", fields, "bfloat16", H200) is None
 
 
-def test_a_plan_is_the_same_every_time(native):  # noqa: F811
+def test_a_plan_is_the_same_every_time(native):
     _, row = GROUPS["mobilenet_dw3_14_512"]
     plans = [native("wgrad", geometry(64, row), "float32", H200) for _ in range(3)]
     assert plans[0] == plans[1] == plans[2]
 
 
-def test_columns_are_left_aside_where_they_are_slower(native):  # noqa: F811
+def test_columns_are_left_aside_where_they_are_slower(native):
     for name, (batch, row) in GROUPS.items():
         for op in OPS:
             assert native(op, geometry(batch, row), "bfloat16", H200)["preferred"], name

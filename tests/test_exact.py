@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from engines import ENGINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import FLOATS, exact, problems, run, whole
@@ -212,7 +211,3 @@ def test_conv_transpose_with_a_transposed_kernel_is_a_gradient(engine):
     y, pullback = jax.vjp(lambda x: conv(x), jnp.asarray(x[:, :8]))
     got = jc.conv_transpose(y, w, strides=2, transpose_kernel=True, algorithm=engine)
     np.testing.assert_array_equal(got, pullback(y)[0])
-
-
-def test_all_engines_are_tested():
-    assert {"im2col_gemm", "per_sample"} <= {*ENGINES}

@@ -157,7 +157,7 @@ def test_gradient_check():
 
 @pytest.fixture
 def run_resnet(monkeypatch, capsys, tmp_path):
-    """Runs train_resnet.py with a network of two units; its rows and last line."""
+    """Runs train_resnet.py with a network of one unit; its rows and last line."""
     for needed in ("orbax.checkpoint", "PIL"):
         pytest.importorskip(needed)
     spec = importlib.util.spec_from_file_location(
@@ -166,10 +166,10 @@ def run_resnet(monkeypatch, capsys, tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     unit = module.DEPTHS[18][0]
-    monkeypatch.setitem(module.DEPTHS, 18, (unit, (1, 1)))
+    monkeypatch.setitem(module.DEPTHS, 18, (unit, (1,)))
 
     def call(*arguments):
-        sizes = ["--width", "8", "--size", "8", "--batch", "128", "--rate", "0.01"]
+        sizes = ["--width", "8", "--size", "8", "--batch", "64", "--rate", "0.02"]
         kept = ["--checkpoints", str(tmp_path / "kept")]
         argv = ["train_resnet.py", *sizes, *kept, *arguments]
         monkeypatch.setattr(sys, "argv", argv)
@@ -186,7 +186,7 @@ def test_train_resnet_goes_on_where_it_stopped(run_resnet, tmp_path):
     # As if it had been stopped in the last epoch.
     shutil.rmtree(tmp_path / "kept" / "ours-resnet18-float32" / "3")
     again = run_resnet("--epochs", "3")
-    assert "from 2" in again or "33/33" in again
+    assert "from 2" in again or "66/66" in again
     row = r"ours │ +3 │ +([\d.]+) │ +([\d.]+)% │ +([\d.]+)%"
     assert re.search(row, again).groups() == re.search(row, output).groups()
 

@@ -8,23 +8,10 @@ from benchmarks.workloads import (
     SOFIE_SINGLE,
     SOFIE_STACK,
 )
-from jax_convbatch import targets
 from jax_convbatch.geometry import ConvGeometry
 
 OPS = ("fprop", "dgrad", "wgrad")
 H200 = 132  # multiprocessors
-
-
-@pytest.fixture
-def native():
-    module = targets._natives["cuda"].module
-    if module is None:
-        pytest.skip("the CUDA module is not there")
-
-    def plan(*args):
-        return next(iter(module.implicit_gemm_plans(*args)), None)
-
-    return plan
 
 
 def geometry(batch, row, **changes):

@@ -1,5 +1,7 @@
 """Arrays of more than 2^31 elements: every index is 64-bit."""
 
+import functools
+import math
 import os
 import resource
 
@@ -46,7 +48,8 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-PERIOD, WIDTH, CHANNELS = 8, 1024, 256
+# The period divides no power of two: what wraps around meets other numbers.
+PERIOD, WIDTH, CHANNELS = 8, 1000, 256
 REPEATS = 2**31 // (PERIOD * WIDTH * CHANNELS) + 1
 
 
@@ -106,3 +109,72 @@ def test_one_sample_of_more_than_2_31_column_elements():
     assert y.shape[1] * taps > 2**31
     want = np.correlate(x[0, :, 0], w[:, 0, 0], "valid")
     np.testing.assert_array_equal(y[0, :, 0], want)
+
+
+# Shapes of one sample and of the filter, a layer for each path of the CUDA kernels.
+LAYERS = {
+    "columns": ("im2col_gemm", "bfloat16", (28, 28, 64), (3, 3, 64, 64), {}),
+    "copied tiles": ("implicit_gemm", "bfloat16", (28, 28, 64), (3, 3, 64, 64), {}),
+    "copied tiles, f32": ("implicit_gemm", "float32", (28, 28, 64), (3, 3, 64, 64), {}),
+    "strided": (
+        *("implicit_gemm", "bfloat16", (56, 56, 32), (3, 3, 32, 256)),
+        dict(strides=2, padding=1),
+    ),
+    "gathered tiles": ("implicit_gemm", "bfloat16", (27, 27, 65), (3, 3, 65, 67), {}),
+    "strips": (
+        *("implicit_gemm", "bfloat16", (96, 96, 3), (7, 7, 3, 64)),
+        dict(strides=2, padding=3),
+    ),
+    "depthwise": (
+        *("implicit_gemm", "bfloat16", (56, 56, 64), (3, 3, 1, 64)),
+        dict(groups=64),
+    ),
+    "groups": (
+        *("implicit_gemm", "bfloat16", (56, 56, 64), (3, 3, 8, 64)),
+        dict(groups=8),
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_path_of_a_gpu_counts_beyond_2_31(hopper, name):
+    """x and dy repeat a few samples, so all three results follow from those."""
+    engine, dtype, image, filter_shape, kwargs = LAYERS[name]
+    conv = functools.partial(jc.conv, **kwargs)
+    few = (PERIOD, *image)
+    y = jax.eval_shape(
+        conv,
+        jax.ShapeDtypeStruct(few, dtype),
+        jax.ShapeDtypeStruct(filter_shape, dtype),
+    )
+    repeats = 2**31 // max(math.prod(few), y.size) + 1
+    x, w, dy = (
+        jnp.asarray(whole(i, shape, dtype, most=1))
+        for i, shape in enumerate((few, filter_shape, y.shape))
+    )
+
+    def many(a):
+        return jnp.broadcast_to(a, (repeats, *a.shape)).reshape(-1, *a.shape[1:])
+
+    def repeated(a, want):
+        return (a.reshape(repeats, *want.shape) == want).all()
+
+    def all_three(x, w, dy, algorithm=engine):
+        y, pullback = jax.vjp(functools.partial(conv, algorithm=algorithm), x, w)
+        return y, *pullback(dy)
+
+    @jax.jit
+    def agree(x, w, dy, want, dw):
+        x, dy = many(x), many(dy)
+        assert max(x.size, dy.size) > 2**31
+        y, dx, got = all_three(x, w, dy)
+        return repeated(y, want[0]), repeated(dx, want[1]), (got == dw).all()
+
+    want = jax.jit(all_three)(x, w, dy)
+    assert all(a.any() for a in want)
+    # float32 holds the sums of a filter's gradient; only the result is rounded.
+    wide = [a.astype("float32") for a in (x, w, dy)]
+    dw = repeats * all_three(*wide, algorithm="im2col_gemm")[2]
+    assert abs(dw).max() < 2**24
+    assert all(agree(x, w, dy, want, dw.astype(dtype)))

@@ -73,8 +73,6 @@ def dtype(request):
 
 @pytest.mark.parametrize("activation", NAMES)
 def test_values_and_gradients_are_those_of_float64(x64, engine, activation, dtype):
-    if engine == "per_sample" and (activation, dtype) != ("relu", "float32"):
-        pytest.skip("the same code, a sample at a time")
     for present in CHOICES if dtype == "float32" else CHOICES[-1:]:
         arrays, y_shape = operands(dtype, present)
         eps = EPSILON[dtype]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from problems import FLOATS, normal, problems, run
 
 import jax_convbatch as jc
@@ -67,21 +68,23 @@ def assert_same_bits(got, want, names=("y", "dx", "dw", "db")):
 @pytest.mark.parametrize("dtype", FLOATS)
 @each_layer
 def test_columns_are_bit_identical_to_the_loop_over_samples(
-    column_engine, x64, layer, dtype
+    platform, x64, layer, dtype
 ):
     args, kwargs = make(layer, 6, dtype)
     want = results(args, algorithm="per_sample", **kwargs)
-    assert_same_bits(results(args, algorithm=column_engine, **kwargs), want)
+    assert_same_bits(results(args, algorithm="im2col_gemm", **kwargs), want)
 
 
-@given(problem=problems())
-@settings(max_examples=25)
-def test_any_problem_is_bit_identical_to_the_loop_over_samples(column_engine, problem):
+@given(problem=problems(), dtype=st.sampled_from(FLOATS))
+@settings(max_examples=60)
+def test_any_problem_is_bit_identical_to_the_loop_over_samples(
+    platform, x64, problem, dtype
+):
     arrays = [
-        normal(i, s, "float32") for i, s in enumerate((problem.x, problem.w, problem.y))
+        normal(i, s, dtype) for i, s in enumerate((problem.x, problem.w, problem.y))
     ]
     want = run(problem, *arrays, algorithm="per_sample")
-    got = run(problem, *arrays, algorithm=column_engine)
+    got = run(problem, *arrays, algorithm="im2col_gemm")
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(bits(a), bits(b))
 

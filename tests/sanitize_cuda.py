@@ -1,0 +1,100 @@
+"""Runs the CUDA kernels on edge shapes, for compute-sanitizer: `make gpu-sanitize`.
+
+Every operand is copied to the device and every result is a buffer of its own, so
+that no kernel but ours touches them. Words on the command line choose the runs whose
+names contain them all.
+"""
+
+import functools
+import os
+import sys
+
+# Each buffer is an allocation whose borders the sanitizer knows, and no graph is made
+# of the launches.
+os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
+os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer="
+
+import jax
+import numpy as np
+import test_direct
+import test_few_channels
+import test_implicit_gemm
+from problems import whole
+from promises import arrays
+
+import jax_convbatch as jc
+
+EDGES = {
+    **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
+    **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
+    **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
+}
+# Large problems take the tools too long; these reach the same kernels.
+LONG = ("64 columns", "128 columns", "many samples", "stem, wide", "patches of 16")
+SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
+
+
+def dtypes(name):
+    """One 16-bit type stands for both."""
+    return ("bfloat16", "float32") if name.startswith("copied") else ("bfloat16",)
+
+
+def convolution(case, dtype):
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    conv = functools.partial(
+        jc.conv_general_dilated, **case.kwargs, algorithm="implicit_gemm"
+    )
+
+    @jax.jit
+    def all_three(x, w, dy):
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    return all_three(x, w, dy)
+
+
+def layer(engine, dtype, k):
+    """What follows a convolution, and its gradient; odd K has no whole vectors."""
+    args = [
+        whole(i, shape, dtype, most=1)
+        for i, shape in enumerate([(3, 9, 7, 8), (3, 3, 8, k), (k,), (3, 9, 7, k)])
+    ]
+
+    @jax.jit
+    def both(x, w, bias, residual):
+        def call(x, w, bias, residual):
+            return jc.conv_bias_act(
+                *(x, w, bias),
+                residual=residual,
+                activation="gelu",
+                algorithm=engine,
+            )
+
+        y, pullback = jax.vjp(call, x, w, bias, residual)
+        return y, *pullback(residual)
+
+    return both(*args)
+
+
+def main():
+    chosen = sys.argv[1:]
+    runs = [
+        (f"implicit_gemm, {name}, {dtype}", functools.partial(convolution, case, dtype))
+        for name, case in SHAPES.items()
+        for dtype in dtypes(name)
+    ] + [
+        (f"{engine}, layer, {dtype}, K={k}", functools.partial(layer, engine, dtype, k))
+        for engine in ("implicit_gemm", "im2col_gemm")
+        for dtype, k in (("bfloat16", 24), ("bfloat16", 13), ("float32", 20))
+    ]
+    runs = [(name, call) for name, call in runs if all(c in name for c in chosen)]
+    with jax.default_device(jax.devices("cuda")[0]):
+        for name, call in runs:
+            finite = all(np.isfinite(np.float32(a)).all() for a in call())
+            print(f"{name}: {'done' if finite else 'not finite'}", flush=True)
+    assert runs, f"no run is named {' '.join(chosen)}"
+    print(f"sanitize_cuda: {len(runs)} problems ran")
+
+
+if __name__ == "__main__":
+    main()
