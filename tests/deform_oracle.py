@@ -193,3 +193,11 @@ def run(p: Deform, a: Arrays, **options) -> Gradients:
     """The same by `deform_conv`."""
     out = _compiled(p, tuple(options.items()))(*a)
     return Gradients(*(None if g is None else np.asarray(g) for g in out))
+
+
+@functools.cache
+def expected(name):
+    """The arrays of a named problem, and what comes of them."""
+    p = PROBLEMS[name]
+    a = arrays(p)
+    return a, evaluate(p, a)

@@ -1,20 +1,22 @@
 """Runs the CUDA kernels on edge shapes, for compute-sanitizer: `make gpu-sanitize`.
 
 Every operand is copied to the device and every result is a buffer of its own, so
-that no kernel but ours touches them. Words on the command line choose the runs whose
-names contain them all.
+that no kernel but ours touches them, but in layers and deformable convolutions, where
+one kernel reads what another wrote.
 """
 
+import argparse
 import functools
 import os
-import sys
 
 # Each buffer is an allocation whose borders the sanitizer knows, and no graph is made
 # of the launches.
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer="
 
+import deform_oracle
 import jax
+import jax.numpy as jnp
 import numpy as np
 import test_direct
 import test_few_channels
@@ -23,6 +25,7 @@ from problems import whole
 from promises import arrays
 
 import jax_convbatch as jc
+from jax_convbatch.bias import bias_grad
 
 EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
@@ -76,24 +79,50 @@ def layer(engine, dtype, k):
     return both(*args)
 
 
-def main():
-    chosen = sys.argv[1:]
-    runs = [
-        (f"implicit_gemm, {name}, {dtype}", functools.partial(convolution, case, dtype))
-        for name, case in SHAPES.items()
-        for dtype in dtypes(name)
-    ] + [
-        (f"{engine}, layer, {dtype}, K={k}", functools.partial(layer, engine, dtype, k))
-        for engine in ("implicit_gemm", "im2col_gemm")
-        for dtype, k in (("bfloat16", 24), ("bfloat16", 13), ("float32", 20))
+def bias_gradient(dtype, k):
+    return (bias_grad(jnp.asarray(whole(0, (300, k), dtype, most=1)), -1),)
+
+
+def deformable(name, dtype):
+    a = deform_oracle.arrays(deform_oracle.PROBLEMS[name]).cast(dtype)
+    return [
+        g for g in deform_oracle.run(deform_oracle.PROBLEMS[name], a) if g is not None
     ]
-    runs = [(name, call) for name, call in runs if all(c in name for c in chosen)]
+
+
+WIDTHS = (("bfloat16", 24), ("bfloat16", 13), ("float32", 20))
+
+
+def runs():
+    """Calls by name: engine, kind, shape."""
+    found = {}
+    for name, case in SHAPES.items():
+        for dtype in dtypes(name):
+            call = functools.partial(convolution, case, dtype)
+            found[f"implicit_gemm, {name}, {dtype}"] = call
+    for dtype, k in WIDTHS:
+        found[f"kernel, bias gradient, {dtype}, K={k}"] = functools.partial(
+            bias_gradient, dtype, k
+        )
+        for engine in ("implicit_gemm", "im2col_gemm"):
+            call = functools.partial(layer, engine, dtype, k)
+            found[f"{engine}, layer, {dtype}, K={k}"] = call
+    for name in deform_oracle.PROBLEMS:
+        call = functools.partial(deformable, name, "float32")
+        found[f"im2col_gemm, deformable, {name}"] = call
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--without", nargs="*", default=[], metavar="WORD")
+    without = parser.parse_args().without
+    chosen = {n: c for n, c in runs().items() if not any(w in n for w in without)}
     with jax.default_device(jax.devices("cuda")[0]):
-        for name, call in runs:
+        for name, call in chosen.items():
             finite = all(np.isfinite(np.float32(a)).all() for a in call())
             print(f"{name}: {'done' if finite else 'not finite'}", flush=True)
-    assert runs, f"no run is named {' '.join(chosen)}"
-    print(f"sanitize_cuda: {len(runs)} problems ran")
+    print(f"sanitize_cuda: {len(chosen)} problems ran")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Deformable convolution under vmap, sharding and shard_map."""
+"""Deformable convolution under vmap, sharding, shard_map and every derivative."""
 
 import functools
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from deform_oracle import arrays, problem
 from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
 from sharded import assert_spec, collectives, put
 
 import jax_convbatch as jc
@@ -185,3 +186,36 @@ def test_an_explicit_mesh(explicit_mesh):
 def whole():
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return whole_step()
+
+
+# --- both modes -----------------------------------------------------------------
+
+
+def test_both_modes_and_orders(platform, x64):
+    p = problem((1, 3, 4, 4), (2, 1, 2, 4), groups=2, offset_groups=4, padding=(1, 0))
+    a = arrays(p, seed=2, exact=False, reach=1)
+
+    @jax.jit
+    def fun(x, offset, w, bias, mask):
+        return jc.deform_conv(x, offset, w, bias, mask, activation="tanh", **p.kwargs)
+
+    args = (a.x, a.offset, a.w, a.bias, a.mask)
+    check_grads(fun, args, order=2, modes=("fwd", "rev"), atol=1e-4, rtol=1e-4)
+
+
+def test_jacobians_agree(platform, x64):
+    p = problem((1, 2, 3, 2), (2, 1, 2, 1), padding=0)
+    a = arrays(p, seed=4, exact=False, reach=1)
+
+    def fun(x, offset, mask):
+        return jc.deform_conv(x, offset, a.w, mask=mask, **p.kwargs)
+
+    def penalty(*args):
+        return (fun(*args) ** 2).sum()
+
+    args = (a.x, a.offset, a.mask)
+    for function in (fun, jax.grad(penalty, 1)):
+        forward = jax.jit(jax.jacfwd(function, (0, 1, 2)))(*args)
+        reverse = jax.jit(jax.jacrev(function, (0, 1, 2)))(*args)
+        for f, r in zip(forward, reverse, strict=True):
+            np.testing.assert_allclose(f, r, atol=1e-10)

@@ -11,8 +11,7 @@ from engines import ENGINES
 from jax.lax import ConvDimensionNumbers
 
 import jax_convbatch as jc
-from jax_convbatch import activations, plan
-from jax_convbatch.layer import conv_bias_act
+from jax_convbatch import plan
 
 F32 = np.float32
 
@@ -321,103 +320,3 @@ def test_jax_lax_needs_no_workspace():
     x, w = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2))
     y = jc.conv(x, w, algorithm="xla", workspace_limit=0)
     np.testing.assert_array_equal(y, jc.conv(x, w))
-
-
-# --- bias and activation ------------------------------------------------------
-
-LAYERS = {
-    "conv": jc.conv,
-    "conv_transpose": jc.conv_transpose,
-    "conv_bias_act": jc.conv_bias_act,
-    "jax.lax": functools.partial(conv_bias_act, algorithm="xla"),
-}
-each_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
-
-
-@each_layer
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (7,), (1, 6), (2, 8, 8, 6)])
-def test_a_bias_of_another_shape_is_refused(layer, shape):
-    with pytest.raises(ValueError, match=r"bias must have shape \(6,\)") as caught:
-        jax.eval_shape(layer, IMAGE, FILTER, shaped(*shape))
-    assert f"got {shape}" in str(caught.value)
-
-
-@each_layer
-@pytest.mark.parametrize("dtype", ["bfloat16", "int32"])
-def test_a_bias_of_another_dtype_is_refused(layer, dtype):
-    with pytest.raises(TypeError, match="result's dtype float32") as caught:
-        jax.eval_shape(layer, IMAGE, FILTER, shaped(6, dtype=jnp.dtype(dtype)))
-    assert f"got {dtype}" in str(caught.value)
-
-
-@each_layer
-def test_a_bias_that_is_no_array_is_refused(layer):
-    with pytest.raises(TypeError, match="bias must be an array, got"):
-        jax.eval_shape(lambda x, w: layer(x, w, [0.0] * 6), IMAGE, FILTER)
-
-
-@pytest.mark.parametrize("dtype", [F32, np.int32])
-@pytest.mark.parametrize("activation", ["swish!", "", 3, ["relu"]])
-def test_an_unknown_activation_is_refused_with_the_choices(activation, dtype):
-    x, w = (jax.ShapeDtypeStruct(a.shape, dtype) for a in (IMAGE, FILTER))
-    kind = ValueError if isinstance(activation, str) else TypeError
-    with pytest.raises(kind, match="activation") as caught:
-        jax.eval_shape(functools.partial(jc.conv_bias_act, activation=activation), x, w)
-    assert repr(activation) in str(caught.value)
-    for name in activations.ACTIVATIONS:
-        assert repr(name) in str(caught.value)
-
-
-RESULT = shaped(*jax.eval_shape(jc.conv, IMAGE, FILTER).shape)
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "xla"])
-def test_a_residual_or_scale_that_does_not_fit_is_refused(algorithm):
-    def run(**kwargs):
-        names = list(kwargs)
-
-        def layer(x, w, *more):
-            given = dict(zip(names, more, strict=True))
-            return jc.conv_bias_act(x, w, algorithm=algorithm, **given)
-
-        jax.eval_shape(layer, IMAGE, FILTER, *kwargs.values())
-
-    with pytest.raises(ValueError, match=r"scale must have shape \(6,\).*got \(7,\)"):
-        run(scale=shaped(7))
-    with pytest.raises(TypeError, match="scale must have the result's dtype float32"):
-        run(scale=shaped(6, dtype=jnp.bfloat16))
-    wrong = (RESULT.shape[0] + 1, *RESULT.shape[1:])
-    with pytest.raises(ValueError, match="residual must have shape") as caught:
-        run(residual=shaped(*wrong))
-    assert str(RESULT.shape) in str(caught.value) and str(wrong) in str(caught.value)
-    with pytest.raises(TypeError, match="residual must have the result's dtype"):
-        run(residual=shaped(*RESULT.shape, dtype=jnp.float16))
-    with pytest.raises(TypeError, match="residual must be an array, got list"):
-        jax.eval_shape(
-            lambda x, w: jc.conv_bias_act(x, w, residual=[1.0], algorithm=algorithm),
-            IMAGE,
-            FILTER,
-        )
-
-
-BAD_LAYERS = {
-    "strides": ({"strides": (1, 1, 1)}, "strides must be an int or 2 ints"),
-    "dilation": ({"dilation": (1,)}, "dilation must be an int or 2 ints"),
-    "padding of another rank": ({"padding": (1,)}, "each of the 2 spatial axes"),
-    "padding of triples": ({"padding": ((1, 1, 1),) * 2}, "each of the 2 spatial axes"),
-}
-
-
-@each_layer
-@pytest.mark.parametrize("call", BAD_LAYERS)
-def test_numbers_for_other_axes_than_x_has_are_refused(layer, call):
-    kwargs, message = BAD_LAYERS[call]
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(functools.partial(layer, **kwargs), IMAGE, FILTER)
-
-
-@each_layer
-def test_a_fourth_spatial_axis_needs_dimension_numbers(layer):
-    x, w = shaped(1, 2, 2, 2, 2, 3), shaped(1, 1, 1, 1, 3, 3)
-    with pytest.raises(ValueError, match="4 spatial axes; give dimension_numbers"):
-        jax.eval_shape(layer, x, w)
