@@ -41,6 +41,7 @@ std::string ConfigName(Op op, const Plan& plan) {
   std::string name =
       std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
   if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
+  if (plan.cluster > 1) name += "c" + std::to_string(plan.cluster);
   return name;
 }
 

@@ -23,11 +23,14 @@ constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 // image in shared memory.
 enum class Path { kCopies, kGathers, kStrips };
 
+// Two blocks of wgrad in a cluster that multiply the same x, or the same dy.
+enum class Pair { kNone, kX, kDy };
+
 // How a convolution runs: output tiles of tile_m x tile_n on `blocks` thread
 // blocks, with `workspace` bytes of workspace. fprop and dgrad have tiles of
 // pixels x channels, and no choice changes their bits. wgrad has tiles of
 // filter rows (taps x C, each tap rounded up to 64 channels) x output channels,
-// and every choice changes the order of its sums.
+// and every choice but the pair changes the order of its sums.
 struct Plan {
   int tile_m, tile_n, blocks;
   int64_t workspace;
@@ -35,6 +38,10 @@ struct Plan {
   // Whether it is at least as fast as columns in memory. Like the path, it does
   // not depend on N.
   bool preferred = true;
+  // Of wgrad: blocks of one tile, in a cluster, that add their sums before they
+  // write; and what two blocks of neighbouring tiles copy for each other.
+  int cluster = 1;
+  Pair pair = Pair::kNone;
 };
 
 // The plan for a GPU of so many multiprocessors, or nothing where the kernels

@@ -53,23 +53,31 @@ struct Nothing {
   __device__ void operator()() const {}
 };
 
+// A warp gives a stage back.
+struct ReleaseOwn {
+  bool signals = threadIdx.x % 32 == 0;
+
+  __device__ void operator()(uint32_t empty) const {
+    if (signals) BarrierArrive(empty);
+  }
+};
+
 // Multiplies `count` stages into acc, which it overwrites. kA and kB say how
 // the operands lie in a stage; a warpgroup has kRows rows of 64 and 2 kHalfN
 // columns. address_a, address_b: of stage 0. `issued` is called when all are
 // under way but not done: another warpgroup may take over the tensor cores.
 template <typename T, Contiguous kA, Contiguous kB, int kRows, int kHalfN,
-          int kStages, typename Issued = Nothing>
+          int kStages, typename Issued = Nothing, typename Release = ReleaseOwn>
 __device__ __forceinline__ void MultiplyStages(
     float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
-    RingPosition<kStages>& at, Issued issued = {}) {
+    RingPosition<kStages>& at, Issued issued = {}, Release release = {}) {
   // Also what a reduction of nothing gives.
 #pragma unroll
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
     for (int i = 0; i < kHalfN; ++i) acc[m][i] = 0.0f;
   }
-  const bool signals = threadIdx.x % 32 == 0;
   int previous = -1;
   for (int i = 0; i < count; ++i) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
@@ -87,17 +95,13 @@ __device__ __forceinline__ void MultiplyStages(
     }
     WgmmaCommit();
     WgmmaWait<1>();
-    if (previous >= 0 && signals) {
-      BarrierArrive(SharedAddress(&barriers.empty[previous]));
-    }
+    if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
     previous = at.stage;
     at.Advance();
   }
   issued();
   WgmmaWait<0>();
-  if (previous >= 0 && signals) {
-    BarrierArrive(SharedAddress(&barriers.empty[previous]));
-  }
+  if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
 }
 
 }  // namespace jax_convbatch::hopper

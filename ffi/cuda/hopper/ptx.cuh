@@ -73,6 +73,11 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 
 // ---- tensor copies ----------------------------------------------------------
 
+// So that the first copy need not wait for the map itself.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 __device__ __forceinline__ void LoadTile2(uint32_t to, const CUtensorMap& map,
                                           uint32_t barrier, int c0, int c1) {
   asm volatile(
@@ -115,6 +120,33 @@ __device__ __forceinline__ void LoadIm2col(uint32_t to, const CUtensorMap& map,
       "{%7, %8};" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n),
       "h"(static_cast<uint16_t>(offset_w)), "h"(static_cast<uint16_t>(offset_h))
+      : "memory");
+}
+
+// The same to every block of the cluster whose bit is set in `blocks`: the same
+// place in its shared memory, announced by its own barrier.
+__device__ __forceinline__ void MulticastTile2(uint32_t to,
+                                               const CUtensorMap& map,
+                                               uint32_t barrier, int c0, int c1,
+                                               uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+      ".mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "h"(blocks)
+      : "memory");
+}
+
+__device__ __forceinline__ void MulticastIm2col(
+    uint32_t to, const CUtensorMap& map, uint32_t barrier, int c, int w, int h,
+    int n, int offset_w, int offset_h, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col"
+      ".mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n),
+      "h"(static_cast<uint16_t>(offset_w)),
+      "h"(static_cast<uint16_t>(offset_h)), "h"(blocks)
       : "memory");
 }
 
@@ -171,6 +203,62 @@ __device__ __forceinline__ void StoreWaitRead() {
 // Orders this thread's writes to shared memory before the copy engine's reads.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- clusters ---------------------------------------------------------------
+
+// All threads of the cluster that have not ended. kWritten: what they wrote to
+// shared memory before is visible to all after.
+template <bool kWritten = true>
+__device__ __forceinline__ void ClusterBarrier() {
+  if constexpr (kWritten) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  } else {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// At the barrier that lies there in another block of the cluster. Not a release
+// for the cluster, which would wait for all that this thread ever wrote.
+__device__ __forceinline__ void BarrierArriveAt(uint32_t barrier, int block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
+// From the same address in another block of the cluster.
+__device__ __forceinline__ float4 LoadClusterShared(uint32_t address,
+                                                    int block) {
+  float4 v;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
+      "}\n"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(block)
+      : "memory");
+  return v;
+}
+
+// ---- dependent launches -----------------------------------------------------
+
+// Lets the next kernel of the stream start where it was launched as dependent.
+__device__ __forceinline__ void LaunchDependents() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// In such a kernel: waits until the kernel before it has ended and its writes
+// are visible.
+__device__ __forceinline__ void WaitForPrimary() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // ---- registers and shared memory --------------------------------------------

@@ -35,27 +35,45 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
                        {64, tiling.images, tiling.strip, 1});
 }
 
+// Of AddPieces where there are so many quads that instructions count.
+constexpr int kAddEach = 4;
+constexpr int64_t kManyQuads = 132 * 2 * kAddThreads * kAddEach;
+
 // The kernel, then the sums of its pieces.
 template <typename Config, typename Problem>
 cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
                    const Problem& problem, Stage stage, cudaStream_t stream) {
-  const bool whole = problem.tiles % problem.blocks == 0;
+  const bool whole =
+      problem.tiles % problem.blocks == 0 || problem.cluster == problem.splits;
   cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
-    return whole ? error : cudaFuncGetAttributes(&loads, &AddPieces<Config>);
+    if (whole) return error;
+    error =
+        cudaFuncGetAttributes(&loads, &AddPieces<typename Config::Layout, 1>);
+    if (error != cudaSuccess) return error;
+    return cudaFuncGetAttributes(&loads,
+                                 &AddPieces<typename Config::Layout, kAddEach>);
   }
-  kernel<<<problem.blocks, threads, shared_bytes, stream>>>(problem);
-  error = cudaGetLastError();
+  const int cluster = problem.cluster * (problem.paired ? 2 : 1);
+  error = LaunchClusters(kernel, cluster, problem.blocks, threads, shared_bytes,
+                         stream, problem);
   if (error != cudaSuccess || whole) return error;
-  // The longer the sums, the more threads share one.
-  const int count = problem.blocks / problem.tiles;
+  // The longer the sums, the more threads share one; the more sums, the more a
+  // thread has.
+  const int count = problem.blocks / problem.tiles / problem.cluster;
   const int lanes = kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
   const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
-  AddPieces<Config><<<problem.tiles*(quads / lanes), kAddThreads, 0, stream>>>(
-      problem, lanes);
-  return cudaGetLastError();
+  const WgradTiles& tiles = problem;
+  if (lanes == kAddThreads && problem.tiles * quads >= kManyQuads) {
+    return LaunchDependent(AddPieces<typename Config::Layout, kAddEach>,
+                           problem.tiles * (quads / kAddEach / lanes),
+                           kAddThreads, stream, tiles, lanes);
+  }
+  return LaunchDependent(AddPieces<typename Config::Layout, 1>,
+                         problem.tiles * (quads / lanes), kAddThreads, stream,
+                         tiles, lanes);
 }
 
 template <typename T, int kMultiplications>
@@ -70,27 +88,38 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
-  if constexpr (kBf16) {
-    if (m == kHaloM && n == kHaloN) {
-      return HaloTiling(call.g).multiplications() == 7
-                 ? RunHalo<T, 7>(call, stage, stream)
-                 : RunHalo<T, 8>(call, stage, stream);
-    }
+  if (m == kHaloM && n == kHaloN) {
+    return HaloTiling(call.g).multiplications() == 7
+               ? RunHalo<T, 7>(call, stage, stream)
+               : RunHalo<T, 8>(call, stage, stream);
   }
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
     using Config = decltype(config);
-    return Launch<Config>(&WgradKernel<Config>, kThreads, Config::kSharedBytes,
-                          problem, stage, stream);
+    return Launch<Config>(&WgradKernel<Config>, Config::kThreads,
+                          Config::kSharedBytes, problem, stage, stream);
   };
-  if (m == 128 && n == 64) return launch(WgradConfig<T, 128, 64, 9, false>());
-  if (m == 128 && n == 128) return launch(WgradConfig<T, 128, 128, 7, false>());
-  if (m == 128 && n == 256) return launch(WgradConfig<T, 128, 256, 4, false>());
-  if (m == 256 && n == 64) return launch(WgradConfig<T, 256, 64, 5, false>());
-  if (m == 256 && n == 128) return launch(WgradConfig<T, 256, 128, 4, kBf16>());
+  constexpr bool kNo = false, kYes = true;  // transposed; in pairs
+  if (call.plan.pair != Pair::kNone) {
+    if (m == 64 && n == 64)
+      return launch(WgradConfig<T, 64, 64, 6, kNo, 1, kYes>());
+    if (m == 64 && n == 128)
+      return launch(WgradConfig<T, 64, 128, 8, kNo, 1, kYes>());
+    if (m == 128 && n == 128)
+      return launch(WgradConfig<T, 128, 128, 7, kNo, 2, kYes>());
+    if (m == 256 && n == 128)
+      return launch(WgradConfig<T, 256, 128, 4, kYes, 2, kYes>());
+    return cudaErrorInvalidValue;
+  }
+  if (m == 64 && n == 64) return launch(WgradConfig<T, 64, 64, 6, kNo, 1>());
+  if (m == 64 && n == 128) return launch(WgradConfig<T, 64, 128, 8, kNo, 1>());
+  if (m == 128 && n == 64) return launch(WgradConfig<T, 128, 64, 9, kNo>());
+  if (m == 128 && n == 128) return launch(WgradConfig<T, 128, 128, 7, kNo>());
+  if (m == 128 && n == 256) return launch(WgradConfig<T, 128, 256, 4, kNo>());
+  if (m == 256 && n == 64) return launch(WgradConfig<T, 256, 64, 5, kNo>());
+  if (m == 256 && n == 128) return launch(WgradConfig<T, 256, 128, 4, kYes>());
   return cudaErrorInvalidValue;
 }
 

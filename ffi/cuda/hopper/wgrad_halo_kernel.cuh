@@ -24,6 +24,7 @@ namespace jax_convbatch::hopper {
 template <typename T_, int kMultiplications_>
 struct HaloConfig {
   using T = T_;
+  using Layout = HaloConfig<T_, 7>;                           // AddPieces'
   static constexpr int kMultiplications = kMultiplications_;  // of a step
   static constexpr int kTaps = 3;  // of a filter row; and filter rows
   static constexpr int kThreads = (kTaps + 1) * kWarpgroup;
@@ -35,13 +36,16 @@ struct HaloConfig {
   static constexpr int kQuads = kColumns / 8;  // of a thread
   static constexpr int kConsumed = kTaps * kWarpgroup;
 
+  static constexpr bool kTransposed = true;
+
+  // Eight quads are one tap's.
   __device__ static bool Has(const WgradTiles&, int, int, int) { return true; }
 
-  __device__ static void Write(const WgradTiles& tiles, int tile, int quad,
-                               int thread, float4 v) {
-    WriteTransposedQuad<T>(tiles, thread / kWarpgroup * kTaps + quad / 8,
-                           tile / tiles.n_tiles * 64 + quad % 8 * 8,
-                           tile % tiles.n_tiles * 64, thread, v);
+  __device__ static QuadsPlace<T> Place(const WgradTiles& tiles, int tile,
+                                        int block, int thread) {
+    return PlaceOf<T, true>(tiles, thread / kWarpgroup * kTaps + block,
+                            tile / tiles.n_tiles * 64,
+                            tile % tiles.n_tiles * 64, thread);
   }
 };
 
@@ -85,10 +89,8 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
                                                 uint32_t ring,
                                                 HaloBarriers& barriers) {
   HaloRing at{problem.stages};
-  const int64_t end = problem.Begin(blockIdx.x + 1);
-  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    i += piece.end - piece.begin;
+  PieceWalk walk(problem, blockIdx.x);
+  for (WgradPiece piece; walk.Next(&piece);) {
     const int c = piece.tile / problem.n_tiles * 64;
     const int k = piece.tile % problem.n_tiles * 64;
     for (int step = piece.begin; step < piece.end;) {
@@ -129,10 +131,8 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   const int stage_bytes = problem.x_bytes + problem.dy_bytes;
   HaloRing at{problem.stages};
   int passed = 0;  // stages that are not given back, up to 3
-  const int64_t end = problem.Begin(blockIdx.x + 1);
-  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    i += piece.end - piece.begin;
+  PieceWalk walk(problem, blockIdx.x);
+  for (WgradPiece piece; walk.Next(&piece);) {
     float acc[Config::kColumns / 2];
 #pragma unroll
     for (int j = 0; j < Config::kColumns / 2; ++j) acc[j] = 0.0f;
@@ -171,10 +171,16 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       }
     }
     WgmmaWait<0>();
-    WritePiece<Config>(problem, piece, thread, [&](int quad) {
+    auto quad_of = [&](int quad) {
       const float* a = &acc[quad * 4];
       return make_float4(a[0], a[1], a[2], a[3]);
-    });
+    };
+    if (problem.cluster > 1) {
+      WriteClusterPiece<Config>(problem, blockIdx.x, piece.tile, thread, ring,
+                                quad_of);
+    } else {
+      WritePiece<Config>(problem, blockIdx.x, piece, thread, quad_of);
+    }
   }
 }
 
@@ -184,11 +190,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ uint8_t shared[];
   __shared__ HaloBarriers barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (threadIdx.x == 32) {
+    PrefetchMap(problem.x);
+    PrefetchMap(problem.dy);
+  }
   if (threadIdx.x == 0) barriers.Init(1, Config::kConsumed / 32);
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     GiveRegisters<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) IssueHaloCopies(problem, ring, barriers);
+    if (threadIdx.x == 0) {
+      IssueHaloCopies(problem, ring, barriers);
+      LaunchDependents();
+    }
   } else {
     TakeRegisters<Config::kConsumerRegisters>();
     ConsumeHalo<Config>(problem, ring, barriers);

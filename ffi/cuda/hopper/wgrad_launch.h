@@ -2,6 +2,8 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_LAUNCH_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_LAUNCH_H_
 
+#include <numeric>
+
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/wgrad_problem.h"
@@ -25,12 +27,22 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   tiles.tiles = static_cast<int>(count);
   tiles.steps = static_cast<int>(steps);
   tiles.blocks = call.plan.blocks;
+  tiles.classes = tiles.steps;
+  tiles.cluster = call.plan.cluster;
+  tiles.paired = call.plan.pair != Pair::kNone;
+  tiles.shares_x = call.plan.pair == Pair::kX;
   return tiles;
 }
 
 inline void SetSplits(WgradTiles* tiles) {
   const bool even = tiles->blocks % tiles->tiles == 0;
   tiles->splits = even ? tiles->blocks / tiles->tiles : 0;
+}
+
+// The fewest classes that can be cut evenly.
+inline void SetClasses(WgradTiles* tiles) {
+  const int classes = tiles->blocks / std::gcd(tiles->blocks, tiles->tiles);
+  if (classes <= tiles->steps) tiles->classes = classes;
 }
 
 // False where the driver refuses.
@@ -43,7 +55,10 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
       TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
               tiling.steps);
   // f32 has its own order of pieces.
-  if (call.type != Type::kTf32) SetSplits(problem);
+  if (call.type != Type::kTf32) {
+    SetSplits(problem);
+    SetClasses(problem);
+  }
   problem->rows = static_cast<int>(g.P);
   problem->cols = static_cast<int>(g.Q);
   problem->base_h = static_cast<int>(walk.h.input);

@@ -11,31 +11,95 @@ namespace jax_convbatch::hopper {
 // Of AddPieces: threads of a block, pieces that a thread loads at a time.
 inline constexpr int kAddThreads = 256, kAddBatch = 8;
 
-// One block's part of a tile: steps [begin, end).
+// One block's part of a tile: classes [begin, end) of its steps.
 struct WgradPiece {
   int tile, begin, end;
+
+  __device__ int Steps(const WgradTiles& tiles) const {
+    const int rounds = tiles.steps / tiles.classes;
+    const int rest = tiles.steps - rounds * tiles.classes;
+    return rounds * (end - begin) + min(end, rest) - min(begin, rest);
+  }
 };
 
 // The piece at `at` of the line, of a share that ends at `end`.
 __device__ __forceinline__ WgradPiece PieceAt(const WgradTiles& tiles,
                                               int64_t at, int64_t end) {
-  const int tile = static_cast<int>(at / tiles.steps);
-  const int64_t first = int64_t{tile} * tiles.steps;
+  const int tile = static_cast<int>(at / tiles.classes);
+  const int64_t first = int64_t{tile} * tiles.classes;
   return {tile, static_cast<int>(at - first),
-          static_cast<int>(min(end - first, int64_t{tiles.steps}))};
+          static_cast<int>(min(end - first, int64_t{tiles.classes}))};
 }
+
+// The one piece of a share where tiles are split evenly, without the 64-bit
+// divisions of PieceAt.
+__device__ __forceinline__ WgradPiece SplitPiece(const WgradTiles& tiles,
+                                                 int share) {
+  const unsigned splits = tiles.splits, classes = tiles.classes;
+  const unsigned tile = unsigned(share) / splits;
+  const unsigned split = share - tile * splits;
+  const unsigned least = classes / splits;
+  const unsigned rest = classes - least * splits;
+  return {int(tile), int(split * least + split * rest / splits),
+          int((split + 1) * least + (split + 1) * rest / splits)};
+}
+
+// The share of the line that this block has. A cluster of pairs has the shares
+// of the same steps of two tiles: neighbours in filter rows where they share
+// dy, in output channels where they share x.
+__device__ __forceinline__ int ShareOf(const WgradTiles& tiles) {
+  if (!tiles.paired) return blockIdx.x;
+  const int rank = blockIdx.x % (2 * tiles.cluster);
+  const int group = blockIdx.x / (2 * tiles.cluster);
+  const int clusters = tiles.splits / tiles.cluster;  // of a pair of tiles
+  const int pair = group / clusters;
+  const int split = group % clusters * tiles.cluster + rank / 2;
+  const int tile = tiles.shares_x
+                       ? pair * 2 + rank % 2
+                       : (pair / tiles.n_tiles * 2 + rank % 2) * tiles.n_tiles +
+                             pair % tiles.n_tiles;
+  return tile * tiles.splits + split;
+}
+
+// A share's pieces, one after another.
+class PieceWalk {
+ public:
+  __device__ PieceWalk(const WgradTiles& tiles, int share)
+      : tiles_(tiles), share_(share), at_(0), end_(1) {
+    if (tiles.splits > 0) return;
+    at_ = tiles.Begin(share);
+    end_ = tiles.Begin(share + 1);
+  }
+
+  __device__ bool Next(WgradPiece* piece) {
+    if (at_ >= end_) return false;
+    if (tiles_.splits > 0) {
+      *piece = SplitPiece(tiles_, share_);
+      at_ = end_;
+    } else {
+      *piece = PieceAt(tiles_, at_, end_);
+      at_ += piece->end - piece->begin;
+    }
+    return true;
+  }
+
+ private:
+  const WgradTiles& tiles_;
+  int share_;
+  int64_t at_, end_;
+};
 
 // A block has at most two pieces of tiles that others share: its first, its
 // last. Where shares end with tiles it has one.
 __device__ __forceinline__ int64_t PieceSlot(const WgradTiles& tiles, int block,
                                              int tile) {
-  if (tiles.splits > 0) return block;
+  if (tiles.splits > 0) return block / tiles.cluster;
   return 2 * int64_t{block} +
-         (tile != static_cast<int>(tiles.Begin(block) / tiles.steps));
+         (tile != static_cast<int>(tiles.Begin(block) / tiles.classes));
 }
 
-// The blocks that have pieces of a tile. For all it is their first piece, but
-// for the first block it may be the second.
+// The blocks (clusters) that have pieces of a tile. For all it is their first
+// piece, but for the first block it may be the second.
 struct PieceRange {
   int first, count;
   bool second;
@@ -43,132 +107,267 @@ struct PieceRange {
 
 __device__ __forceinline__ PieceRange PiecesOf(const WgradTiles& tiles,
                                                int tile) {
-  if (tiles.splits > 0) return {tile * tiles.splits, tiles.splits, false};
-  const int64_t line = int64_t{tiles.tiles} * tiles.steps;
-  // The block that has a step.
-  auto holder = [&](int64_t step) {
-    int block = static_cast<int>(step * tiles.blocks / line);
-    while (tiles.Begin(block + 1) <= step) ++block;
+  if (tiles.splits > 0) {
+    const int count = tiles.splits / tiles.cluster;
+    return {tile * count, count, false};
+  }
+  const int64_t line = int64_t{tiles.tiles} * tiles.classes;
+  // The block that has a class.
+  auto holder = [&](int64_t at) {
+    int block = static_cast<int>(at * tiles.blocks / line);
+    while (tiles.Begin(block + 1) <= at) ++block;
     return block;
   };
-  const int64_t begin = int64_t{tile} * tiles.steps;
+  const int64_t begin = int64_t{tile} * tiles.classes;
   const int first = holder(begin);
-  return {first, holder(begin + tiles.steps - 1) - first + 1,
+  return {first, holder(begin + tiles.classes - 1) - first + 1,
           tiles.Begin(first) < begin};
 }
 
-// Four accumulators of a wgmma's thread to dw. `quad` names eight columns of
-// the product, of which a thread has two, of two rows.
-
-// Rows are input channels from c on, columns output channels from k on.
+// Where eight quads of a wgmma's thread lie in dw. A quad is four accumulators:
+// of eight columns of the product two, of two rows; eight quads are a block of
+// 64 columns.
 template <typename T>
-__device__ __forceinline__ void WriteQuad(const WgradTiles& tiles, int tap,
-                                          int c, int k, int thread, float4 v) {
-  c += thread % kWarpgroup / 32 * 16 + thread % 32 / 4;
-  k += thread % 4 * 2;
-  if (k >= tiles.K) return;
-  T* to =
+struct QuadsPlace {
+  T* first;
+  int64_t quad_stride, row_stride;
+  int quads;                   // that are in dw
+  bool has_first, has_second;  // of the two rows
+};
+
+// kTransposed: rows are output channels from k on, columns input channels from
+// c on; otherwise the other way round.
+template <typename T, bool kTransposed>
+__device__ __forceinline__ QuadsPlace<T> PlaceOf(const WgradTiles& tiles,
+                                                 int tap, int c, int k,
+                                                 int thread) {
+  const int row = thread % kWarpgroup / 32 * 16;
+  QuadsPlace<T> place;
+  if constexpr (kTransposed) {
+    // TransposeMatrix gives a lane two output channels of one input channel.
+    c += thread % 32 / 4;
+    k += row + thread % 4 * 2;
+    place.quad_stride = int64_t{8} * tiles.K;
+    place.row_stride = 8;
+    place.quads = (tiles.C - c + 7) / 8;
+    place.has_first = k < tiles.K;
+    place.has_second = k + 8 < tiles.K;
+  } else {
+    c += row + thread % 32 / 4;
+    place.quads = (tiles.K - k) / 8;
+    k += thread % 4 * 2;
+    place.quad_stride = 8;
+    place.row_stride = int64_t{8} * tiles.K;
+    place.has_first = c < tiles.C;
+    place.has_second = c + 8 < tiles.C;
+  }
+  place.first =
       static_cast<T*>(tiles.dw) + (int64_t{tap} * tiles.C + c) * tiles.K + k;
-  if (c < tiles.C) *reinterpret_cast<uint32_t*>(to) = Pack<T>(v.x, v.y);
-  if (c + 8 < tiles.C) {
-    *reinterpret_cast<uint32_t*>(to + int64_t{8} * tiles.K) = Pack<T>(v.z, v.w);
+  return place;
+}
+
+// By whole warps.
+template <typename T, bool kTransposed>
+__device__ __forceinline__ void WriteQuad(const QuadsPlace<T>& place, int quad,
+                                          float4 v) {
+  uint32_t first = Pack<T>(v.x, v.y), second = Pack<T>(v.z, v.w);
+  if constexpr (kTransposed) {
+    first = TransposeMatrix(first);
+    second = TransposeMatrix(second);
+  }
+  if (quad >= place.quads) return;
+  T* to = place.first + quad * place.quad_stride;
+  if (place.has_first) *reinterpret_cast<uint32_t*>(to) = first;
+  if (place.has_second) {
+    *reinterpret_cast<uint32_t*>(to + place.row_stride) = second;
   }
 }
 
-// Rows are output channels from k on, columns input channels from c on. By
-// whole warps.
-template <typename T>
-__device__ __forceinline__ void WriteTransposedQuad(const WgradTiles& tiles,
-                                                    int tap, int c, int k,
-                                                    int thread, float4 v) {
-  // Transposed, a lane has two output channels of one input channel.
-  const uint32_t low = TransposeMatrix(Pack<T>(v.x, v.y));
-  const uint32_t high = TransposeMatrix(Pack<T>(v.z, v.w));
-  c += thread % 32 / 4;
-  k += thread % kWarpgroup / 32 * 16 + thread % 4 * 2;
-  if (c >= tiles.C) return;
-  T* to =
-      static_cast<T*>(tiles.dw) + (int64_t{tap} * tiles.C + c) * tiles.K + k;
-  if (k < tiles.K) *reinterpret_cast<uint32_t*>(to) = low;
-  if (k + 8 < tiles.K) *reinterpret_cast<uint32_t*>(to + 8) = high;
-}
-
 // A warpgroup's accumulators, on their way to dw or to the pieces. Config says
-// how a tile's accumulators lie: in kQuads quads of four for each of kConsumed
-// threads; Has() says whether a quad is in dw, Write() puts it there.
+// how a tile's accumulators lie: in kQuads quads for each of kConsumed threads;
+// Has() says whether a block of eight is in dw, Place() where.
 template <typename Config, typename Quad>
-__device__ __forceinline__ void WritePiece(const WgradTiles& tiles,
+__device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
                                            const WgradPiece& piece, int thread,
                                            Quad quad_of) {
-  const bool whole = piece.end - piece.begin == tiles.steps;
+  // Two loops: the short one should not be scattered over the other's code.
+  if (piece.end - piece.begin == tiles.classes) {
+#pragma unroll
+    for (int block = 0; block < Config::kQuads / 8; ++block) {
+      if (!Config::Has(tiles, piece.tile, block, thread)) continue;
+      const auto place = Config::Place(tiles, piece.tile, block, thread);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        WriteQuad<typename Config::T, Config::kTransposed>(
+            place, i, quad_of(block * 8 + i));
+      }
+    }
+    return;
+  }
   float4* to = reinterpret_cast<float4*>(tiles.pieces) +
-               PieceSlot(tiles, blockIdx.x, piece.tile) *
+               PieceSlot(tiles, share, piece.tile) *
                    (Config::kQuads * Config::kConsumed) +
                thread;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; ++quad) {
-    if (!Config::Has(tiles, piece.tile, quad, thread)) continue;
-    if (whole) {
-      Config::Write(tiles, piece.tile, quad, thread, quad_of(quad));
-    } else {
+    if (Config::Has(tiles, piece.tile, quad / 8, thread)) {
       to[quad * Config::kConsumed] = quad_of(quad);
     }
   }
 }
 
-// Adds the pieces of a tile. A block has `lanes` accumulator quads of one tile;
+__device__ __forceinline__ void Add(float4* sum, const float4& v) {
+  sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
+}
+
+// The sums of a cluster's kCluster blocks of one tile, which lie in each from
+// `shared` on: in order, to dw or to the pieces. Each block forms its part.
+template <typename Config, int kCluster>
+__device__ __forceinline__ void AddClusterQuads(const WgradTiles& tiles,
+                                                int share, int tile, int thread,
+                                                uint32_t shared) {
+  constexpr int kOwn = Config::kQuads / kCluster;
+  constexpr int kBatch =
+      kOwn < 8 / kCluster ? kOwn : 8 / kCluster;  // at a time
+  static_assert(Config::kQuads % kCluster == 0 && kOwn % kBatch == 0 &&
+                8 % kBatch == 0);
+  const int begin = share % kCluster * kOwn;
+  const int members = tiles.paired ? 2 : 1;
+  const int member = blockIdx.x % members;
+  float4* to =
+      reinterpret_cast<float4*>(tiles.pieces) +
+      PieceSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
+      thread;
+  auto place = Config::Place(tiles, tile, begin / 8, thread);
+  for (int quad = begin; quad < begin + kOwn; quad += kBatch) {
+    if (kOwn > 8 / kCluster && quad % 8 == 0) {
+      place = Config::Place(tiles, tile, quad / 8, thread);
+    }
+    if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
+    float4 v[kBatch][kCluster];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+      for (int block = 0; block < kCluster; ++block) {
+        v[i][block] = LoadClusterShared(
+            shared + ((quad + i) * Config::kConsumed + thread) * 16,
+            block * members + member);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      float4 sum = v[i][0];
+#pragma unroll
+      for (int block = 1; block < kCluster; ++block) {
+        Add(&sum, v[i][block]);
+      }
+      if (tiles.cluster == tiles.splits) {
+        WriteQuad<typename Config::T, Config::kTransposed>(place,
+                                                           (quad + i) % 8, sum);
+      } else {
+        to[(quad + i) * Config::kConsumed] = sum;
+      }
+    }
+  }
+}
+
+// The same of a cluster's blocks, which have a piece of one tile each: their
+// sum, added in order. Overwrites the ring, from `shared` on.
+template <typename Config, typename Quad>
+__device__ __forceinline__ void WriteClusterPiece(const WgradTiles& tiles,
+                                                  int share, int tile,
+                                                  int thread, uint32_t shared,
+                                                  Quad quad_of) {
+  NamedBarrier(1, Config::kConsumed);  // all have multiplied
+#pragma unroll
+  for (int quad = 0; quad < Config::kQuads; ++quad) {
+    StoreShared4(shared + (quad * Config::kConsumed + thread) * 16,
+                 quad_of(quad));
+  }
+  ClusterBarrier();
+  if (tiles.cluster == 2) {
+    AddClusterQuads<Config, 2>(tiles, share, tile, thread, shared);
+  } else {
+    AddClusterQuads<Config, 4>(tiles, share, tile, thread, shared);
+  }
+  // No block ends while another reads its memory.
+  ClusterBarrier</*kWritten=*/false>();
+}
+
+// Adds the pieces of a tile. Of one thread of a tile's consumers, a thread here
+// has kEach of the quads that lie side by side. A block has `lanes` such sets;
 // kAddThreads / lanes groups of threads add as many runs of the pieces, each in
 // the order of the line, and the runs' sums are added in that order too.
-template <typename Config>
+template <typename Config, int kEach>
 __global__ void __launch_bounds__(kAddThreads)
     AddPieces(const __grid_constant__ WgradTiles tiles, int lanes) {
   constexpr int kTileQuads = Config::kQuads * Config::kConsumed;
-  __shared__ float4 sums[kAddThreads];
-  const int tile = blockIdx.x / (kTileQuads / lanes);
+  constexpr int kBatch = kAddBatch / kEach;
+  static_assert(kEach <= 8 && Config::kQuads % kEach == 0);
+  __shared__ float4 sums[kAddThreads][kEach];
+  const int tile_blocks = kTileQuads / kEach / lanes;
+  const int tile = blockIdx.x / tile_blocks;
   const int lane = threadIdx.x % lanes;
-  const int in_tile = blockIdx.x % (kTileQuads / lanes) * lanes + lane;
-  const int quad = in_tile / Config::kConsumed;
+  const int in_tile = (blockIdx.x - tile * tile_blocks) * lanes + lane;
+  const int quad = in_tile / Config::kConsumed * kEach;
   const int thread = in_tile % Config::kConsumed;
+  const bool has = Config::Has(tiles, tile, quad / 8, thread);
+  const auto place = Config::Place(tiles, tile, quad / 8, thread);
   const PieceRange range = PiecesOf(tiles, tile);
   if (range.count == 1) return;  // whole: in dw already
   const int groups = kAddThreads / lanes;
   const int group = threadIdx.x / lanes;
   int block = range.first + group * range.count / groups;
   const int end = range.first + (group + 1) * range.count / groups;
-  const bool has = Config::Has(tiles, tile, quad, thread);
-  float4 sum = make_float4(0, 0, 0, 0);
+  const int slots = tiles.splits > 0 ? 1 : 2;  // of a block
+  WaitForPrimary();
+  float4 sum[kEach];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) sum[j] = make_float4(0, 0, 0, 0);
   if (has) {
-    const float4* pieces =
-        reinterpret_cast<const float4*>(tiles.pieces) + in_tile;
-    const int slots = tiles.splits > 0 ? 1 : 2;  // of a block
+    const float4* pieces = reinterpret_cast<const float4*>(tiles.pieces) +
+                           quad * Config::kConsumed + thread;
+    auto at = [&](int64_t slot, int j) {
+      return pieces[slot * kTileQuads + j * Config::kConsumed];
+    };
     if (range.second && group == 0) {
-      sum = pieces[(int64_t{slots} * block + 1) * kTileQuads];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) sum[j] = at(2 * int64_t{block} + 1, j);
       ++block;
     }
-    for (; block < end; block += kAddBatch) {
-      float4 v[kAddBatch];
+    for (; block < end; block += kBatch) {
+      float4 v[kBatch][kEach];
 #pragma unroll
-      for (int i = 0; i < kAddBatch; ++i) {
-        v[i] = block + i < end
-                   ? pieces[int64_t{slots} * (block + i) * kTileQuads]
-                   : make_float4(0, 0, 0, 0);
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          v[i][j] = block + i < end ? at(int64_t{slots} * (block + i), j)
+                                    : make_float4(0, 0, 0, 0);
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kAddBatch; ++i) {
-        sum.x += v[i].x, sum.y += v[i].y, sum.z += v[i].z, sum.w += v[i].w;
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) Add(&sum[j], v[i][j]);
       }
     }
   }
   if (groups > 1) {
-    sums[threadIdx.x] = sum;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) sums[threadIdx.x][j] = sum[j];
     __syncthreads();
     if (group > 0) return;
     for (int i = 1; i < groups; ++i) {
-      const float4 v = sums[i * lanes + lane];
-      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) Add(&sum[j], sums[i * lanes + lane][j]);
     }
   }
-  if (has) Config::Write(tiles, tile, quad, thread, sum);
+  if (!has) return;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    WriteQuad<typename Config::T, Config::kTransposed>(place, quad % 8 + j,
+                                                       sum[j]);
+  }
 }
 
 }  // namespace jax_convbatch::hopper

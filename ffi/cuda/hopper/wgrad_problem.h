@@ -9,22 +9,29 @@
 
 namespace jax_convbatch::hopper {
 
-// dw in tiles (wgrad_tiling.h). The steps of all tiles lie in one line, cut
-// evenly among the blocks of the launch. A tile that one block does whole goes
-// to dw; the pieces of the others go to `pieces`, to be added in order.
+// dw in tiles (wgrad_tiling.h). The steps of a tile are dealt out to classes in
+// turns; the classes of all tiles lie in one line, cut evenly among the blocks
+// of the launch, so that blocks that work at the same time read about the same
+// pixels. A tile that one block does whole goes to dw; the pieces of the others
+// go to `pieces`, to be added in order.
 struct WgradTiles {
   void* dw;
   float* pieces;
   int C, K;
   int taps, filter_width, channel_blocks;
   int n_tiles, tiles;
-  int steps;  // of a tile
+  int steps;    // of a tile
+  int classes;  // of a tile; as many as steps: each block's steps are
+                // contiguous
   int blocks;
-  int splits;  // blocks of each tile; 0 where shares do not end with tiles
+  int splits;   // blocks of each tile; 0 where shares do not end with tiles
+  int cluster;  // of them add their sums before they write; 1: none
+  // Blocks of two tiles in a cluster that copy x (otherwise dy) for each other.
+  bool paired, shares_x;
 
   // Where block b's share of the line begins.
   __device__ int64_t Begin(int64_t b) const {
-    return b * tiles * steps / blocks;
+    return b * tiles * classes / blocks;
   }
 };
 

@@ -42,8 +42,7 @@ struct HaloTiling {
   int64_t image_groups, strips, steps;
 
   static bool Covers(const ConvGeometry& g, Type type) {
-    // f16 needs nothing else, but was not run yet.
-    return type == Type::kBf16 && g.T == 1 && g.R == 3 && g.S == 3 &&
+    return type != Type::kTf32 && g.T == 1 && g.R == 3 && g.S == 3 &&
            g.stride.all(1) && g.filter_dilation.all(1) &&
            // What the copy engine can stride over.
            1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
