@@ -42,7 +42,8 @@ ROW = RESNET50_V1["56_3x3_64_64"]
 def test_resnet_takes_little_workspace(native, row, batch, dtype):
     for op in OPS:
         plan = native(op, geometry(batch, row), dtype, H200)
-        assert 1 <= plan["blocks"] <= H200
+        # Small tiles of wgrad share a multiprocessor.
+        assert 1 <= plan["blocks"] <= (2 * H200 if op == "wgrad" else H200)
         if op == "wgrad":
             assert plan["workspace"] <= 64 << 20
         else:
@@ -70,7 +71,7 @@ def test_large_3x3_layers_read_x_once_in_wgrad(native):
     assert len(rows) == 4
     for row in rows:
         assert tile(row) == HALO
-        assert tile(row, dtype="float16") != HALO
+        assert tile(row, dtype="float16") == HALO
         assert tile(row, filter_dilation=(1, 2, 2), pad=(0, 2, 2)) != HALO
         assert tile(row, R=1, pad=(0, 0, 1)) != HALO
         assert tile(row, batch=8) != HALO  # too little work for such pieces
@@ -95,6 +96,13 @@ def test_64_channels_of_3x3_layers_are_read_as_windows(native):
     # Rows that fill a product badly, and rows that do not fit one.
     assert WINDOW not in tiles(H=7, W=7, P=7, Q=7)
     assert WINDOW not in tiles(H=240, W=240, P=240, Q=240)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_batches_of_deep_layers_need_no_pieces_in_wgrad(native, dtype):
+    for name, row in RESNET50_V1.items():
+        if name.startswith(("14_", "7_")):
+            assert native("wgrad", geometry(8, row), dtype, H200)["workspace"] == 0
 
 
 def test_the_study_of_small_f32_layers_is_covered(native):

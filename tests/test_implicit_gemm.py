@@ -14,6 +14,7 @@ from promises import (
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
+    bits,
 )
 
 import jax_convbatch as jc
@@ -76,18 +77,57 @@ HALO = {
 }
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", HALO)
-def test_the_halo_kernel_is_exact(hopper, name):
-    case = HALO[name]
-    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+# wgrad's ways to share a tile among blocks, and the start of the configuration that
+# tells them: blocks 132 where shares do not end with tiles, "c" clusters.
+SPLITS = {
+    "no pieces": (problem(8, (14, 14), 1024, 512, (1, 1), (2, 2)), "64x64/128"),
+    "clusters of two, no pieces": (problem(8, (14, 14), 1024, 256, (1, 1)), "c2"),
+    "clusters of two, 576x64": (
+        problem(32, (7, 7), 512, 512, (3, 3), padding=SAME),
+        "576x64/128c2",
+    ),
+    "clusters of four": (problem(32, (56, 56), 256, 128, (1, 1), (2, 2)), "c4"),
+    "two blocks a multiprocessor share x": (
+        problem(64, (56, 56), 64, 256, (1, 1)),
+        "64x64/264",
+    ),
+    "two blocks a multiprocessor share dy": (
+        problem(64, (56, 56), 256, 64, (1, 1)),
+        "64x64/264",
+    ),
+    "blocks of large tiles share x": (
+        problem(256, (28, 28), 128, 512, (1, 1)),
+        "128x128/132",
+    ),
+    "shares that do not end with tiles": (
+        problem(64, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
+        "128x128/132",
+    ),
+    "channels that do not fill tiles": (
+        problem(64, (14, 15), 328, 456, (3, 3), (2, 2), SAME),
+        "128x128/108",
+    ),
+}
+WGRADS = {name: (case, "576x64") for name, case in HALO.items()} | SPLITS
 
+
+def wgrad_of(case):
     def wgrad(x, w, dy):
         conv = functools.partial(jc.conv_general_dilated, x, **case.kwargs)
         return jax.vjp(conv, w)[1](dy)
 
-    (row,) = (r for r in jc.explain(wgrad, x, w, dy) if r.op == "wgrad")
-    assert "576x64" in str(row)
+    return wgrad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", WGRADS)
+def test_wgrad_is_exact_however_it_is_split(hopper, name, dtype):
+    case, config = WGRADS[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    rows = jc.explain(wgrad_of(case), x, w, dy)
+    (row,) = (r for r in rows if r.op == "wgrad")
+    assert config in str(row)
     got = run(case, x, w, dy, algorithm="implicit_gemm").dw
     want = run(case, x, w, dy, algorithm="im2col_gemm").dw
     np.testing.assert_array_equal(got, want)
@@ -135,6 +175,17 @@ def test_windows_give_the_bits_of_other_tiles(hopper):
     single = case._replace(x=(1, 28, 28, 64))
     assert not is_windows(single, *arrays(single, normal, "bfloat16"))
     assert_batch_invariant(case, "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WGRADS)
+def test_wgrad_has_the_same_bits_every_time(hopper, name):
+    case, _ = WGRADS[name]
+    args = arrays(case, normal, "bfloat16")
+    step = jax.jit(wgrad_of(case))
+    want = bits(step(*args)[0])
+    for _ in range(20):
+        np.testing.assert_array_equal(bits(step(*args)[0]), want)
 
 
 @st.composite

@@ -14,8 +14,8 @@
 namespace jax_convbatch::hopper {
 
 // What tells a plan from the others of its convolution: "128x64" (tile_m x
-// tile_n), and in wgrad also the blocks, "256x128/132", and how many of them add
-// their sums in a cluster, "64x64/120c4": its bits depend on them.
+// tile_n), and in wgrad also the blocks, "256x128/132", and how many of them
+// add their sums in a cluster, "64x64/120c4": its bits depend on them.
 std::string ConfigName(Op op, const Plan& plan);
 
 // Every plan that may be chosen, the rule's first. None of them changes bits.

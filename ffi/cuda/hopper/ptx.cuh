@@ -137,9 +137,11 @@ __device__ __forceinline__ void MulticastTile2(uint32_t to,
       : "memory");
 }
 
-__device__ __forceinline__ void MulticastIm2col(
-    uint32_t to, const CUtensorMap& map, uint32_t barrier, int c, int w, int h,
-    int n, int offset_w, int offset_h, uint16_t blocks) {
+__device__ __forceinline__ void MulticastIm2col(uint32_t to,
+                                                const CUtensorMap& map,
+                                                uint32_t barrier, int c, int w,
+                                                int h, int n, int offset_w,
+                                                int offset_h, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col"
       ".mbarrier::complete_tx::bytes.multicast::cluster "
