@@ -6,8 +6,9 @@
 namespace jax_convbatch {
 namespace {
 
-// Runs of fewer columns are packed, several to a block.
-constexpr int64_t kShortRun = 128;
+// Runs of fewer columns are packed, several to a block: where they could be
+// read where they lie, and where they are converted anyhow.
+constexpr int64_t kShortRun = 16, kShortConverted = 128;
 
 // What is left of `a` modulo `b`, from 0 to b - 1.
 int64_t Residue(int64_t a, int64_t b) { return (a % b + b) % b; }
@@ -81,7 +82,6 @@ Columns::Columns(const Reading& reading, int64_t index, int64_t group)
   const bool merges = channels_ == reading.channels && w_.adjacent;
   run_taps_ = merges ? static_cast<int64_t>(w_.taps.size()) : 1;
   run_ = run_taps_ * channels_;
-  is_short_ = run_ < kShortRun && run_ < depth();
 }
 
 int64_t Columns::FilterTap(int64_t tap) const {
@@ -112,9 +112,8 @@ void Columns::Advance(Position* at) const {
   ++at->n;
 }
 
-void Columns::Places(int64_t row, int64_t count, int64_t* places) const {
+void Columns::Places(Position at, int64_t count, int64_t* places) const {
   const Axes& size = reading_.places;
-  Position at = At(row);
   for (int64_t i = 0; i < count; ++i, Advance(&at)) {
     const int64_t d = d_.first + at.d * d_.period;
     const int64_t h = h_.first + at.h * h_.period;
@@ -123,15 +122,22 @@ void Columns::Places(int64_t row, int64_t count, int64_t* places) const {
   }
 }
 
-int64_t Columns::BlockEnd(int64_t begin) const {
-  if (is_short_) {
-    return std::min(depth(), begin + kBlockDepth / run_ * run_);
+std::vector<ColumnBlock> Columns::Blocks(Element type) const {
+  const bool converted = type != Element::kF32 && type != Element::kF64;
+  const bool together = run_ < (converted ? kShortConverted : kShortRun);
+  // Otherwise equal parts of a run, none of which spans two.
+  const int64_t parts =
+      std::max<int64_t>(1, (run_ + kBlockDepth - 1) / kBlockDepth);
+  std::vector<ColumnBlock> blocks;
+  for (int64_t begin = 0; begin < depth(); begin = blocks.back().end) {
+    const int64_t from = begin % run_;
+    const int64_t end =
+        together ? std::min(depth(), begin + kBlockDepth / run_ * run_)
+                 : begin + std::min((run_ + parts - 1) / parts, run_ - from);
+    const Offsets tap = OffsetsOf(begin / run_ * run_taps_);
+    blocks.push_back({begin, end, from, tap.d, tap.h, tap.w});
   }
-  // Equal parts of a run, none of which spans two runs.
-  const int64_t parts = (run_ + kBlockDepth - 1) / kBlockDepth;
-  const int64_t part = (run_ + parts - 1) / parts;
-  const int64_t start = begin / run_ * run_;
-  return std::min(begin + part, start + run_);
+  return blocks;
 }
 
 Columns::Offsets Columns::OffsetsOf(int64_t tap) const {
@@ -161,11 +167,11 @@ inline Run Columns::RunOf(const Position& at, const Offsets& tap,
 }
 
 template <typename A>
-void Columns::Pack(const void* image, Element type, int64_t row, int64_t count,
-                   int64_t begin, int64_t end, A* to) const {
+void Columns::Pack(const void* image, Element type, const Position& at,
+                   int64_t count, int64_t begin, int64_t end, A* to) const {
   const char* data = static_cast<const char*>(image);
   Position rows[kBlockDepth];
-  rows[0] = At(row);
+  rows[0] = at;
   for (int64_t i = 1; i < count; ++i) {
     rows[i] = rows[i - 1];
     Advance(&rows[i]);
@@ -183,35 +189,56 @@ void Columns::Pack(const void* image, Element type, int64_t row, int64_t count,
 }
 
 template <typename A>
-void Columns::Point(const void* image, Element type, int64_t row, int64_t count,
-                    int64_t begin, int64_t end, A* to, const A** rows) const {
-  if (type != kNative<A> || is_short_) {
-    Pack(image, type, row, count, begin, end, to);
+void Columns::Point(const void* image, Element type, const Position& start,
+                    int64_t count, const ColumnBlock& block, A* to,
+                    const A** rows) const {
+  const int64_t depth = block.end - block.begin;
+  if (type != kNative<A> || block.from + depth > run_) {
+    Pack(image, type, start, count, block.begin, block.end, to);
     for (int64_t i = 0; i < count; ++i) rows[i] = to + i * kRowLength;
     return;
   }
+  static const A zeros[kBlockDepth] = {};
   const char* data = static_cast<const char*>(image);
-  const int64_t from = begin % run_, until = from + end - begin;
-  const Offsets tap = OffsetsOf(begin / run_ * run_taps_);
-  Position at = At(row);
-  for (int64_t i = 0; i < count; ++i, Advance(&at)) {
-    const Run run = RunOf(at, tap, data, sizeof(A), from, until);
-    if (run.count == end - begin) {
-      rows[i] = static_cast<const A*>(run.from);
-      continue;
+  const Offsets tap{block.d, block.h, block.w};
+  const Axes& size = reading_.pixels;
+  Position at = start;
+  // Rows that share everything but w.
+  for (int64_t i = 0; i < count;) {
+    const int64_t some = std::min(count - i, w_.count - at.w);
+    const int64_t d = at.d * d_.step + tap.d, h = at.h * h_.step + tap.h;
+    if (d < 0 || d >= size.d || h < 0 || h >= size.h) {
+      std::fill_n(rows + i, some, zeros);
+    } else {
+      int64_t w = at.w * w_.step + tap.w;
+      const int64_t pixel = ((at.n * size.d + d) * size.h + h) * size.w;
+      const A* from = reinterpret_cast<const A*>(data) + group_ * channels_ +
+                      block.from + pixel * reading_.channels;
+      Position edge = at;
+      for (int64_t j = i; j < i + some; ++j, w += w_.step, ++edge.w) {
+        if (w >= 0 && w + run_taps_ <= size.w) {
+          rows[j] = from + w * reading_.channels;
+          continue;
+        }
+        const Run run =
+            RunOf(edge, tap, data, sizeof(A), block.from, block.from + depth);
+        rows[j] = to + j * kRowLength;
+        ChosenKernels<A>().pack_runs(type, &run, 1, to + j * kRowLength);
+      }
     }
-    rows[i] = to + i * kRowLength;
-    ChosenKernels<A>().pack_runs(type, &run, 1, to + i * kRowLength);
+    i += some;
+    at.w += some - 1;
+    Advance(&at);
   }
 }
 
-template void Columns::Pack(const void*, Element, int64_t, int64_t, int64_t,
-                            int64_t, float*) const;
-template void Columns::Pack(const void*, Element, int64_t, int64_t, int64_t,
-                            int64_t, double*) const;
-template void Columns::Point(const void*, Element, int64_t, int64_t, int64_t,
-                             int64_t, float*, const float**) const;
-template void Columns::Point(const void*, Element, int64_t, int64_t, int64_t,
-                             int64_t, double*, const double**) const;
+template void Columns::Pack(const void*, Element, const Position&, int64_t,
+                            int64_t, int64_t, float*) const;
+template void Columns::Pack(const void*, Element, const Position&, int64_t,
+                            int64_t, int64_t, double*) const;
+template void Columns::Point(const void*, Element, const Position&, int64_t,
+                             const ColumnBlock&, float*, const float**) const;
+template void Columns::Point(const void*, Element, const Position&, int64_t,
+                             const ColumnBlock&, double*, const double**) const;
 
 }  // namespace jax_convbatch

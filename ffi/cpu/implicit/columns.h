@@ -61,6 +61,14 @@ struct Reading {
 Reading FpropReading(const ConvGeometry& g);
 Reading DgradReading(const ConvGeometry& g);
 
+// Columns [begin, end) of a matrix, part of a run: taps that lie side by side
+// in memory, the first of which reads the pixel at these offsets from where a
+// row starts. The run's column number `from` is the block's first. Blocks of
+// short runs may have several of them, and then their offsets mean nothing.
+struct ColumnBlock {
+  int64_t begin, end, from, d, h, w;
+};
+
 // The matrix of one class and group.
 class Columns {
  public:
@@ -73,26 +81,29 @@ class Columns {
   // The filter's tap, (t * R + r) * S + s, that columns tap * channels and so
   // on belong to.
   int64_t FilterTap(int64_t tap) const;
-  // The place, counted over the whole result, of each of `count` rows.
-  void Places(int64_t row, int64_t count, int64_t* places) const;
-  // Where the block of columns that starts with column `begin` ends: blocks
-  // follow each other from 0 on, and are no longer than kBlockDepth.
-  int64_t BlockEnd(int64_t begin) const;
-  // Rows [row, row + count) and columns [begin, end) at `to`, with row length
-  // kRowLength. At most kBlockDepth of either.
-  template <typename A>
-  void Pack(const void* image, Element type, int64_t row, int64_t count,
-            int64_t begin, int64_t end, A* to) const;
-  // A block of at most kMaxRows rows: pointers into the image itself where that
-  // holds all of a row, and packed rows at `to` where it does not.
-  template <typename A>
-  void Point(const void* image, Element type, int64_t row, int64_t count,
-             int64_t begin, int64_t end, A* to, const A** rows) const;
-
- private:
+  // Where a row is among the places of its class.
   struct Position {
     int64_t n, d, h, w;
   };
+  Position At(int64_t row) const;
+  // The place, counted over the whole result, of `count` rows from `at` on.
+  void Places(Position at, int64_t count, int64_t* places) const;
+  // All columns, in blocks no longer than kBlockDepth. Short runs of elements
+  // that are not multiplied as they lie in memory share a block.
+  std::vector<ColumnBlock> Blocks(Element type) const;
+  // `count` rows from `at` on, columns [begin, end), at `to`, with row length
+  // kRowLength. At most kBlockDepth of either.
+  template <typename A>
+  void Pack(const void* image, Element type, const Position& at, int64_t count,
+            int64_t begin, int64_t end, A* to) const;
+  // The same for a block of at most kMaxRows rows from `at` on, as pointers:
+  // into the image itself where that holds all of a row, and to packed rows at
+  // `to` elsewhere.
+  template <typename A>
+  void Point(const void* image, Element type, const Position& at, int64_t count,
+             const ColumnBlock& block, A* to, const A** rows) const;
+
+ private:
   // Where a tap reads, from the pixel that a row starts from.
   struct Offsets {
     int64_t d, h, w;
@@ -100,7 +111,6 @@ class Columns {
   Offsets OffsetsOf(int64_t tap) const;
   Run RunOf(const Position& at, const Offsets& tap, const char* data,
             int64_t element, int64_t from, int64_t until) const;
-  Position At(int64_t row) const;
   void Advance(Position* at) const;
 
   const Reading& reading_;
@@ -108,7 +118,6 @@ class Columns {
   int64_t group_, channels_, rows_, taps_;
   // A run: taps that lie side by side in memory.
   int64_t run_taps_, run_;
-  bool is_short_;
 };
 
 }  // namespace jax_convbatch

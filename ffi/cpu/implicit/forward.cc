@@ -13,6 +13,9 @@ namespace jax_convbatch {
 namespace {
 
 constexpr int64_t kMostColumns = 512;
+// Blocks of a group: packed rows of all of them fit the scratch memory.
+constexpr int kMostTerms = kBlockDepth / kMaxRows;
+constexpr int64_t kDotRows = 8;
 
 // Which call a thread's packed panels belong to.
 std::atomic<int64_t> calls{0};
@@ -27,14 +30,22 @@ class Product {
         reading_(f.dgrad ? DgradReading(f.g) : FpropReading(f.g)),
         channels_(f.dgrad ? f.g.C : f.g.K),
         group_channels_(channels_ / f.g.groups),
-        call_(++calls) {
+        call_(++calls),
+        dots_(f.type == kNative<A> && group_channels_ <= kMostDots &&
+              reading_.group_channels % kernels_.vector == 0),
+        tile_(dots_ ? kDotRows : kernels_.rows) {
+    int64_t work = 0;
     for (int64_t i = 0; i < reading_.count(); ++i) {
       const Columns left(reading_, i, 0);
       rows_ += left.rows();
       most_rows_ = std::max(most_rows_, left.rows());
       depth_ = std::max(depth_, left.depth());
+      work += left.rows() * left.depth();
     }
-    ChooseCut();
+    // In how many of the largest class there would be as much to do.
+    const int64_t most_work = std::max<int64_t>(1, most_rows_ * depth_);
+    alike_ = std::max<int64_t>(1, f.g.groups * work / most_work);
+    ChooseCut(f.type != kNative<A> || reading_.group_channels < 16);
     const int64_t bytes = rows_ * channels_ * sizeof(A);
     const int64_t unit = kernels_.vector * sizeof(A);
     streams_ = in_place() && !f.epilogue && bytes >= f.stream_bytes &&
@@ -42,7 +53,7 @@ class Product {
                group_channels_ % kernels_.vector == 0;
     for (int64_t i = 0; i < reading_.count(); ++i) {
       const Columns left(reading_, i, 0);
-      classes_.push_back({tasks_, Pieces(left.rows(), row_block_)});
+      classes_.emplace_back(left, f.type, tasks_, row_block_);
       tasks_ += classes_.back().rows.count * columns_.count * f.g.groups;
     }
   }
@@ -73,38 +84,61 @@ class Product {
   struct Class {
     int64_t task;  // the first
     Pieces rows;
+    std::vector<ColumnBlock> blocks;
+    // Where groups of blocks end, whose terms are one sum.
+    std::vector<size_t> groups;
+
+    Class(const Columns& left, Element type, int64_t task, int64_t row_block)
+        : task(task), rows(left.rows(), row_block), blocks(left.Blocks(type)) {
+      size_t first = 0;
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        if (i == 0 || i - first == kMostTerms ||
+            blocks[i].end - blocks[first].begin > kGroupDepth) {
+          first = i;
+          groups.push_back(i);
+        }
+        groups.back() = i + 1;
+      }
+    }
   };
 
-  // The cut for which packing costs least, of those that give every thread some
-  // tasks. To pack an element of the image or of the filter takes as long as
-  // some products, which its block's columns or rows share.
-  void ChooseCut() {
-    constexpr double kImageCost = 0.15, kFilterCost = 0.45;
-    const int64_t pair = 2 * kernels_.vector;
-    const int64_t others = std::max<int64_t>(1, reading_.count() * f_.g.groups);
+  // The cut that should take least time. To point to an element of the image,
+  // to pack it, or to pack one of the filter takes as long as some products,
+  // which its block's columns or rows share; and threads wait for the last
+  // task.
+  void ChooseCut(bool packs) {
+    const double image_cost = packs ? 6 : 2, filter_cost = 8, wait_cost = 0.02;
+    const int64_t pair = 2 * kernels_.vector, threads = ThreadCount();
+    // The panels of a group of blocks must fit.
+    const int64_t most_columns = std::min<int64_t>(
+        kMostColumns, kPanelBytes / int64_t{sizeof(A)} /
+                          std::clamp<int64_t>(depth_, 1, kGroupDepth));
     double least = -1;
     for (int64_t n = 1; n <= CeilDiv(group_channels_, pair); ++n) {
       const int64_t columns = RoundUp(CeilDiv(group_channels_, n), pair);
-      if (columns > kMostColumns) continue;
+      if (columns > most_columns) continue;
       // Panels of the whole depth are packed once by each thread.
       const bool stays = depth_ * columns * int64_t{sizeof(A)} <= kPanelBytes;
-      const int64_t tasks = (stays ? 8 : 4) * ThreadCount();
-      int64_t rows = RoundUp(CeilDiv(most_rows_, CeilDiv(tasks, n * others)),
-                             kernels_.rows);
-      rows = std::max<int64_t>(rows, 2 * kernels_.rows);
-      if (!in_place()) {
-        const int64_t most = kSumBytes / int64_t{sizeof(A)} / columns;
-        rows = std::min(rows, most / kernels_.rows * kernels_.rows);
+      for (int64_t each = 1; each <= 8; each *= 2) {
+        int64_t rows = RoundUp(
+            CeilDiv(most_rows_, CeilDiv(each * threads, n * alike_)), tile_);
+        if (!in_place()) {
+          const int64_t most = kSumBytes / int64_t{sizeof(A)} / columns;
+          rows = std::min(rows, most / tile_ * tile_);
+        }
+        const int64_t tasks = CeilDiv(most_rows_, rows) * n * alike_;
+        const int64_t sharing = std::min(
+            most_rows_, stays ? std::max(rows, most_rows_ / threads) : rows);
+        const double work = 1 + image_cost / columns +
+                            filter_cost / std::max<int64_t>(sharing, 1);
+        const double turns = CeilDiv(tasks, threads);
+        const double cost =
+            work * (turns * threads / tasks + wait_cost / turns);
+        if (least >= 0 && cost >= least) continue;
+        least = cost;
+        columns_ = Pieces(group_channels_, columns);
+        row_block_ = rows;
       }
-      const int64_t sharing =
-          std::min(most_rows_,
-                   stays ? std::max(rows, most_rows_ / ThreadCount()) : rows);
-      const double cost =
-          kImageCost / columns + kFilterCost / std::max<int64_t>(sharing, 1);
-      if (least >= 0 && cost >= least) continue;
-      least = cost;
-      columns_ = Pieces(group_channels_, columns);
-      row_block_ = rows;
     }
   }
 
@@ -114,6 +148,7 @@ class Product {
   void Block(int64_t index, int64_t group, int64_t row, int64_t row_end,
              int64_t column, int64_t column_end) const {
     const Columns left(reading_, index, group);
+    const Class& c = classes_[index];
     const Scratch<A> scratch = Scratch<A>::Get();
     const int64_t width = column_end - column, depth = left.depth();
     const int64_t padded = RoundUp(width, 2 * kernels_.vector);
@@ -121,51 +156,60 @@ class Product {
     const int64_t at = group * group_channels_ + column;
     int64_t places[kMaxRows];
     A* sums[kMaxRows];
-    const A* lefts[kMaxRows];
+    Terms<A> terms[kMostTerms];
     // A large result that is written once need not be read into the caches.
-    const Into into = streams_ && depth > 0 && left.BlockEnd(0) == depth
-                          ? Into::kStream
-                          : Into::kSet;
-    int64_t first = 0;
+    const Into into =
+        streams_ && c.groups.size() == 1 ? Into::kStream : Into::kSet;
+    size_t next = 0;  // group of blocks
     do {
-      // As many blocks of columns as there is room for panels.
-      int64_t last = first;
-      while (last < depth && left.BlockEnd(last) - first <= most) {
-        last = left.BlockEnd(last);
+      // As many of them as there is room for panels.
+      const size_t first = next;
+      const size_t block = first > 0 ? c.groups[first - 1] : 0;
+      const int64_t begin = depth > 0 ? c.blocks[block].begin : 0;
+      while (next < c.groups.size() &&
+             c.blocks[c.groups[next] - 1].end - begin <= most) {
+        ++next;
       }
-      const Packed wanted{call_, index, group, column, first};
-      if (!(*scratch.packed == wanted)) {
-        for (int64_t k = first; k < last; k = left.BlockEnd(k)) {
-          PackFilter(left, group, k, left.BlockEnd(k), column, width,
-                     scratch.panels + (k - first) * padded);
+      const Packed wanted{call_, index, group, column, begin};
+      if (!(*scratch.packed == wanted) && next > first) {
+        for (size_t b = block; b < c.groups[next - 1]; ++b) {
+          PackFilter(left, group, c.blocks[b].begin, c.blocks[b].end, column,
+                     width,
+                     scratch.panels + (c.blocks[b].begin - begin) * padded);
         }
         *scratch.packed = wanted;
       }
-      for (int64_t i = row; i < row_end; i += kernels_.rows) {
-        const int rows =
-            static_cast<int>(std::min<int64_t>(kernels_.rows, row_end - i));
-        left.Places(i, rows, places);
+      for (int64_t i = row; i < row_end; i += tile_) {
+        const int rows = static_cast<int>(std::min(tile_, row_end - i));
+        const Columns::Position start = left.At(i);
+        left.Places(start, rows, places);
         for (int r = 0; r < rows; ++r) {
           sums[r] = in_place()
                         ? static_cast<A*>(f_.out) + places[r] * channels_ + at
                         : scratch.sums + (i - row + r) * padded;
           if (depth == 0) std::fill_n(sums[r], width, A(0));
         }
-        for (int64_t k = first; k < last; k = left.BlockEnd(k)) {
-          const int64_t end = left.BlockEnd(k);
-          left.Point(f_.image, f_.type, i, rows, k, end, scratch.left, lefts);
-          MultiplyPanels(rows, end - k, lefts,
-                         scratch.panels + (k - first) * padded, width, sums,
-                         k > 0 ? Into::kAdd : into);
+        size_t b = block;
+        for (size_t j = first; j < next; ++j) {
+          int count = 0;
+          for (; b < c.groups[j]; ++b, ++count) {
+            const ColumnBlock& from = c.blocks[b];
+            Terms<A>& to = terms[count];
+            to.depth = from.end - from.begin;
+            to.panels = scratch.panels + (from.begin - begin) * padded;
+            left.Point(f_.image, f_.type, start, rows, from,
+                       scratch.left + count * kMaxRows * kRowLength, to.left);
+          }
+          MultiplyPanels(rows, count, terms, width, sums,
+                         j > 0 ? Into::kAdd : into);
         }
-        if (last == depth) {
+        if (next == c.groups.size()) {
           for (int r = 0; r < rows; ++r) {
             Finish(places[r], at, width, sums[r]);
           }
         }
       }
-      first = last;
-    } while (first < depth);
+    } while (next < c.groups.size());
   }
 
   // Makes complete sums into the result, where they are not that already.
@@ -233,13 +277,16 @@ class Product {
     }
   }
 
-  void MultiplyPanels(int rows, int64_t depth, const A* const* left,
-                      const A* panels, int64_t columns, A* const* sums,
-                      Into into) const {
+  void MultiplyPanels(int rows, int blocks, const Terms<A>* terms,
+                      int64_t columns, A* const* sums, Into into) const {
+    if (dots_) {
+      const int few = static_cast<int>(columns);
+      return kernels_.multiply_dots(rows, blocks, terms, few, sums, into);
+    }
     const int pair = 2 * kernels_.vector;
     for (int64_t j = 0; j < columns; j += pair) {
       const int there = static_cast<int>(std::min<int64_t>(pair, columns - j));
-      kernels_.multiply(false, rows, depth, left, panels + j * depth,
+      kernels_.multiply(false, rows, blocks, terms,
                         there > kernels_.vector ? pair : kernels_.vector, sums,
                         j, there, into);
     }
@@ -252,6 +299,7 @@ class Product {
     const char* data = static_cast<const char*>(f_.filter);
     const int64_t size = ElementSize(f_.type);
     const int64_t channels = reading_.group_channels;
+    if (dots_) return PackDots(left, group, begin, end, to);
     const void* rows[std::max(kMostColumns, kBlockDepth)];
     for (int64_t k = begin; k < end;) {
       const int64_t from = k % channels;
@@ -280,11 +328,31 @@ class Product {
     }
   }
 
+  // The same rows, columns of all of the group's channels one after the other.
+  void PackDots(const Columns& left, int64_t group, int64_t begin, int64_t end,
+                A* to) const {
+    const A* filter = static_cast<const A*>(f_.filter);
+    const int64_t channels = reading_.group_channels, K = f_.g.K;
+    for (int64_t j = 0; j < group_channels_; ++j) {
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t tap = left.FilterTap(k / channels), c = k % channels;
+        // dgrad swaps the channels.
+        const int64_t at =
+            f_.dgrad ? (tap * group_channels_ + j) * K + group * channels + c
+                     : (tap * channels + c) * K + group * group_channels_ + j;
+        *to++ = filter[at];
+      }
+    }
+  }
+
   const Forward& f_;
   const Kernels<A>& kernels_;
   const Reading reading_;
   const int64_t channels_, group_channels_, call_;
-  int64_t rows_ = 0, most_rows_ = 0, depth_ = 0;
+  // Whether vectors are of terms rather than of channels.
+  const bool dots_;
+  const int64_t tile_;  // rows that are multiplied at a time
+  int64_t rows_ = 0, most_rows_ = 0, depth_ = 0, alike_ = 1;
   Pieces columns_{0, 0};
   int64_t row_block_ = 1, tasks_ = 0;
   bool streams_ = false;

@@ -9,12 +9,17 @@
 
 namespace jax_convbatch {
 
-// Depth of a block: how many terms are added between loading a tile of the
-// result and storing it. 256 rows of a panel of 32 columns are 32 KiB.
+// Most columns of the left operand in a block, which one row of pointers, or of
+// packed numbers, serves.
 constexpr int64_t kBlockDepth = 256;
+// Most terms that are added between loading a tile of the result and storing
+// it: blocks that follow each other.
+constexpr int64_t kGroupDepth = 576;
 // Row length of a packed block of the left operand. The odd number of cache
 // lines spreads a tile's rows over the sets of the L1.
 constexpr int64_t kRowLength = kBlockDepth + 16;
+// Results of so few channels would leave most lanes of a panel empty.
+constexpr int kMostDots = 4;
 // No kernel has more rows.
 constexpr int kMaxRows = 14;
 
@@ -31,6 +36,15 @@ struct Run {
 // overwritten past the caches, which wants rows aligned as vectors are.
 enum class Into : int { kSet, kAdd, kStream };
 
+// A block of both operands: pointers to its rows of the left one, and panels of
+// the right one, of which that of column j is at panels + j * depth.
+template <typename A>
+struct Terms {
+  int64_t depth;
+  const A* panels;
+  const A* left[kMaxRows];
+};
+
 // `A` is float or double. A panel is a matrix [depth, width] whose width is
 // that of two vectors, or of one where that is enough for what is left.
 template <typename A>
@@ -38,13 +52,20 @@ struct Kernels {
   int vector;  // elements
   int rows;    // of the largest tile: it fills the registers
 
-  // A tile of the result at c[i] + column gets, or is increased by, left *
-  // panel, a sum formed one term after the other. Element (i, k) of `left` is
-  // left[i][k], or with `by_depth` left[0][k * kRowLength + i]. At most `rows`
-  // rows, any number of columns up to the panel's width.
-  void (*multiply)(bool by_depth, int rows, int64_t depth, const A* const* left,
-                   const A* panel, int width, A* const* c, int64_t column,
-                   int columns, Into into);
+  // A tile of the result at c[i] + column gets, or is increased by, the sum of
+  // `blocks` products left * panel of `column`, formed one term after the
+  // other. Element (i, k) of a left operand is left[i][k], or with `by_depth`
+  // left[0][k * kRowLength + i]. At most `rows` rows, any number of columns up
+  // to the panels' width.
+  void (*multiply)(bool by_depth, int rows, int blocks, const Terms<A>* terms,
+                   int width, A* const* c, int64_t column, int columns,
+                   Into into);
+
+  // The same for at most `kMostDots` columns, whose terms lie in the lanes of
+  // vectors: column j of a block's right operand is at panels + j * depth, and
+  // depth is a multiple of the vector's length.
+  void (*multiply_dots)(int rows, int blocks, const Terms<A>* terms,
+                        int columns, A* const* c, Into into);
 
   // Row i of a block: runs[i], at to + i * kRowLength. Up to 15 elements behind
   // each run may be overwritten.

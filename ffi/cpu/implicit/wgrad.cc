@@ -163,12 +163,13 @@ class Product {
       const int64_t count = std::min(kPixels, end - p);
       int64_t places[kBlockDepth];
       const void* rows[kBlockDepth];
-      b.left.Places(p, count, places);
+      const Columns::Position start = b.left.At(p);
+      b.left.Places(start, count, places);
       for (int64_t i = 0; i < count; ++i) rows[i] = dy + places[i] * g.K * size;
       *scratch.packed = {};
       kernels_.pack_panels(f_.type, rows, count, b.width(), scratch.panels);
       for (int64_t i = 0; i < blocks.count; ++i) {
-        b.left.Pack(f_.x, f_.type, p, count, b.row + blocks.begin(i),
+        b.left.Pack(f_.x, f_.type, start, count, b.row + blocks.begin(i),
                     b.row + blocks.end(i), scratch.left);
         MultiplyTiles(blocks.end(i) - blocks.begin(i), count, b.width(),
                       scratch, sums + blocks.begin(i),
@@ -181,14 +182,15 @@ class Product {
                      const Scratch<A>& scratch, A* const* sums,
                      Into into) const {
     const int pair = 2 * kernels_.vector;
+    Terms<A> terms{depth, scratch.panels, {}};
     for (int64_t i = 0; i < rows; i += kernels_.rows) {
-      const A* left = scratch.left + i;
+      terms.left[0] = scratch.left + i;
       const int tile =
           static_cast<int>(std::min<int64_t>(kernels_.rows, rows - i));
       for (int64_t j = 0; j < columns; j += pair) {
         const int there =
             static_cast<int>(std::min<int64_t>(pair, columns - j));
-        kernels_.multiply(true, tile, depth, &left, scratch.panels + j * depth,
+        kernels_.multiply(true, tile, 1, &terms,
                           there > kernels_.vector ? pair : kernels_.vector,
                           sums + i, j, there, into);
       }
