@@ -102,23 +102,28 @@ Columns::Position Columns::At(int64_t row) const {
   return at;
 }
 
-void Columns::Advance(Position* at) const {
-  if (++at->w < w_.count) return;
-  at->w = 0;
-  if (++at->h < h_.count) return;
-  at->h = 0;
-  if (++at->d < d_.count) return;
-  at->d = 0;
-  ++at->n;
+void Columns::Advance(Position* at, int64_t rows) const {
+  for (at->w += rows; at->w >= w_.count;) {
+    at->w -= w_.count;
+    if (++at->h < h_.count) continue;
+    at->h = 0;
+    if (++at->d < d_.count) continue;
+    at->d = 0;
+    ++at->n;
+  }
 }
 
 void Columns::Places(Position at, int64_t count, int64_t* places) const {
   const Axes& size = reading_.places;
-  for (int64_t i = 0; i < count; ++i, Advance(&at)) {
+  while (count > 0) {
+    const int64_t some = std::min(count, w_.count - at.w);
     const int64_t d = d_.first + at.d * d_.period;
     const int64_t h = h_.first + at.h * h_.period;
     const int64_t w = w_.first + at.w * w_.period;
-    places[i] = ((at.n * size.d + d) * size.h + h) * size.w + w;
+    const int64_t first = ((at.n * size.d + d) * size.h + h) * size.w + w;
+    for (int64_t i = 0; i < some; ++i) *places++ = first + i * w_.period;
+    count -= some;
+    Advance(&at, some);
   }
 }
 
@@ -174,7 +179,7 @@ void Columns::Pack(const void* image, Element type, const Position& at,
   rows[0] = at;
   for (int64_t i = 1; i < count; ++i) {
     rows[i] = rows[i - 1];
-    Advance(&rows[i]);
+    Advance(&rows[i], 1);
   }
   Run runs[kBlockDepth];
   for (int64_t k = begin; k < end;) {
@@ -210,26 +215,64 @@ void Columns::Point(const void* image, Element type, const Position& start,
     if (d < 0 || d >= size.d || h < 0 || h >= size.h) {
       std::fill_n(rows + i, some, zeros);
     } else {
-      int64_t w = at.w * w_.step + tap.w;
-      const int64_t pixel = ((at.n * size.d + d) * size.h + h) * size.w;
+      const int64_t w = at.w * w_.step + tap.w, last = size.w - run_taps_;
+      const int64_t pixel = ((at.n * size.d + d) * size.h + h) * size.w + w;
       const A* from = reinterpret_cast<const A*>(data) + group_ * channels_ +
                       block.from + pixel * reading_.channels;
-      Position edge = at;
-      for (int64_t j = i; j < i + some; ++j, w += w_.step, ++edge.w) {
-        if (w >= 0 && w + run_taps_ <= size.w) {
-          rows[j] = from + w * reading_.channels;
-          continue;
-        }
+      for (int64_t j = 0; j < some; ++j) {
+        rows[i + j] = from + j * w_.step * reading_.channels;
+      }
+      const auto pack = [&](int64_t j) {
+        Position edge = at;
+        edge.w += j;
         const Run run =
             RunOf(edge, tap, data, sizeof(A), block.from, block.from + depth);
-        rows[j] = to + j * kRowLength;
-        ChosenKernels<A>().pack_runs(type, &run, 1, to + j * kRowLength);
-      }
+        rows[i + j] = to + (i + j) * kRowLength;
+        ChosenKernels<A>().pack_runs(type, &run, 1, to + (i + j) * kRowLength);
+      };
+      int64_t j = 0;
+      for (; j < some && w + j * w_.step < 0; ++j) pack(j);
+      for (int64_t end = some; end > j && w + (end - 1) * w_.step > last; --end)
+        pack(end - 1);
     }
     i += some;
-    at.w += some - 1;
-    Advance(&at);
+    Advance(&at, some);
   }
+}
+
+Ahead Columns::New(const void* image, Element type, Position at,
+                   int64_t count) const {
+  Ahead ahead;
+  const Axes& size = reading_.pixels;
+  const int64_t bytes = reading_.channels * ElementSize(type);
+  const char* data = static_cast<const char*>(image);
+  while (count > 0 && at.n < reading_.samples) {
+    const int64_t some = std::min(count, w_.count - at.w);
+    const int64_t d = at.d * d_.step + d_.offsets.back();
+    const int64_t wide = w_.offsets.back() + 1 - w_.offsets.front();
+    for (auto tap = h_.offsets.rbegin();
+         tap != h_.offsets.rend() && *tap > h_.offsets.back() - h_.step;
+         ++tap) {
+      const int64_t h = at.h * h_.step + *tap;
+      if (d < 0 || d >= size.d || h < 0 || h >= size.h) continue;
+      const int64_t row = ((at.n * size.d + d) * size.h + h) * size.w;
+      const auto add = [&](int64_t w, int64_t pixels) {
+        const int64_t low = std::max<int64_t>(w + w_.offsets.front(), 0);
+        const int64_t high = std::min(w + w_.offsets.front() + pixels, size.w);
+        ahead.Add(data + (row + low) * bytes, (high - low) * bytes);
+      };
+      // Apart, where there are pixels between them that nobody reads.
+      const int64_t w = at.w * w_.step;
+      if (wide >= w_.step) {
+        add(w, (some - 1) * w_.step + wide);
+      } else {
+        for (int64_t i = 0; i < some; ++i) add(w + i * w_.step, wide);
+      }
+    }
+    count -= some;
+    Advance(&at, some);
+  }
+  return ahead;
 }
 
 template void Columns::Pack(const void*, Element, const Position&, int64_t,

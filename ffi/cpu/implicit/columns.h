@@ -69,6 +69,37 @@ struct ColumnBlock {
   int64_t begin, end, from, d, h, w;
 };
 
+// What will be read next, to be asked for in portions: a processor that sees a
+// dozen rows read at once does not foresee the next dozen.
+class Ahead {
+ public:
+  void Add(const void* from, int64_t bytes) {
+    if (count_ == kMost || bytes <= 0) return;
+    spans_[count_++] = {static_cast<const char*>(from), bytes};
+    lines_ += bytes / kLineBytes + 1;
+  }
+  int64_t lines() const { return lines_; }
+  // Where to go on with up to `lines` lines, of which it leaves some out rather
+  // than to go from one span to the next.
+  const char* Take(int64_t lines) {
+    if (next_ == count_) return nullptr;
+    const char* from = spans_[next_].from + at_;
+    at_ += lines * kLineBytes;
+    if (at_ >= spans_[next_].bytes) ++next_, at_ = 0;
+    return from;
+  }
+
+ private:
+  struct Span {
+    const char* from;
+    int64_t bytes;
+  };
+  static constexpr int kMost = 2 * kMaxRows;
+  Span spans_[kMost];
+  int count_ = 0, next_ = 0;
+  int64_t at_ = 0, lines_ = 0;
+};
+
 // The matrix of one class and group.
 class Columns {
  public:
@@ -86,6 +117,7 @@ class Columns {
     int64_t n, d, h, w;
   };
   Position At(int64_t row) const;
+  void Advance(Position* at, int64_t rows) const;
   // The place, counted over the whole result, of `count` rows from `at` on.
   void Places(Position at, int64_t count, int64_t* places) const;
   // All columns, in blocks no longer than kBlockDepth. Short runs of elements
@@ -103,6 +135,10 @@ class Columns {
   void Point(const void* image, Element type, const Position& at, int64_t count,
              const ColumnBlock& block, A* to, const A** rows) const;
 
+  // What `count` rows from `at` on read of the image that the rows above them,
+  // in h, did not.
+  Ahead New(const void* image, Element type, Position at, int64_t count) const;
+
  private:
   // Where a tap reads, from the pixel that a row starts from.
   struct Offsets {
@@ -111,7 +147,6 @@ class Columns {
   Offsets OffsetsOf(int64_t tap) const;
   Run RunOf(const Position& at, const Offsets& tap, const char* data,
             int64_t element, int64_t from, int64_t until) const;
-  void Advance(Position* at) const;
 
   const Reading& reading_;
   const AxisClass &d_, &h_, &w_;

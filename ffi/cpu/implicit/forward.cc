@@ -170,6 +170,7 @@ class Product {
              c.blocks[c.groups[next] - 1].end - begin <= most) {
         ++next;
       }
+      const int64_t end = depth > 0 ? c.blocks[c.groups[next - 1] - 1].end : 0;
       const Packed wanted{call_, index, group, column, begin};
       if (!(*scratch.packed == wanted) && next > first) {
         for (size_t b = block; b < c.groups[next - 1]; ++b) {
@@ -179,9 +180,9 @@ class Product {
         }
         *scratch.packed = wanted;
       }
+      Columns::Position start = left.At(row);
       for (int64_t i = row; i < row_end; i += tile_) {
         const int rows = static_cast<int>(std::min(tile_, row_end - i));
-        const Columns::Position start = left.At(i);
         left.Places(start, rows, places);
         for (int r = 0; r < rows; ++r) {
           sums[r] = in_place()
@@ -189,6 +190,15 @@ class Product {
                         : scratch.sums + (i - row + r) * padded;
           if (depth == 0) std::fill_n(sums[r], width, A(0));
         }
+        const Columns::Position now = start;
+        left.Advance(&start, rows);
+        Ahead ahead;
+        if (depth > 0 && i + rows < row_end) {
+          ahead = left.New(f_.image, f_.type, start, tile_);
+        }
+        const int64_t lines =
+            CeilDiv(ahead.lines() * 2 * kernels_.vector * kFetchDepth,
+                    padded * std::max<int64_t>(1, end - begin));
         size_t b = block;
         for (size_t j = first; j < next; ++j) {
           int count = 0;
@@ -197,11 +207,11 @@ class Product {
             Terms<A>& to = terms[count];
             to.depth = from.end - from.begin;
             to.panels = scratch.panels + (from.begin - begin) * padded;
-            left.Point(f_.image, f_.type, start, rows, from,
+            left.Point(f_.image, f_.type, now, rows, from,
                        scratch.left + count * kMaxRows * kRowLength, to.left);
           }
           MultiplyPanels(rows, count, terms, width, sums,
-                         j > 0 ? Into::kAdd : into);
+                         j > 0 ? Into::kAdd : into, lines, &ahead);
         }
         if (next == c.groups.size()) {
           for (int r = 0; r < rows; ++r) {
@@ -277,8 +287,10 @@ class Product {
     }
   }
 
-  void MultiplyPanels(int rows, int blocks, const Terms<A>* terms,
-                      int64_t columns, A* const* sums, Into into) const {
+  // Asks for `lines` lines of what comes next, now and then.
+  void MultiplyPanels(int rows, int blocks, Terms<A>* terms, int64_t columns,
+                      A* const* sums, Into into, int64_t lines,
+                      Ahead* ahead) const {
     if (dots_) {
       const int few = static_cast<int>(columns);
       return kernels_.multiply_dots(rows, blocks, terms, few, sums, into);
@@ -286,6 +298,10 @@ class Product {
     const int pair = 2 * kernels_.vector;
     for (int64_t j = 0; j < columns; j += pair) {
       const int there = static_cast<int>(std::min<int64_t>(pair, columns - j));
+      for (Terms<A>* t = terms; t != terms + blocks; ++t) {
+        t->ahead = ahead->Take(lines * CeilDiv(t->depth, kFetchDepth));
+        t->lines = t->ahead ? lines : 0;
+      }
       kernels_.multiply(false, rows, blocks, terms,
                         there > kernels_.vector ? pair : kernels_.vector, sums,
                         j, there, into);

@@ -37,13 +37,18 @@ struct Run {
 enum class Into : int { kSet, kAdd, kStream };
 
 // A block of both operands: pointers to its rows of the left one, and panels of
-// the right one, of which that of column j is at panels + j * depth.
+// the right one, of which that of column j is at panels + j * depth. Meanwhile
+// cache lines from `ahead` on are asked for, `lines` of them every kFetchDepth
+// terms.
 template <typename A>
 struct Terms {
   int64_t depth;
   const A* panels;
   const A* left[kMaxRows];
+  const char* ahead;
+  int64_t lines;
 };
+constexpr int64_t kFetchDepth = 32, kLineBytes = 64;
 
 // `A` is float or double. A panel is a matrix [depth, width] whose width is
 // that of two vectors, or of one where that is enough for what is left.
