@@ -40,8 +40,11 @@ class Random {
   }
   // Small mostly, sometimes larger than a tile, a panel or a block.
   int64_t Channels() {
-    const int64_t kind = In(0, 5);
-    return kind == 0 ? In(17, 70) : kind == 1 ? 16 * In(1, 4) : In(1, 9);
+    const int64_t kind = In(0, 11);
+    return kind == 0   ? 4 * In(65, 150)
+           : kind <= 2 ? In(17, 70)
+           : kind <= 4 ? 16 * In(1, 4)
+                       : In(1, 9);
   }
 
  private:

@@ -130,15 +130,16 @@ void Columns::Places(Position at, int64_t count, int64_t* places) const {
 std::vector<ColumnBlock> Columns::Blocks(Element type) const {
   const bool converted = type != Element::kF32 && type != Element::kF64;
   const bool together = run_ < (converted ? kShortConverted : kShortRun);
-  // Otherwise equal parts of a run, none of which spans two.
+  // Otherwise nearly equal parts of a run, of whole cache lines.
   const int64_t parts =
       std::max<int64_t>(1, (run_ + kBlockDepth - 1) / kBlockDepth);
+  const int64_t part = (run_ + 16 * parts - 1) / (16 * parts) * 16;
   std::vector<ColumnBlock> blocks;
   for (int64_t begin = 0; begin < depth(); begin = blocks.back().end) {
     const int64_t from = begin % run_;
     const int64_t end =
         together ? std::min(depth(), begin + kBlockDepth / run_ * run_)
-                 : begin + std::min((run_ + parts - 1) / parts, run_ - from);
+                 : begin + std::min(part, run_ - from);
     const Offsets tap = OffsetsOf(begin / run_ * run_taps_);
     blocks.push_back({begin, end, from, tap.d, tap.h, tap.w});
   }
