@@ -48,18 +48,40 @@ def gemm_rate(dtype: str, precision: str = "default") -> float:
     return 2 * n**3 / _least(_Calls("gemm", product, a, b)) * 1e6
 
 
+def fma_rate(dtype: str) -> float | None:
+    """Operations a second of a CPU's cores that do nothing but multiply and add.
+
+    By our instruction set, in registers alone; 16-bit types are multiplied in f32.
+    None on another device.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    from jax_convbatch import _cpu
+
+    computed = dtype if dtype == "float64" else "float32"
+    return max(_cpu.peak(computed) for _ in range(5))
+
+
 class Ceilings:
-    """Both rates; a product's is measured when first asked for."""
+    """The rates; those of a dtype are measured when first asked for."""
 
     def __init__(self):
         self.copy = copy_rate()
         self._gemm: dict[tuple[str, str], float] = {}
+        self._fma: dict[str, float | None] = {}
 
     def gemm(self, dtype: str, precision: str) -> float:
         key = (dtype, precision)
         if key not in self._gemm:
             self._gemm[key] = gemm_rate(*key)
         return self._gemm[key]
+
+    def share_of_peak(self, case, microseconds: float) -> float | None:
+        """Operations a second over `fma_rate`, where there is one."""
+        if case.dtype not in self._fma:
+            self._fma[case.dtype] = fma_rate(case.dtype)
+        peak = self._fma[case.dtype]
+        return case.flops / microseconds * 1e6 / peak if peak else None
 
     def roof_us(self, case) -> float:
         """The least time that a case can take: bytes or operations."""
@@ -71,4 +93,9 @@ class Ceilings:
             f"gemm_{dtype}_{precision}_tflops": round(rate / 1e12, 2)
             for (dtype, precision), rate in self._gemm.items()
         }
-        return {"copy_gb_per_s": round(self.copy / 1e9, 1), **gemms}
+        fmas = {
+            f"fma_{dtype}_tflops": round(rate / 1e12, 3)
+            for dtype, rate in self._fma.items()
+            if rate
+        }
+        return {"copy_gb_per_s": round(self.copy / 1e9, 1), **gemms, **fmas}

@@ -6,7 +6,8 @@
 checks every side on whole numbers, times them in turns on JAX's default device, and
 prints a table for each batch and dtype. Writes STEM.json and STEM.png. `roof` is the
 larger of bytes over the copy rate and operations over the rate of a large matrix
-product, both measured in the same run.
+product, both measured in the same run. On a CPU there is also the share of the peak:
+operations a second over those of a loop of multiply-adds, in the same run.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def measure(
         figures |= timing.summary(times[side.name])
         figures["tflops"] = round(case.flops / figures["median_us"] / 1e6, 3)
         figures["gb_per_s"] = round(case.least_bytes / figures["median_us"] / 1e3, 1)
+        share = ceilings.share_of_peak(case, figures["median_us"])
+        if share is not None:
+            figures["share_of_peak"] = round(share, 3)
     return result
 
 

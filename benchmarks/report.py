@@ -72,6 +72,13 @@ def means(rows: list[dict]) -> list[str]:
                 timed(r)[name]["median_us"] / r["roof_us"] for r in own
             )
             parts.append(f"ours / roof {share:.2f}")
+            shares = [
+                side["share_of_peak"]
+                for side in (timed(row)[name] for row in own)
+                if "share_of_peak" in side
+            ]
+            if shares:
+                parts.append(f"share of peak {geometric_mean(shares):.0%}")
             lines.append(f"{op} {name}, {len(own)} rows: " + ", ".join(parts))
     return lines
 
@@ -90,6 +97,9 @@ def _table(rows: list[dict], title: str) -> Table:
         view.add_column(f"{name}, µs", justify="right", no_wrap=True)
     for heading in ("TFLOP/s", "GB/s", "peer/ours", "ours/roof"):
         view.add_column(heading, justify="right")
+    on_cpu = any("share_of_peak" in s for row in rows for s in timed(row).values())
+    if on_cpu:
+        view.add_column("of peak", justify="right")
     in_blas = any("blas_share" in row for row in rows)
     if in_blas:
         view.add_column("in BLAS", justify="right")
@@ -113,6 +123,8 @@ def _table(rows: list[dict], title: str) -> Table:
             ]
         else:
             cells += [""] * 4
+        if on_cpu:
+            cells.append(f"{best['share_of_peak']:.0%}" if best else "")
         if in_blas:
             cells.append(f"{row['blas_share']:.0%}" if "blas_share" in row else "")
         view.add_row(*cells)

@@ -65,6 +65,9 @@ class Roof:
     def roof_us(self, case):
         return 1.0
 
+    def share_of_peak(self, case, microseconds):
+        return 1.0
+
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", ["resnet50", "hard", "flux"])
@@ -131,6 +134,9 @@ def test_ceilings_bound_a_case(monkeypatch):
     (case,) = cases.cases("resnet50", ["fprop"], [256], rows=["56_1x1_64_64"])
     assert both.roof_us(case) == pytest.approx(case.least_bytes / 4e6)
     assert both.record()["gemm_bfloat16_default_tflops"] == 800
+    monkeypatch.setattr(ceilings, "fma_rate", lambda dtype: 2e12)
+    assert both.share_of_peak(case, case.flops / 1e6) == pytest.approx(0.5)
+    assert both.record()["fma_bfloat16_tflops"] == 2
 
 
 class Sleeper:
@@ -161,6 +167,7 @@ def test_times_are_those_of_one_call():
 def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e9)
     monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 1e11)
+    monkeypatch.setattr(ceilings, "fma_rate", lambda dtype: 1e10)
     chosen = layers.chosen
 
     def refuses(engine, case):
@@ -185,6 +192,8 @@ def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
         ours, theirs = row["sides"]["auto"], row["sides"]["xla"]
         assert ours["engine"] == "implicit_gemm"
         assert "peer" in theirs and "peer" not in ours
+        for side in (ours, theirs):
+            assert side["share_of_peak"] == pytest.approx(side["tflops"] * 100, abs=0.06)
         assert report.best_peer(row) == theirs["median_us"] > 0
         assert report.ratio(row, ours) == theirs["median_us"] / ours["median_us"]
         assert row["sides"]["per_sample"] == {"refused": "a reason"}

@@ -15,6 +15,7 @@
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_
 #define JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -79,12 +80,17 @@ class Ahead {
     lines_ += bytes / kLineBytes + 1;
   }
   int64_t lines() const { return lines_; }
-  // Where to go on with up to `lines` lines, of which it leaves some out rather
-  // than to go from one span to the next.
-  const char* Take(int64_t lines) {
-    if (next_ == count_) return nullptr;
+  // Where to go on `times` times, with up to `*lines` lines each. It ends where
+  // a span does and leaves out the rest of what was asked for.
+  const char* Take(int64_t times, int64_t* lines) {
+    if (next_ == count_) {
+      *lines = 0;
+      return nullptr;
+    }
     const char* from = spans_[next_].from + at_;
-    at_ += lines * kLineBytes;
+    const int64_t rest = spans_[next_].bytes - at_ + kLineBytes - 1;
+    *lines = std::min(*lines, (rest / kLineBytes + times - 1) / times);
+    at_ += *lines * times * kLineBytes;
     if (at_ >= spans_[next_].bytes) ++next_, at_ = 0;
     return from;
   }

@@ -107,7 +107,7 @@ class Product {
   // which its block's columns or rows share; and threads wait for the last
   // task.
   void ChooseCut(bool packs) {
-    const double image_cost = packs ? 6 : 2, filter_cost = 8, wait_cost = 0.02;
+    const double image_cost = packs ? 6 : 2, filter_cost = 8, wait_cost = 0.01;
     const int64_t pair = 2 * kernels_.vector, threads = ThreadCount();
     // The panels of a group of blocks must fit.
     const int64_t most_columns = std::min<int64_t>(
@@ -299,8 +299,8 @@ class Product {
     for (int64_t j = 0; j < columns; j += pair) {
       const int there = static_cast<int>(std::min<int64_t>(pair, columns - j));
       for (Terms<A>* t = terms; t != terms + blocks; ++t) {
-        t->ahead = ahead->Take(lines * CeilDiv(t->depth, kFetchDepth));
-        t->lines = t->ahead ? lines : 0;
+        t->lines = lines;
+        t->ahead = ahead->Take(CeilDiv(t->depth, kFetchDepth), &t->lines);
       }
       kernels_.multiply(false, rows, blocks, terms,
                         there > kernels_.vector ? pair : kernels_.vector, sums,

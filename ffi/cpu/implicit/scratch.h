@@ -12,7 +12,7 @@
 namespace jax_convbatch {
 
 // The panels of a block should stay in the L2, with the results beside them.
-constexpr int64_t kPanelBytes = 1 << 20;
+constexpr int64_t kPanelBytes = 3 << 18;
 constexpr int64_t kSumBytes = 1 << 20;
 
 // Which panels a thread has packed last. `call` tells calls apart.
