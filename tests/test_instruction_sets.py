@@ -61,9 +61,15 @@ def test_every_instruction_set_is_exact(isa):
 def test_the_peak_is_that_of_multiply_adds():
     from jax_convbatch import _cpu
 
-    single, double = _cpu.peak("float32"), _cpu.peak("float64")
-    # A vector has twice as many single as double numbers.
-    assert 1e8 < double < single < 10 * double
+    single = double = 0.0
+    # The best of a few: others may be using the processor.
+    for _ in range(20):
+        single = max(single, _cpu.peak("float32"))
+        double = max(double, _cpu.peak("float64"))
+        # A vector has twice as many single as double numbers.
+        if 1e8 < double < single < 4 * double:
+            return
+    pytest.fail(f"float32 {single:g}, float64 {double:g} operations a second")
 
 
 def test_an_unknown_instruction_set_is_named():
