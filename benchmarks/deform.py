@@ -4,7 +4,8 @@
 
 checks every side on whole numbers at quarters of pixels, then times them in turns on
 JAX's default device: the forward pass, and forward and backward with the gradients of
-x, offset, w, bias and mask. torchvision is a peer where it is installed; its input
+x, offset, w, bias and mask. An engine with ":loop" after it is called once for each
+sample, in one program. torchvision is a peer where it is installed; its input
 gradient adds with atomics on a GPU. Prints a table and writes STEM.json.
 """
 
@@ -58,11 +59,33 @@ def operands(batch: int, row, offset_groups: int, dtype: str, seed: int, exact=F
     )
 
 
+# Of operands and results: those that every sample has of its own.
+PER_SAMPLE = (True, True, False, False, True, True)
+RESULT_PER_SAMPLE = (True, True, True, False, False, True)
+
+
+def split(operands) -> list[tuple]:
+    """The operands of each sample alone."""
+    pairs = list(zip(operands, PER_SAMPLE, strict=True))
+    count = range(len(operands[0]))
+    return [tuple(a[i : i + 1] if own else a for a, own in pairs) for i in count]
+
+
+def joined(results) -> list:
+    """The results of a batch from those of its samples."""
+    out = []
+    for arrays, own in zip(zip(*results, strict=True), RESULT_PER_SAMPLE, strict=False):
+        out.append(np.concatenate(arrays) if own else sum(arrays))
+    return out
+
+
 class OurSide:
-    """deform_conv by `engine` on sets of operands."""
+    """deform_conv by `engine` on sets of operands, ":loop": a sample at a time."""
 
     def __init__(self, engine: str, row, offset_groups: int, backward: bool, sets):
         self.name = engine
+        engine, *loop = engine.split(":")
+        self._loop = bool(loop)
 
         def forward(x, offset, w, bias, mask):
             return jcb.deform_conv(
@@ -83,12 +106,18 @@ class OurSide:
             return [y, *pull(dy)]
 
         self.calls = len(sets) if jax.default_backend() == "gpu" else 1
+        if self._loop:
+            sets = [split(s) for s in sets]
         self._rounds = [sets] if self.calls > 1 else [[s] for s in sets]
         self._turn, self._out = 0, None
         self._one = jax.jit(one)
 
         def many(sets):
-            return jax.lax.optimization_barrier([one(*operands) for operands in sets])
+            if self._loop:
+                out = [[one(*sample) for sample in samples] for samples in sets]
+            else:
+                out = [one(*operands) for operands in sets]
+            return jax.lax.optimization_barrier(out)
 
         self._program = jax.jit(many).lower(self._rounds[0]).compile()
 
@@ -101,6 +130,11 @@ class OurSide:
         jax.block_until_ready(self._out)
 
     def once(self, operands) -> list:
+        if self._loop:
+            return joined([self._results(sample) for sample in split(operands)])
+        return self._results(operands)
+
+    def _results(self, operands) -> list:
         return [np.asarray(a, np.float64) for a in self._one(*operands)]
 
 

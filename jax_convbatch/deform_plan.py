@@ -119,20 +119,66 @@ def _check(engine: str, problem: Problem) -> None:
 
 def _plan_columns(problem: Problem) -> Plan:
     """im2col_gemm: as many samples as the limit allows."""
-    g, platform = problem.g, problem.platform
+    g, platform, asked = problem.g, problem.platform, problem.workspace_limit
     most, cost = _COSTS[platform](problem)
     if not most:
         raise Unable("over 2^31 - 1 positions in one sample")
-    limit = problem.workspace_limit
-    if limit is None:
-        limit = max(plan.DEFAULT_WORKSPACE[platform], cost(1))
+    reason, config = f"default on {platform}", ""
+    if platform == "cuda":
+        config, products = "cublas", _implicit_products(problem)
+        if products and problem.op == "wgrad":
+            chosen = _wgrad_by_chunks(problem, products)
+            if asked is None or chosen.workspace_bytes <= asked:
+                return chosen
+        elif products:
+            config = "implicit_gemm"
+    limit = max(plan.DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
     samples = plan.largest_slice(cost, limit, min(max(g.N, 1), most))
     if not samples:
         raise ValueError(
-            f"workspace_limit={limit} bytes is too small for this "
+            f"workspace_limit={asked} bytes is too small for this "
             f"deformable {problem.op}: one sample needs {cost(1)} bytes"
         )
-    return Plan("im2col_gemm", f"default on {platform}", samples, cost(samples))
+    return Plan("im2col_gemm", reason, samples, cost(samples), config=config)
+
+
+def _implicit_products(problem: Problem) -> Callable[[int], int] | None:
+    """The workspace of products of samples by implicit_gemm, where that multiplies.
+
+    Columns are images of so many channels then, and the filter is 1x1. It is for
+    TF32 that cuBLAS has nothing as fast (ffi/cuda/pointwise_gemms.h).
+    """
+    op, _, g, _, dtype, _, precision, _ = problem
+    if dtype.name != "float32" or precision > 0 or g.groups > 1:
+        return None
+
+    def plans(samples: int):
+        ones, size = (1, 1, 1), (g.P, g.Q)
+        images = ConvGeometry(
+            *(samples, 1, *size, g.column_size, g.K, *ones, 1, *size, 1),
+            *(ones, (0, 0, 0), ones, ones),
+        )
+        return targets.implicit_gemm_plans(op, images, dtype.name)
+
+    # Whether they cover it does not depend on the batch, so neither do the bits.
+    one = plans(1)
+    if isinstance(one, str) or not one[0]["preferred"]:
+        return None
+    return lambda samples: plans(samples)[0]["workspace"]
+
+
+def _wgrad_by_chunks(problem: Problem, products: Callable[[int], int]) -> Plan:
+    """dw is summed over chunks of the batch, which do not depend on the limit."""
+    g = problem.g
+    columns = g.output_pixels * g.column_size
+    chunk = plan.DEFAULT_WORKSPACE["cuda"] // (4 * columns)
+    chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], g.N)
+    sizes = [n for n in (chunk, g.N % chunk) if n]
+    workspace = aligned(chunk * columns, 4) + aligned(max(map(products, sizes)), 1)
+    if chunk < g.N:
+        workspace += 2 * aligned(g.w_size, 4)
+    reason = "default on cuda"
+    return Plan("im2col_gemm", reason, chunk, workspace, config="implicit_gemm")
 
 
 def _cost_cpu(problem: Problem):
@@ -171,7 +217,7 @@ def _cost_cuda(problem: Problem):
     if op == "wgrad":
         pieces.append((g.w_size, accumulator))
         fixed = aligned(g.w_size, accumulator)
-    most = _INT32_MAX // max(entries, cells + 1, 1)
+    most = _INT32_MAX // max(columns, g.H * g.W * g.C, cells + 1)
     return most, lambda n: _bytes(pieces, n) + fixed
 
 

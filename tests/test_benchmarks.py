@@ -297,12 +297,12 @@ TINY_DEFORM = {"tiny": (3, (5, 6, 8, 4, 3, 3, 1, 1, 1, 1), 2, "float32")}
 
 def test_deform_times_both_passes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(deform, "DEFORM", TINY_DEFORM)
-    command = "--engine auto,im2col_gemm --peers none --repeats 2 --seconds 0.001"
+    command = "--peers none --engine auto,auto:loop --repeats 2 --seconds 0.001"
     deform.main([*command.split(), "--out", str(tmp_path / "deform")])
     rows = json.loads((tmp_path / "deform.json").read_text())["rows"]
     assert [row["pass"] for row in rows] == ["forward", "forward+backward"]
     for row in rows:
-        assert row["sides"].keys() == {"auto", "im2col_gemm"}
+        assert row["sides"].keys() == {"auto", "auto:loop"}
         assert all(side["median_us"] > 0 for side in row["sides"].values())
     assert "forward+backward" in capsys.readouterr().out
     with pytest.raises(SystemExit):

@@ -7,19 +7,18 @@ namespace jax_convbatch {
 
 template <typename Status>
 ffi::Error ColumnGemms::Check(Status status) const {
-  return ToError(status, [&] { return Describe(Name(operation_), g_); });
+  return ToError(status,
+                 [&] { return Describe(Name(products_.operation), g_); });
 }
 
 ffi::Error ColumnGemms::FindAlgorithm() {
-  return Check(FindConvAlgorithm(operation_, g_, arithmetic_, result_type_,
-                                 &algorithm_));
+  return Check(FindConvAlgorithm(products_, g_, &algorithm_));
 }
 
 ffi::Error ColumnGemms::Run(cudaStream_t stream, int64_t samples, const void* a,
                             const void* b, void* d) const {
-  return Check(RunGemm(
-      stream, algorithm_,
-      ConvGemm(operation_, g_, arithmetic_, result_type_, samples), a, b, d));
+  return Check(
+      RunGemm(stream, algorithm_, ConvGemm(products_, g_, samples), a, b, d));
 }
 
 ffi::Error ColumnGemms::Wgrad(cudaStream_t stream, int64_t first,
@@ -27,8 +26,8 @@ ffi::Error ColumnGemms::Wgrad(cudaStream_t stream, int64_t first,
                               const void* columns, const void* dy,
                               const WgradSpace& space, void* dw) const {
   const Columns layout(g_, samples);
-  const int64_t bytes = arithmetic_.operand_bytes;
-  const int64_t acc_bytes = arithmetic_.accumulator_bytes;
+  const int64_t bytes = products_.arithmetic.operand_bytes;
+  const int64_t acc_bytes = products_.arithmetic.accumulator_bytes;
   if (WgradRunsOverSamples(g_)) {
     for (int64_t i = 0; i < g_.groups; ++i) {
       JCB_RETURN_IF_ERROR(

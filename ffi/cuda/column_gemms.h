@@ -34,13 +34,8 @@ ffi::Error ForEachSlice(const ConvGeometry& g, int64_t slice, Body body) {
 
 class ColumnGemms {
  public:
-  // `result_type` is what the products are written in.
-  ColumnGemms(Operation operation, const ConvGeometry& g,
-              const Arithmetic& arithmetic, cudaDataType_t result_type)
-      : operation_(operation),
-        g_(g),
-        arithmetic_(arithmetic),
-        result_type_(result_type) {}
+  ColumnGemms(const Products& products, const ConvGeometry& g)
+      : products_(products), g_(g) {}
 
   // To be called first; outside of captures once for each geometry.
   ffi::Error FindAlgorithm();
@@ -70,10 +65,8 @@ class ColumnGemms {
   template <typename Status>
   ffi::Error Check(Status status) const;
 
-  Operation operation_;
+  Products products_;
   const ConvGeometry& g_;
-  Arithmetic arithmetic_;
-  cudaDataType_t result_type_;
   GemmAlgorithm algorithm_{};
 };
 

@@ -70,9 +70,9 @@ Columns::Columns(const ConvGeometry& g, int64_t samples) {
   }
 }
 
-Gemm ConvGemm(Operation operation, const ConvGeometry& g,
-              const Arithmetic& arithmetic, cudaDataType_t result_type,
+Gemm ConvGemm(const Products& products, const ConvGeometry& g,
               int64_t samples) {
+  const auto& [operation, arithmetic, result_type, tall] = products;
   const Columns columns(g, samples);
   const Columns one_sample(g, 1);
   const int64_t y_stride = g.output_pixels() * g.K;
@@ -119,7 +119,7 @@ Gemm ConvGemm(Operation operation, const ConvGeometry& g,
 
   const bool fprop = operation == Operation::kFprop;
   int64_t columns_stride, y_batch_stride;
-  if (g.groups == 1) {
+  if (g.groups == 1 && !tall) {
     gemm.batch = samples;
     gemm.m = g.output_pixels();
     columns_stride = columns.sample_stride;
@@ -145,17 +145,15 @@ Gemm ConvGemm(Operation operation, const ConvGeometry& g,
   return gemm;
 }
 
-cublasStatus_t FindConvAlgorithm(Operation operation, const ConvGeometry& g,
-                                 const Arithmetic& arithmetic,
-                                 cudaDataType_t result_type,
-                                 GemmAlgorithm* found) {
+cublasStatus_t FindConvAlgorithm(const Products& products,
+                                 const ConvGeometry& g, GemmAlgorithm* found) {
   // dw depends on the whole batch, so its algorithm may too; y and dx of a
   // sample must not.
-  const int64_t canonical = std::min(
-      operation == Operation::kWgrad ? g.N : kCanonicalSamples, MaxSamples(g));
-  return FindAlgorithm(
-      ConvGemm(operation, g, arithmetic, result_type, canonical),
-      ConvGemm(operation, g, arithmetic, result_type, 1), found);
+  const bool wgrad = products.operation == Operation::kWgrad;
+  const int64_t canonical =
+      std::min(wgrad ? g.N : kCanonicalSamples, MaxSamples(g));
+  return FindAlgorithm(ConvGemm(products, g, canonical),
+                       ConvGemm(products, g, 1), found);
 }
 
 int64_t MaxSamples(const ConvGeometry& g) {

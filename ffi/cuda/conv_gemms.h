@@ -38,21 +38,26 @@ inline bool WgradRunsOverSamples(const ConvGeometry& g) {
   return g.groups <= g.N;
 }
 
+// What is multiplied, but for the number of samples.
+struct Products {
+  Operation operation;
+  Arithmetic arithmetic;
+  cudaDataType_t result_type;  // what the products are written in
+  // Whether the samples of one group lie below each other in one tall matrix,
+  // or are a batch in which w has stride 0.
+  bool tall;
+};
+
 // The product to run for `samples` samples:
 //   fprop   y = columns * w            dgrad   columns = dy * w^T
 //   wgrad   partials = columns^T * dy, of one group or of one sample
-// With one group the batch is the samples, and w has stride 0. With several,
-// the batch of fprop and dgrad is the groups, and a group's samples lie below
-// each other in one tall matrix.
-Gemm ConvGemm(Operation operation, const ConvGeometry& g,
-              const Arithmetic& arithmetic, cudaDataType_t result_type,
-              int64_t samples);
+// With several groups the batch of fprop and dgrad is the groups, and a group's
+// samples are one tall matrix.
+Gemm ConvGemm(const Products& products, const ConvGeometry& g, int64_t samples);
 
 // The algorithm for every ConvGemm of this geometry, whatever its samples.
-cublasStatus_t FindConvAlgorithm(Operation operation, const ConvGeometry& g,
-                                 const Arithmetic& arithmetic,
-                                 cudaDataType_t result_type,
-                                 GemmAlgorithm* found);
+cublasStatus_t FindConvAlgorithm(const Products& products,
+                                 const ConvGeometry& g, GemmAlgorithm* found);
 
 // The most samples that one product may have: cuBLAS counts rows in 32 bits.
 int64_t MaxSamples(const ConvGeometry& g);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "conv_geometry.h"
 #include "cuda/column_gemms.h"
@@ -14,13 +16,24 @@
 #include "cuda/conv_gemms.h"
 #include "cuda/dtypes.h"
 #include "cuda/handlers.h"
+#include "cuda/pointwise_gemms.h"
 #include "cuda/sampling.h"
 #include "cuda/status.h"
+#include "cuda/sum_samples.h"
 #include "deform_call.h"
 #include "ffi_checks.h"
 
 namespace jax_convbatch {
 namespace {
+
+// Attributes that CUDA has besides: who multiplies, "cublas" or
+// "implicit_gemm"; and whether this is Execute or Initialize, which runs before
+// it, outside of captures, and does all but the launches.
+struct How {
+  std::string_view config;
+  bool launch;
+  cudaStream_t stream;
+};
 
 // What the three operations derive from their attributes.
 struct Call {
@@ -30,9 +43,10 @@ struct Call {
   ffi::DataType dtype;
   Arithmetic arithmetic;
   int64_t slice;
+  How how;
 
   Call(Operation operation, const ConvGeometry& g, const DeformOptions& o,
-       ffi::DataType dtype)
+       ffi::DataType dtype, const How& how)
       : operation(operation),
         g(g),
         offset_groups(o.offset_groups),
@@ -40,7 +54,8 @@ struct Call {
         arithmetic(ArithmeticOf(dtype, o.precision)),
         slice(std::clamp<int64_t>(
             o.slice, 1,
-            std::min({g.N, MaxSamples(g), MaxSampled(g, offset_groups)}))) {}
+            std::min({g.N, MaxSamples(g), MaxSampled(g, offset_groups)}))),
+        how(how) {}
 
   int64_t x_bytes() const {
     return g.input_pixels() * g.C * arithmetic.operand_bytes;
@@ -58,11 +73,6 @@ struct Call {
     return 4 * entries(samples) * arithmetic.accumulator_bytes;
   }
 
-  ColumnGemms gemms() const {
-    return ColumnGemms(operation, g, arithmetic,
-                       operation == Operation::kFprop ? arithmetic.operand
-                                                      : arithmetic.accumulator);
-  }
   Sampling AtSample(const ffi::AnyBuffer& cells, const ffi::AnyBuffer& corners,
                     int64_t n) const {
     return {static_cast<const int32_t*>(cells.untyped_data()) + entries(n),
@@ -71,6 +81,82 @@ struct Call {
   ffi::Error Check(cudaError_t status) const {
     return ToError(status, [&] { return Describe(Name(operation), g); });
   }
+  // Calls launch() in Execute alone.
+  template <typename Launch>
+  ffi::Error IfLaunched(Launch launch) const {
+    return how.launch ? Check(launch()) : ffi::Error::Success();
+  }
+};
+
+// The products of a call.
+class Gemms {
+ public:
+  Gemms(const Call& call, Workspace& workspace)
+      : call_(call),
+        cublas_(
+            {call.operation, call.arithmetic,
+             call.operation == Operation::kFprop ? call.arithmetic.operand
+                                                 : call.arithmetic.accumulator,
+             /*tall=*/true},
+            call.g) {
+    const bool wgrad = call.operation == Operation::kWgrad;
+    if (call.how.config == "implicit_gemm") {
+      pointwise_.emplace(call.operation, call.g);
+      const int64_t bytes = pointwise_->Workspace(call.slice);
+      supported_ = bytes >= 0;
+      if (supported_) space_ = workspace.Take<char>(bytes);
+      if (wgrad && call.slice < call.g.N)
+        sums_.emplace(call.g, 1, call.arithmetic, workspace);
+    } else if (wgrad) {
+      sums_.emplace(call.g, call.slice, call.arithmetic, workspace);
+    }
+  }
+
+  // After the workspace was checked.
+  ffi::Error Prepare() {
+    if (!pointwise_) return cublas_.FindAlgorithm();
+    const bool tf32 = call_.arithmetic.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (supported_ && tf32 && call_.g.groups == 1) return ffi::Error::Success();
+    return ffi::Error::InvalidArgument(
+        "jax_convbatch: the kernels of implicit_gemm do not multiply these "
+        "columns: " +
+        Describe(Name(call_.operation), call_.g));
+  }
+
+  ffi::Error Run(int64_t samples, const void* a, const void* b, void* d) const {
+    if (pointwise_) {
+      const auto stage =
+          call_.how.launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
+      return call_.Check(
+          pointwise_->Run(call_.how.stream, stage, samples, a, b, d, space_));
+    }
+    if (!call_.how.launch) return ffi::Error::Success();
+    return cublas_.Run(call_.how.stream, samples, a, b, d);
+  }
+
+  ffi::Error Wgrad(int64_t first, int64_t samples, const void* columns,
+                   const void* dy, void* dw) const {
+    if (!pointwise_) {
+      if (!call_.how.launch) return ffi::Error::Success();
+      return cublas_.Wgrad(call_.how.stream, first, samples, call_.dtype,
+                           columns, dy, *sums_, dw);
+    }
+    if (!sums_) return Run(samples, columns, dy, dw);
+    JCB_RETURN_IF_ERROR(Run(samples, columns, dy, sums_->partials));
+    return call_.IfLaunched([&] {
+      return SumSamples(call_.how.stream, call_.dtype, 1, call_.g.w_size(),
+                        first == 0, first + samples == call_.g.N,
+                        sums_->partials, sums_->accumulator, dw);
+    });
+  }
+
+ private:
+  const Call& call_;
+  ColumnGemms cublas_;
+  std::optional<PointwiseGemms> pointwise_;
+  bool supported_ = true;
+  char* space_ = nullptr;
+  std::optional<ColumnGemms::WgradSpace> sums_;
 };
 
 // After the shared checks.
@@ -93,28 +179,28 @@ ffi::Error CheckCall(Operation operation, const ConvGeometry& g,
   return ffi::Error::Success();
 }
 
-ffi::Error FpropImpl(cudaStream_t stream, ffi::AnyBuffer x,
-                     ffi::AnyBuffer cells, ffi::AnyBuffer corners,
-                     ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y,
-                     ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
-                     int64_t slice, int64_t precision, int64_t offset_groups) {
-  const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, *y));
+ffi::Error Fprop(const How& how, const DeformOptions& options,
+                 const ConvGeometry& g, ffi::AnyBuffer x, ffi::AnyBuffer cells,
+                 ffi::AnyBuffer corners, ffi::AnyBuffer w, ffi::AnyBuffer y,
+                 ffi::AnyBuffer workspace) {
+  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, y));
   JCB_RETURN_IF_ERROR(CheckCall(Operation::kFprop, g, options, x.element_type(),
-                                {x, cells, corners, w, *y, *workspace}));
-  const Call call(Operation::kFprop, g, options, x.element_type());
-  ColumnGemms gemms = call.gemms();
-  JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
-  Workspace rest(*workspace);
+                                {x, cells, corners, w, y, workspace}));
+  const Call call(Operation::kFprop, g, options, x.element_type(), how);
+  Workspace rest(workspace);
   char* columns =
       rest.Take<char>(call.column_count() * call.arithmetic.operand_bytes);
+  Gemms gemms(call, rest);
   JCB_RETURN_IF_ERROR(rest.Check("fprop", g));
+  JCB_RETURN_IF_ERROR(gemms.Prepare());
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
-    JCB_RETURN_IF_ERROR(call.Check(SampleColumns(
-        stream, g, call.AtSample(cells, corners, n), samples, call.dtype,
-        At(x.untyped_data(), n * call.x_bytes()), columns)));
-    return gemms.Run(stream, samples, columns, w.untyped_data(),
-                     At(y->untyped_data(), n * call.y_bytes()));
+    JCB_RETURN_IF_ERROR(call.IfLaunched([&] {
+      return SampleColumns(how.stream, g, call.AtSample(cells, corners, n),
+                           samples, call.dtype,
+                           At(x.untyped_data(), n * call.x_bytes()), columns);
+    }));
+    return gemms.Run(samples, columns, w.untyped_data(),
+                     At(y.untyped_data(), n * call.y_bytes()));
   });
 }
 
@@ -137,141 +223,137 @@ struct Sorting {
   }
 };
 
-ffi::Error DgradImpl(cudaStream_t stream, ffi::AnyBuffer x,
-                     ffi::AnyBuffer cells, ffi::AnyBuffer corners,
-                     ffi::AnyBuffer w, ffi::AnyBuffer dy,
-                     ffi::Result<ffi::AnyBuffer> dx,
-                     ffi::Result<ffi::AnyBuffer> dcorners,
-                     ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
-                     int64_t slice, int64_t precision, int64_t offset_groups) {
-  const DeformOptions options{slice, precision, offset_groups};
+ffi::Error Dgrad(const How& how, const DeformOptions& options,
+                 const ConvGeometry& g, ffi::AnyBuffer x, ffi::AnyBuffer cells,
+                 ffi::AnyBuffer corners, ffi::AnyBuffer w, ffi::AnyBuffer dy,
+                 ffi::AnyBuffer dx, ffi::AnyBuffer dcorners,
+                 ffi::AnyBuffer workspace) {
   JCB_RETURN_IF_ERROR(
-      CheckDeformDgrad(g, options, x, cells, corners, w, dy, *dx, *dcorners));
+      CheckDeformDgrad(g, options, x, cells, corners, w, dy, dx, dcorners));
   JCB_RETURN_IF_ERROR(
       CheckCall(Operation::kDgrad, g, options, dy.element_type(),
-                {x, cells, corners, w, dy, *dx, *dcorners, *workspace}));
-  const Call call(Operation::kDgrad, g, options, dy.element_type());
-  const bool wants_dx = dx->element_count() > 0;
-  ColumnGemms gemms = call.gemms();
-  JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
-  Workspace rest(*workspace);
+                {x, cells, corners, w, dy, dx, dcorners, workspace}));
+  const Call call(Operation::kDgrad, g, options, dy.element_type(), how);
+  const bool wants_dx = dx.element_count() > 0;
+  Workspace rest(workspace);
   char* dcolumns =
       rest.Take<char>(call.column_count() * call.arithmetic.accumulator_bytes);
+  Gemms gemms(call, rest);
   std::optional<Sorting> sorting;
   if (wants_dx) sorting.emplace(call, rest);
   JCB_RETURN_IF_ERROR(rest.Check("dgrad", g));
+  JCB_RETURN_IF_ERROR(gemms.Prepare());
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     const Sampling at = call.AtSample(cells, corners, n);
-    JCB_RETURN_IF_ERROR(gemms.Run(stream, samples,
+    JCB_RETURN_IF_ERROR(gemms.Run(samples,
                                   At(dy.untyped_data(), n * call.y_bytes()),
                                   w.untyped_data(), dcolumns));
-    if (dcorners->element_count() > 0) {
-      JCB_RETURN_IF_ERROR(call.Check(
-          CornerGrads(stream, g, at, samples, call.dtype,
-                      At(x.untyped_data(), n * call.x_bytes()), dcolumns,
-                      At(dcorners->untyped_data(), call.corner_bytes(n)))));
+    if (dcorners.element_count() > 0) {
+      JCB_RETURN_IF_ERROR(call.IfLaunched([&] {
+        return CornerGrads(how.stream, g, at, samples, call.dtype,
+                           At(x.untyped_data(), n * call.x_bytes()), dcolumns,
+                           At(dcorners.untyped_data(), call.corner_bytes(n)));
+      }));
     }
     if (!wants_dx) return ffi::Error::Success();
-    JCB_RETURN_IF_ERROR(call.Check(SortEntries(
-        stream, g, at, samples, call.dtype, sorting->space, sorting->sorted)));
-    return call.Check(GatherColumns(
-        stream, g, sorting->sorted, offset_groups, samples, call.dtype,
-        dcolumns, At(dx->untyped_data(), n * call.x_bytes())));
+    JCB_RETURN_IF_ERROR(call.IfLaunched([&] {
+      return SortEntries(how.stream, g, at, samples, call.dtype, sorting->space,
+                         sorting->sorted);
+    }));
+    return call.IfLaunched([&] {
+      return GatherColumns(how.stream, g, sorting->sorted, call.offset_groups,
+                           samples, call.dtype, dcolumns,
+                           At(dx.untyped_data(), n * call.x_bytes()));
+    });
   });
 }
 
-ffi::Error WgradImpl(cudaStream_t stream, ffi::AnyBuffer x,
-                     ffi::AnyBuffer cells, ffi::AnyBuffer corners,
-                     ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dw,
-                     ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
-                     int64_t slice, int64_t precision, int64_t offset_groups) {
-  const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformWgrad(g, options, x, cells, corners, dy, *dw));
+ffi::Error Wgrad(const How& how, const DeformOptions& options,
+                 const ConvGeometry& g, ffi::AnyBuffer x, ffi::AnyBuffer cells,
+                 ffi::AnyBuffer corners, ffi::AnyBuffer dy, ffi::AnyBuffer dw,
+                 ffi::AnyBuffer workspace) {
+  JCB_RETURN_IF_ERROR(CheckDeformWgrad(g, options, x, cells, corners, dy, dw));
   JCB_RETURN_IF_ERROR(CheckCall(Operation::kWgrad, g, options, x.element_type(),
-                                {x, cells, corners, dy, *dw, *workspace}));
-  const Call call(Operation::kWgrad, g, options, x.element_type());
-  ColumnGemms gemms = call.gemms();
-  JCB_RETURN_IF_ERROR(gemms.FindAlgorithm());
-  Workspace rest(*workspace);
+                                {x, cells, corners, dy, dw, workspace}));
+  const Call call(Operation::kWgrad, g, options, x.element_type(), how);
+  Workspace rest(workspace);
   char* columns =
       rest.Take<char>(call.column_count() * call.arithmetic.operand_bytes);
-  const ColumnGemms::WgradSpace space(g, call.slice, call.arithmetic, rest);
+  Gemms gemms(call, rest);
   JCB_RETURN_IF_ERROR(rest.Check("wgrad", g));
+  JCB_RETURN_IF_ERROR(gemms.Prepare());
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
-    JCB_RETURN_IF_ERROR(call.Check(SampleColumns(
-        stream, g, call.AtSample(cells, corners, n), samples, call.dtype,
-        At(x.untyped_data(), n * call.x_bytes()), columns)));
-    return gemms.Wgrad(stream, n, samples, call.dtype, columns,
-                       At(dy.untyped_data(), n * call.y_bytes()), space,
-                       dw->untyped_data());
+    JCB_RETURN_IF_ERROR(call.IfLaunched([&] {
+      return SampleColumns(how.stream, g, call.AtSample(cells, corners, n),
+                           samples, call.dtype,
+                           At(x.untyped_data(), n * call.x_bytes()), columns);
+    }));
+    return gemms.Wgrad(n, samples, columns,
+                       At(dy.untyped_data(), n * call.y_bytes()),
+                       dw.untyped_data());
   });
 }
 
-// Before the first execution and outside of captures: cuBLAS's handle and the
-// algorithm of the products. Every buffer and attribute is decoded, as these
-// are the same for both stages.
-template <Operation operation>
-ffi::Error FindAlgorithm(const ConvGeometry& g, ffi::DataType dtype,
-                         const DeformOptions& options) {
-  JCB_RETURN_IF_ERROR(CheckCall(operation, g, options, dtype, {}));
-  return Call(operation, g, options, dtype).gemms().FindAlgorithm();
-}
+// The handlers of an operation's two stages: the same arguments, but that
+// Execute has a stream.
+template <auto operation, typename... Buffers>
+struct Stages {
+  static ffi::Error Execute(cudaStream_t stream, Buffers... buffers,
+                            const ConvGeometry& g, int64_t slice,
+                            int64_t precision, int64_t offset_groups,
+                            std::string_view config) {
+    return operation({config, /*launch=*/true, stream},
+                     {slice, precision, offset_groups}, g, Data(buffers)...);
+  }
+  static ffi::Error Initialize(Buffers... buffers, const ConvGeometry& g,
+                               int64_t slice, int64_t precision,
+                               int64_t offset_groups, std::string_view config) {
+    return operation({config, /*launch=*/false, nullptr},
+                     {slice, precision, offset_groups}, g, Data(buffers)...);
+  }
 
-ffi::Error FpropInitialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
-                           ffi::AnyBuffer corners, ffi::AnyBuffer w,
-                           ffi::Result<ffi::AnyBuffer> y,
-                           ffi::Result<ffi::AnyBuffer>, ConvGeometry g,
-                           int64_t slice, int64_t precision,
-                           int64_t offset_groups) {
-  const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, *y));
-  return FindAlgorithm<Operation::kFprop>(g, x.element_type(), options);
-}
+ private:
+  static ffi::AnyBuffer Data(ffi::AnyBuffer buffer) { return buffer; }
+  static ffi::AnyBuffer Data(ffi::Result<ffi::AnyBuffer> buffer) {
+    return *buffer;
+  }
+};
 
-ffi::Error DgradInitialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
-                           ffi::AnyBuffer corners, ffi::AnyBuffer w,
-                           ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
-                           ffi::Result<ffi::AnyBuffer> dcorners,
-                           ffi::Result<ffi::AnyBuffer>, ConvGeometry g,
-                           int64_t slice, int64_t precision,
-                           int64_t offset_groups) {
-  const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(
-      CheckDeformDgrad(g, options, x, cells, corners, w, dy, *dx, *dcorners));
-  return FindAlgorithm<Operation::kDgrad>(g, dy.element_type(), options);
-}
+using In = ffi::AnyBuffer;
+using Out = ffi::Result<ffi::AnyBuffer>;
+using FpropStages = Stages<Fprop, In, In, In, In, Out, Out>;
+using DgradStages = Stages<Dgrad, In, In, In, In, In, Out, Out, Out>;
+using WgradStages = Stages<Wgrad, In, In, In, In, Out, Out>;
 
-ffi::Error WgradInitialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
-                           ffi::AnyBuffer corners, ffi::AnyBuffer dy,
-                           ffi::Result<ffi::AnyBuffer> dw,
-                           ffi::Result<ffi::AnyBuffer>, ConvGeometry g,
-                           int64_t slice, int64_t precision,
-                           int64_t offset_groups) {
-  const DeformOptions options{slice, precision, offset_groups};
-  JCB_RETURN_IF_ERROR(CheckDeformWgrad(g, options, x, cells, corners, dy, *dw));
-  return FindAlgorithm<Operation::kWgrad>(g, x.element_type(), options);
-}
-
-auto Execute() {
+auto OnStream() {
   return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>();
+}
+
+template <typename Binding>
+auto WithConfig(Binding&& binding) {
+  return std::forward<Binding>(binding).template Attr<std::string_view>(
+      "config");
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformFpropExecute, FpropImpl,
-                              BindDeformFprop(Execute()),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformFpropExecute, FpropStages::Execute,
+                              WithConfig(BindDeformFprop(OnStream())),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformDgradExecute, DgradImpl,
-                              BindDeformDgrad(Execute()),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformDgradExecute, DgradStages::Execute,
+                              WithConfig(BindDeformDgrad(OnStream())),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformWgradExecute, WgradImpl,
-                              BindDeformWgrad(Execute()),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformWgradExecute, WgradStages::Execute,
+                              WithConfig(BindDeformWgrad(OnStream())),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformFpropInitialize, FpropInitialize,
-                              BindDeformFprop(ffi::Ffi::BindInitialize()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformDgradInitialize, DgradInitialize,
-                              BindDeformDgrad(ffi::Ffi::BindInitialize()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformWgradInitialize, WgradInitialize,
-                              BindDeformWgrad(ffi::Ffi::BindInitialize()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    CudaDeformFpropInitialize, FpropStages::Initialize,
+    WithConfig(BindDeformFprop(ffi::Ffi::BindInitialize())));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    CudaDeformDgradInitialize, DgradStages::Initialize,
+    WithConfig(BindDeformDgrad(ffi::Ffi::BindInitialize())));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    CudaDeformWgradInitialize, WgradStages::Initialize,
+    WithConfig(BindDeformWgrad(ffi::Ffi::BindInitialize())));
 
 }  // namespace jax_convbatch

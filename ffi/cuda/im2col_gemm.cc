@@ -78,7 +78,8 @@ struct Call {
   }
 
   ColumnGemms gemms() const {
-    return ColumnGemms(operation, g, arithmetic, gemm_result());
+    return ColumnGemms({operation, arithmetic, gemm_result(), /*tall=*/false},
+                       g);
   }
 };
 

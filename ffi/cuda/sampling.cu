@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/dtypes.h"
 #include "cuda/sampling.h"
 #include "cuda/sampling_shape.cuh"
@@ -5,165 +7,175 @@
 namespace jax_convbatch {
 namespace {
 
+// Outputs of a block, and threads that share the channels of an entry: 128
+// bytes at a time, so that the pixels of a tile stay in the first-level cache
+// while all its entries read them.
 constexpr int kThreads = 256;
-// Outputs of a block, and threads that share the channels of an entry.
 constexpr Tile kTile{4, 8};
 constexpr int kLanes = 8;
+// Blocks of a multiprocessor: said, or the compiler saves registers and has one
+// load in flight where there could be four.
+constexpr int kBlocks = 4;
+// Entries in shared memory: all of a tile for 3x3 filters.
+constexpr int kEntries = 288;
+// The same of CornerGrads. A thread keeps the sums of kOwn entries.
+constexpr int kGradThreads = 128;
+constexpr Tile kGradTile{2, 8};
+constexpr int kOwn = 9;
 
-// What a block reads, an entry a thread: the pixels of the 4 corners, -1 where
-// there is none, their weights, and the row of the columns, -1 past the end.
-template <typename A>
-struct Table {
-  int4 pixels[kThreads];
-  Vector<A, 4> weights[kThreads];
-  int rows[kThreads];
-};
-
-// The entry that `i` stands for in a tile, -1 where there is none, and its row.
-struct Entry {
-  int64_t index;
+// Where an entry reads: the 4 corners, in vectors from the sample's first
+// channel, negative where there is no pixel; and its row of the columns,
+// negative past the end.
+struct Place {
+  int4 pixels;
   int row;
+  int64_t index;
 
-  __device__ Entry(const SamplingShape& s, const BlockWork& work, uint32_t i)
-      : index(-1), row(-1) {
+  // Of entry `i` of a tile.
+  __device__ Place(const SamplingShape& s, const BlockWork& work,
+                   const int32_t* cells, uint32_t i)
+      : pixels{-1, -1, -1, -1}, row(-1), index(0) {
     const uint32_t tap = TakeDigit(s.tap_radix, i);
     const int h = work.h + i / s.tile.w, w = work.w + i % s.tile.w;
     if (i >= s.tile.h * s.tile.w || h >= s.h || w >= s.w) return;
     const int output = (work.sample * s.h + h) * s.w + w;
-    row = output * s.taps + tap;
+    row = (output * s.taps + tap) * s.row;
     index =
         (int64_t{output} * s.offset_groups + work.offset_group) * s.taps + tap;
+    const int cell = cells[index];
+    if (cell < 0) return;
+    const int up = static_cast<int>(s.cell_width.Divide(cell)) - 1;
+    const int left = cell - (up + 1) * (s.W + 1) - 1;
+    const int at = (up * s.W + left) * s.channels, below = s.W * s.channels;
+    const bool top = up >= 0, bottom = up < s.H - 1;
+    const bool west = left >= 0, east = left < s.W - 1;
+    if (top && west) pixels.x = at;
+    if (top && east) pixels.y = at + s.channels;
+    if (bottom && west) pixels.z = at + below;
+    if (bottom && east) pixels.w = at + below + s.channels;
   }
 };
 
-// The pixels of a cell's 4 corners.
-__device__ int4 CornersOf(const SamplingShape& s, int cell) {
-  if (cell < 0) return {-1, -1, -1, -1};
-  const int up = static_cast<int>(s.cell_width.Divide(cell)) - 1;
-  const int left = cell - (up + 1) * (s.W + 1) - 1;
-  const int at = up * s.W + left;
-  const bool top = up >= 0, bottom = up < s.H - 1;
-  const bool west = left >= 0, east = left < s.W - 1;
-  return {top && west ? at : -1, top && east ? at + 1 : -1,
-          bottom && west ? at + s.W : -1, bottom && east ? at + s.W + 1 : -1};
-}
+template <typename A>
+struct SampleTable {
+  int4 pixels[kEntries];
+  Vector<A, 4> weights[kEntries];
+  int rows[kEntries];
+};
 
 template <typename T, int kVector>
-__device__ Vector<T, kVector> Load(const Vector<T, kVector>* x, int pixel,
-                                   int64_t channels) {
-  Vector<T, kVector> zeros{};
-  return pixel < 0 ? zeros : x[pixel * channels];
-}
-
-template <typename T, int kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     SampleKernel(const __grid_constant__ SamplingShape s,
                  const int32_t* __restrict__ cells,
                  const Vector<Accumulator<T>, 4>* __restrict__ corners,
                  const Vector<T, kVector>* __restrict__ x,
                  Vector<T, kVector>* __restrict__ columns) {
   using A = Accumulator<T>;
-  __shared__ Table<A> table;
+  __shared__ SampleTable<A> table;
   const BlockWork work(s);
-  const uint32_t lane = threadIdx.x & (s.lanes - 1);
-  const uint32_t in_group = work.chunk * s.lanes + lane;
-  const uint32_t c = work.offset_group * s.mine + in_group;
-  x += int64_t{work.sample} * s.H * s.W * s.channels + c;
-  columns += InColumns(s, c);
+  const int lane = threadIdx.x & (s.lanes - 1);
+  const int group = threadIdx.x / s.lanes, groups = kThreads / s.lanes;
+  const int first_channel = work.offset_group * s.mine;
+  x += int64_t{work.sample} * s.H * s.W * s.channels + first_channel;
   const int entries = s.tile.h * s.tile.w * s.taps;
-  for (int first = 0; first < entries; first += kThreads) {
-    const Entry entry(s, work, first + threadIdx.x);
+  for (int first = 0; first < entries; first += kEntries) {
+    const int count = min(entries - first, kEntries);
     if (first > 0) __syncthreads();
-    table.rows[threadIdx.x] = entry.row;
-    if (entry.row >= 0) {
-      table.pixels[threadIdx.x] = CornersOf(s, cells[entry.index]);
-      table.weights[threadIdx.x] = corners[entry.index];
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      const Place place(s, work, cells, first + i);
+      table.pixels[i] = place.pixels;
+      table.rows[i] = place.row;
+      if (place.row >= 0) table.weights[i] = corners[place.index];
     }
     __syncthreads();
-    if (in_group >= s.mine) continue;
-    const int count = min(entries - first, kThreads);
+    for (int c = work.part * s.lanes + lane; c < s.mine;
+         c += s.parts * s.lanes) {
+      const auto* from = x + c;
+      auto* to = columns + InColumns(s, first_channel + c);
 #pragma unroll 2
-    for (int i = threadIdx.x / s.lanes; i < count; i += kThreads / s.lanes) {
-      const int row = table.rows[i];
-      if (row < 0) continue;
-      const int4 pixels = table.pixels[i];
-      const Vector<A, 4> weights = table.weights[i];
-      const Vector<T, kVector> read[4] = {
-          Load(x, pixels.x, s.channels), Load(x, pixels.y, s.channels),
-          Load(x, pixels.z, s.channels), Load(x, pixels.w, s.channels)};
-      Vector<T, kVector> result;
+      for (int i = group; i < count; i += groups) {
+        const int4 pixels = table.pixels[i];
+        const Vector<T, kVector> read[4] = {
+            LoadOrZeros(from, pixels.x), LoadOrZeros(from, pixels.y),
+            LoadOrZeros(from, pixels.z), LoadOrZeros(from, pixels.w)};
+        const Vector<A, 4> weights = table.weights[i];
+        Vector<T, kVector> result;
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        A sum{0};
+        for (int v = 0; v < kVector; ++v) {
+          A sum{0};
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          sum += weights.values[k] * Convert<A>(read[k].values[v]);
+          for (int k = 0; k < 4; ++k) {
+            sum += weights.values[k] * Convert<A>(read[k].values[v]);
+          }
+          result.values[v] = Convert<T>(sum);
         }
-        result.values[v] = Convert<T>(sum);
+        const int row = table.rows[i];
+        if (row >= 0) to[row] = result;
       }
-      columns[row * s.row] = result;
     }
   }
 }
 
-// A group of lanes sums the products of an entry, each lane its vectors in
+// A group of lanes sums the products of its entries, each lane its vectors in
 // order, then the lanes by halves.
 template <typename T, int kVector>
-__global__ void __launch_bounds__(kThreads) CornerGradsKernel(
+__global__ void __launch_bounds__(kGradThreads, kBlocks) CornerGradsKernel(
     const __grid_constant__ SamplingShape s, const int32_t* __restrict__ cells,
     const Vector<T, kVector>* __restrict__ x,
     const Vector<Accumulator<T>, kVector>* __restrict__ dcolumns,
     Vector<Accumulator<T>, 4>* __restrict__ dcorners) {
   using A = Accumulator<T>;
-  __shared__ int4 table[kThreads];
+  extern __shared__ int4 table[];  // pixels of kOwn entries a group, then rows
   const BlockWork work(s);
-  const uint32_t lane = threadIdx.x & (s.lanes - 1);
-  const uint32_t first_channel = work.offset_group * s.mine;
+  const int lane = threadIdx.x & (s.lanes - 1);
+  const int group = threadIdx.x / s.lanes, groups = kGradThreads / s.lanes;
+  int* rows = reinterpret_cast<int*>(table + groups * kOwn);
+  const int first_channel = work.offset_group * s.mine;
   x += int64_t{work.sample} * s.H * s.W * s.channels + first_channel;
   const int entries = s.tile.h * s.tile.w * s.taps;
-  for (int first = 0; first < entries; first += kThreads) {
-    const Entry own(s, work, first + threadIdx.x);
+  for (int first = 0; first < entries; first += groups * kOwn) {
     if (first > 0) __syncthreads();
-    if (own.row >= 0) table[threadIdx.x] = CornersOf(s, cells[own.index]);
+    for (int i = threadIdx.x; i < groups * kOwn; i += kGradThreads) {
+      const Place place(s, work, cells, first + i);
+      table[i] = place.pixels;
+      rows[i] = place.row;
+    }
     __syncthreads();
-    // The shuffles want whole warps in every turn.
-    for (int i = threadIdx.x / s.lanes; i - threadIdx.x / s.lanes < kThreads;
-         i += kThreads / s.lanes) {
-      const Entry entry(s, work, first + i);
-      A sums[4] = {};
-      if (entry.row >= 0) {
-        const int4 pixels = table[i];
-        const auto* column = dcolumns + entry.row * s.row;
-        for (uint32_t c = lane; c < s.mine; c += s.lanes) {
-          const Vector<A, kVector> d = column[InColumns(s, first_channel + c)];
-          const Vector<T, kVector> read[4] = {
-              Load(x + c, pixels.x, s.channels),
-              Load(x + c, pixels.y, s.channels),
-              Load(x + c, pixels.z, s.channels),
-              Load(x + c, pixels.w, s.channels)};
+    A sums[kOwn][4] = {};
+    for (int c = lane; c < s.mine; c += s.lanes) {
+      const auto* column = dcolumns + InColumns(s, first_channel + c);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
+      for (int j = 0; j < kOwn; ++j) {
+        const int4 pixels = table[group + j * groups];
+        const Vector<A, kVector> d =
+            LoadOrZeros(column, rows[group + j * groups]);
+        const Vector<T, kVector> read[4] = {
+            LoadOrZeros(x + c, pixels.x), LoadOrZeros(x + c, pixels.y),
+            LoadOrZeros(x + c, pixels.z), LoadOrZeros(x + c, pixels.w)};
 #pragma unroll
-            for (int v = 0; v < kVector; ++v) {
-              sums[k] += d.values[v] * Convert<A>(read[k].values[v]);
-            }
+        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) {
+            sums[j][k] += d.values[v] * Convert<A>(read[k].values[v]);
           }
         }
-        // Nor does a column that is not finite show where no pixel is.
-        if (pixels.x < 0) sums[0] = 0;
-        if (pixels.y < 0) sums[1] = 0;
-        if (pixels.z < 0) sums[2] = 0;
-        if (pixels.w < 0) sums[3] = 0;
       }
+    }
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
       for (int step = s.lanes / 2; step > 0; step /= 2) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          sums[k] += __shfl_xor_sync(0xffffffff, sums[k], step);
+          sums[j][k] += __shfl_xor_sync(0xffffffff, sums[j][k], step);
         }
       }
-      if (lane == 0 && entry.row >= 0) {
-        dcorners[entry.index] = {sums[0], sums[1], sums[2], sums[3]};
-      }
+      const Place place(s, work, cells, first + group + j * groups);
+      if (lane > 0 || place.row < 0) continue;
+      // Nor does a column that is not finite show where no pixel is.
+      const int4 at = place.pixels;
+      dcorners[place.index] = {
+          at.x < 0 ? A{0} : sums[j][0], at.y < 0 ? A{0} : sums[j][1],
+          at.z < 0 ? A{0} : sums[j][2], at.w < 0 ? A{0} : sums[j][3]};
     }
   }
 }
@@ -195,7 +207,7 @@ cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
     constexpr int kVector = decltype(vector)::value;
     const SamplingShape shape(g, samples, at.offset_groups, kVector,
                               /*inputs=*/false, kTile, kLanes,
-                              /*chunked=*/true);
+                              /*most_parts=*/g.C);
     SampleKernel<T, kVector>
         <<<static_cast<unsigned>(shape.blocks), kThreads, 0, stream>>>(
             shape, at.cells,
@@ -214,10 +226,12 @@ cudaError_t CornerGrads(cudaStream_t stream, const ConvGeometry& g,
     using A = Accumulator<T>;
     constexpr int kVector = decltype(vector)::value;
     const SamplingShape shape(g, samples, at.offset_groups, kVector,
-                              /*inputs=*/false, kTile, kLanes,
-                              /*chunked=*/false);
+                              /*inputs=*/false, kGradTile, kLanes,
+                              /*most_parts=*/1);
+    const int bytes = kGradThreads / shape.lanes * kOwn *
+                      static_cast<int>(sizeof(int4) + sizeof(int));
     CornerGradsKernel<T, kVector>
-        <<<static_cast<unsigned>(shape.blocks), kThreads, 0, stream>>>(
+        <<<static_cast<unsigned>(shape.blocks), kGradThreads, bytes, stream>>>(
             shape, at.cells, static_cast<const Vector<T, kVector>*>(x),
             static_cast<const Vector<A, kVector>*>(dcolumns),
             static_cast<Vector<A, 4>*>(dcorners));

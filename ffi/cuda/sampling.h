@@ -31,10 +31,12 @@ inline int64_t CellsPerSample(const ConvGeometry& g, int64_t offset_groups) {
   return offset_groups * (g.H + 1) * (g.W + 1);
 }
 
-// The most samples whose entries and cells are counted in 31 bits.
+// The most samples whose entries, cells and columns are counted in 31 bits; 0
+// where one sample's, or its pixels, are not.
 inline int64_t MaxSampled(const ConvGeometry& g, int64_t offset_groups) {
-  return INT32_MAX / std::max(Entries(g, offset_groups, 1),
-                              CellsPerSample(g, offset_groups) + 1);
+  return INT32_MAX /
+         std::max({g.output_pixels() * g.taps() * g.C, g.input_pixels() * g.C,
+                   CellsPerSample(g, offset_groups) + 1});
 }
 
 // columns (laid out as `Columns` of conv_gemms.h says, in the dtype of x) = the

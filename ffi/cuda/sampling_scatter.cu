@@ -12,8 +12,10 @@ namespace {
 
 constexpr int kThreads = 256;
 // Input pixels of a block, and threads that share a pixel's channels.
-constexpr Tile kTile{4, 8};
-constexpr int kLanes = 8;
+constexpr Tile kTile{2, 4};
+constexpr int kLanes = 32;
+// Blocks of a multiprocessor, as in sampling.cu.
+constexpr int kBlocks = 4;
 // Entries that a thread has in flight.
 constexpr int kUnroll = 4;
 
@@ -77,20 +79,24 @@ __device__ void AddCells(const int32_t* __restrict__ start,
                          const int32_t* __restrict__ rows,
                          const Vector<A, 4>* __restrict__ corners, int corner,
                          const Vector<A, kVector>* __restrict__ columns,
-                         int64_t row_stride, A (&sum)[kVector]) {
+                         int row_stride, A (&sum)[kVector]) {
   const int middle = start[1], end = start[2];
   for (int i = start[0]; i < end; i += kUnroll) {
-    Vector<A, kVector> read[kUnroll];
+    int at[kUnroll];
     A weight[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (i + u >= end) continue;
-      read[u] = columns[rows[i + u] * row_stride];
-      weight[u] = corners[i + u].values[i + u < middle ? corner : corner - 1];
+      const bool there = i + u < end;
+      const int entry = there ? i + u : i;
+      at[u] = there ? rows[entry] * row_stride : -1;
+      weight[u] = corners[entry].values[entry < middle ? corner : corner - 1];
     }
+    Vector<A, kVector> read[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) read[u] = LoadOrZeros(columns, at[u]);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (i + u >= end) continue;
+      if (at[u] < 0) weight[u] = 0;  // it may not be finite
 #pragma unroll
       for (int v = 0; v < kVector; ++v) sum[v] += weight[u] * read[u].values[v];
     }
@@ -98,7 +104,7 @@ __device__ void AddCells(const int32_t* __restrict__ start,
 }
 
 template <typename T, int kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     GatherKernel(const __grid_constant__ SamplingShape s,
                  const int32_t* __restrict__ start,
                  const int32_t* __restrict__ rows,
@@ -108,22 +114,24 @@ __global__ void __launch_bounds__(kThreads)
   using A = Accumulator<T>;
   const BlockWork work(s);
   const int pixel = threadIdx.x / s.lanes, lane = threadIdx.x & (s.lanes - 1);
-  const uint32_t in_group = work.chunk * s.lanes + lane;
-  const uint32_t h = work.h + pixel / s.tile.w, w = work.w + pixel % s.tile.w;
-  if (in_group >= s.mine || h >= s.H || w >= s.W) return;
-  const uint32_t c = work.offset_group * s.mine + in_group;
+  const int h = work.h + pixel / s.tile.w, w = work.w + pixel % s.tile.w;
+  if (h >= s.H || w >= s.W) return;
   const int across = s.W + 1;
   start += (int64_t{work.sample} * s.offset_groups + work.offset_group) *
                (s.H + 1) * across +
            h * across + w;
-  columns += InColumns(s, c);
-  A sum[kVector] = {};
-  AddCells(start, rows, corners, 3, columns, s.row, sum);
-  AddCells(start + across, rows, corners, 1, columns, s.row, sum);
-  Vector<T, kVector> result;
+  dx += ((int64_t{work.sample} * s.H + h) * s.W + w) * s.channels;
+  for (int i = work.part * s.lanes + lane; i < s.mine; i += s.parts * s.lanes) {
+    const int c = work.offset_group * s.mine + i;
+    const auto* mine = columns + InColumns(s, c);
+    A sum[kVector] = {};
+    AddCells(start, rows, corners, 3, mine, s.row, sum);
+    AddCells(start + across, rows, corners, 1, mine, s.row, sum);
+    Vector<T, kVector> result;
 #pragma unroll
-  for (int v = 0; v < kVector; ++v) result.values[v] = Convert<T>(sum[v]);
-  dx[((int64_t{work.sample} * s.H + h) * s.W + w) * s.channels + c] = result;
+    for (int v = 0; v < kVector; ++v) result.values[v] = Convert<T>(sum[v]);
+    dx[c] = result;
+  }
 }
 
 template <typename T, int kVector>
@@ -131,8 +139,8 @@ cudaError_t Launch(cudaStream_t stream, const ConvGeometry& g,
                    const SortedEntries& sorted, int64_t offset_groups,
                    int64_t samples, const void* dcolumns, void* dx) {
   using A = Accumulator<T>;
-  SamplingShape shape(g, samples, offset_groups, kVector, /*inputs=*/true,
-                      kTile, kLanes, /*chunked=*/true);
+  const SamplingShape shape(g, samples, offset_groups, kVector, /*inputs=*/true,
+                            kTile, kLanes, /*most_parts=*/g.C);
   GatherKernel<T, kVector>
       <<<static_cast<unsigned>(shape.blocks),
          shape.tile.h * shape.tile.w * shape.lanes, 0, stream>>>(

@@ -1,0 +1,69 @@
+#include "cuda/pointwise_gemms.h"
+
+#include <algorithm>
+
+namespace jax_convbatch {
+namespace {
+
+hopper::Op OpOf(Operation operation) {
+  switch (operation) {
+    case Operation::kFprop:
+      return hopper::Op::kFprop;
+    case Operation::kDgrad:
+      return hopper::Op::kDgrad;
+    default:
+      return hopper::Op::kWgrad;
+  }
+}
+
+}  // namespace
+
+PointwiseGemms::PointwiseGemms(Operation operation, const ConvGeometry& g)
+    : operation_(OpOf(operation)), g_(g) {
+  int device;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount,
+                           device);
+  }
+}
+
+ConvGeometry PointwiseGemms::Images(int64_t samples) const {
+  ConvGeometry images = g_;
+  images.N = samples;
+  images.D = images.O = 1;
+  images.H = images.P = g_.P;
+  images.W = images.Q = g_.Q;
+  images.C = g_.column_size();
+  images.T = images.R = images.S = 1;
+  images.stride = images.input_dilation = images.filter_dilation = {1, 1, 1};
+  images.pad = {0, 0, 0};
+  return images;
+}
+
+int64_t PointwiseGemms::Workspace(int64_t slice) const {
+  int64_t bytes = 0;
+  for (const int64_t samples : {slice, g_.N % slice}) {
+    if (samples == 0) continue;
+    const auto plan = hopper::PlanPath(operation_, Images(samples),
+                                       hopper::Type::kTf32, multiprocessors_);
+    if (!plan) return -1;
+    bytes = std::max(bytes, plan->workspace);
+  }
+  return bytes;
+}
+
+cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
+                                int64_t samples, const void* lhs,
+                                const void* rhs, void* result,
+                                void* workspace) const {
+  const ConvGeometry images = Images(samples);
+  const auto plan = hopper::PlanPath(operation_, images, hopper::Type::kTf32,
+                                     multiprocessors_);
+  if (!plan) return cudaErrorInvalidValue;
+  return hopper::RunPath(
+      operation_,
+      {images, hopper::Type::kTf32, *plan, lhs, rhs, result, workspace}, stage,
+      stream);
+}
+
+}  // namespace jax_convbatch
