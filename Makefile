@@ -84,8 +84,6 @@ FUZZ := build/fuzz
 FUZZ_FLAGS = -std=c++17 -g -O1 -fno-omit-frame-pointer -ffp-contract=fast -Iffi \
   $(SANITIZER)
 FUZZ_KERNELS := $(if $(filter x86_64,$(shell uname -m)),avx512 avx2) portable
-FUZZ_avx512 := -mavx2 -mfma -mavx512f -mavx512vl -mavx512bw -mavx512dq
-FUZZ_avx2 := -mavx2 -mfma
 
 sanitize: SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all
 sanitize: .fuzz-program
@@ -101,8 +99,7 @@ sanitize-threads: .fuzz-program
 .fuzz-program:
 	@rm -rf $(FUZZ) && mkdir -p $(FUZZ)
 	@for isa in $(FUZZ_KERNELS); do \
-	  case $$isa in avx512) more="$(FUZZ_avx512)";; avx2) more="$(FUZZ_avx2)";; \
-	  *) more=;; esac; \
+	  more=$$(sed -n "s/^$$isa //p" cmake/isa_flags.txt); \
 	  $(CXX) $(FUZZ_FLAGS) $$more -c ffi/cpu/implicit/$$isa.cc \
 	    -o $(FUZZ)/$$isa.o || exit 1; \
 	done

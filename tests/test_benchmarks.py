@@ -193,7 +193,9 @@ def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
         assert ours["engine"] == "implicit_gemm"
         assert "peer" in theirs and "peer" not in ours
         for side in (ours, theirs):
-            assert side["share_of_peak"] == pytest.approx(side["tflops"] * 100, abs=0.06)
+            assert side["share_of_peak"] == pytest.approx(
+                side["tflops"] * 100, abs=0.06
+            )
         assert report.best_peer(row) == theirs["median_us"] > 0
         assert report.ratio(row, ours) == theirs["median_us"] / ours["median_us"]
         assert row["sides"]["per_sample"] == {"refused": "a reason"}

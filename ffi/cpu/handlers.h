@@ -2,8 +2,11 @@
 #ifndef JAX_CONVBATCH_CPU_HANDLERS_H_
 #define JAX_CONVBATCH_CPU_HANDLERS_H_
 
+#include <algorithm>
+
 #include "ffi_checks.h"
 #include "half.h"
+#include "stopwatch.h"
 
 namespace jax_convbatch {
 
@@ -29,6 +32,18 @@ ffi::Error Dispatch(const char* op, const ConvGeometry& g, ffi::DataType dtype,
       return ffi::Error::InvalidArgument(
           "jax_convbatch: unsupported dtype in " + Describe(op, g));
   }
+}
+
+// Zeros where nothing is summed, otherwise run(), timed.
+template <typename Run>
+ffi::Error RunOrZero(bool empty_sum, ffi::AnyBuffer result, Run run) {
+  if (result.element_count() == 0) return ffi::Error::Success();
+  if (empty_sum) {
+    std::fill_n(Data<char>(result), result.size_bytes(), 0);
+    return ffi::Error::Success();
+  }
+  const Stopwatch watch(&handlers_time);
+  return run();
 }
 
 // Two operands, the result and the workspace, and the same attributes for all.

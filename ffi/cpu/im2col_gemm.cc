@@ -121,8 +121,7 @@ void Wgrad(const ConvGeometry& g, int64_t slice, const T* x, const T* dy, T* dw,
   if constexpr (!std::is_same_v<T, A>) ConvertAll(sum, dw, g.w_size());
 }
 
-// What the three handlers check and carve alike, and the empty cases: where
-// nothing is summed the result is zero. `run` gets the pieces.
+// What the three handlers check and carve alike. `run` gets the pieces.
 template <typename T, typename Run>
 ffi::Error RunChecked(const char* op, const ConvGeometry& g, int64_t slice,
                       ffi::AnyBuffer workspace, bool empty_sum,
@@ -130,18 +129,13 @@ ffi::Error RunChecked(const char* op, const ConvGeometry& g, int64_t slice,
   if (slice < 1) {
     return ffi::Error::InvalidArgument("jax_convbatch: slice must be positive");
   }
-  if (result.element_count() == 0) return ffi::Error::Success();
-  if (empty_sum) {
-    std::fill_n(static_cast<char*>(result.untyped_data()), result.size_bytes(),
-                0);
+  return RunOrZero(empty_sum, result, [&] {
+    Workspace rest(workspace);
+    const Pieces<T> pieces(g, std::min(slice, g.N), rest);
+    JCB_RETURN_IF_ERROR(rest.Check(op, g));
+    run(pieces);
     return ffi::Error::Success();
-  }
-  const Stopwatch watch(&handlers_time);
-  Workspace rest(workspace);
-  const Pieces<T> pieces(g, std::min(slice, g.N), rest);
-  JCB_RETURN_IF_ERROR(rest.Check(op, g));
-  run(pieces);
-  return ffi::Error::Success();
+  });
 }
 
 ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,

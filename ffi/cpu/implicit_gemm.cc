@@ -23,20 +23,6 @@ constexpr Element kElement = std::is_same_v<T, double>     ? Element::kF64
                              : std::is_same_v<T, BFloat16> ? Element::kBF16
                                                            : Element::kF16;
 
-// Zeros where nothing is summed, otherwise run().
-template <typename Run>
-ffi::Error RunOrZero(bool empty_sum, ffi::AnyBuffer result, Run run) {
-  if (result.element_count() == 0) return ffi::Error::Success();
-  if (empty_sum) {
-    std::fill_n(static_cast<char*>(result.untyped_data()), result.size_bytes(),
-                0);
-    return ffi::Error::Success();
-  }
-  const Stopwatch watch(&handlers_time);
-  run();
-  return ffi::Error::Success();
-}
-
 ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> y,
                      ffi::Result<ffi::AnyBuffer> /*workspace*/, ConvGeometry g,
@@ -58,6 +44,7 @@ ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
               y->untyped_data(),
               out}
           .Run<Compute<T>>();
+      return ffi::Error::Success();
     });
   });
 }
@@ -184,6 +171,7 @@ ffi::Error DgradImpl(ffi::AnyBuffer dy, ffi::AnyBuffer w,
               dx->untyped_data(),
               kElement<T>}
           .Run<Compute<T>>();
+      return ffi::Error::Success();
     });
   });
 }
@@ -219,6 +207,7 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer dy,
             slice,
             sums}
           .Run<Compute<T>>();
+      return ffi::Error::Success();
     });
   });
 }
