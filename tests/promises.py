@@ -4,7 +4,8 @@ import functools
 
 import jax
 import numpy as np
-from problems import exact, normal, run, whole
+import oracle
+from problems import exact, normal, run, terms, whole
 
 import jax_convbatch as jc
 
@@ -27,6 +28,15 @@ def assert_exact(case, dtype, algorithm="implicit_gemm"):
         # Sums of ones are exact; the result is rounded once.
         np.testing.assert_array_equal(a, right.astype(a.dtype))
         np.testing.assert_array_equal(a, b)
+
+
+def assert_right_but_for_rounding(case, dtype):
+    x, w, dy = arrays(case, normal, dtype)
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    right = exact(case, x, w, dy)
+    size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
+    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
+        oracle.assert_within_bound(a, b, magnitude, count, "float32")
 
 
 def assert_batch_invariant(case, dtype):

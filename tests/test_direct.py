@@ -8,12 +8,13 @@ import oracle
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import Problem, exact, normal, run, terms, whole
+from problems import Problem, exact, normal, run, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
+    assert_right_but_for_rounding,
 )
 
 import jax_convbatch as jc
@@ -184,13 +185,7 @@ REAL = ["3x3", "strided", "7x7", "dilated", "4 to 4", "24 to 24"]
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL)
 def test_real_numbers_are_right_but_for_rounding(gpu, name):
-    case = EDGES[name]
-    args = arrays(case, normal, "bfloat16")
-    got = run(case, *args, algorithm="implicit_gemm")
-    right = exact(case, *args)
-    size = exact(case, *(abs(oracle.float64(a)) for a in args))
-    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
-        oracle.assert_within_bound(a, b, magnitude, count, "float32")
+    assert_right_but_for_rounding(EDGES[name], "bfloat16")
 
 
 @pytest.mark.gpu

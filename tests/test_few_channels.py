@@ -4,16 +4,16 @@ import functools
 
 import jax
 import numpy as np
-import oracle
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import exact, normal, run, terms
+from problems import normal, run
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
+    assert_right_but_for_rounding,
 )
 from test_hopper_plan import H200
 from test_implicit_gemm import SAME, problem
@@ -131,13 +131,7 @@ def test_any_channels_are_exact(hopper, case):
     "name", ["stem", "one channel", "odd channels", "patches of 4"]
 )
 def test_real_numbers_are_right_but_for_rounding(hopper, name):
-    case = EDGES[name]
-    x, w, dy = arrays(case, normal, "bfloat16")
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
-    right = exact(case, x, w, dy)
-    size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
-    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
-        oracle.assert_within_bound(a, b, magnitude, count, "float32")
+    assert_right_but_for_rounding(EDGES[name], "bfloat16")
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_convbatch
+from jax_convbatch.flax import linen
 from jax_convbatch.flax import nnx as ours
 
 
@@ -236,3 +237,60 @@ def test_bad_settings(name, settings, shape, message):
     layer = make(getattr(ours, name), (3,), dict(kernel_size=(3, 3), **settings))
     with pytest.raises(ValueError, match=message):
         layer(inputs(shape))
+
+
+# --- ConvBlock ----------------------------------------------------------------
+
+
+def blocks(dtype, seed=0, **settings):
+    """The nnx block, and linen's of the same variables."""
+    block = ours.ConvBlock(5, 8, (3, 3), 2, dtype=dtype, rngs=nnx.Rngs(0), **settings)
+    graph, state = nnx.split(block)
+    rng = np.random.default_rng(seed)
+    state = jax.tree.map(lambda a: a + 0.3 * rng.random(a.shape, np.float32), state)
+    found = nnx.to_pure_dict(state)
+    names = {"conv": ("kernel",), "norm": ("scale", "bias")}
+    variables = {
+        "params": {part: {n: found[part][n] for n in names[part]} for part in names},
+        "batch_stats": {"norm": {n: found["norm"][n] for n in ("mean", "var")}},
+    }
+    return nnx.merge(graph, state), variables
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_block_is_that_of_linen(frozen, with_residual, dtype):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((4, 9, 9, 5)).astype(dtype)
+    extra = (rng.standard_normal((4, 5, 5, 8)).astype(dtype),) if with_residual else ()
+    block, variables = blocks(dtype)
+    theirs = linen.ConvBlock(8, (3, 3), 2, use_running_average=frozen, dtype=dtype)
+    want, updated = theirs.apply(variables, x, *extra, mutable=["batch_stats"])
+    if frozen:
+        block.eval()
+    got = block(x, *extra)
+    tolerance = 1e-5 if dtype == "float32" else 0.04
+    close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    assert got.dtype == want.dtype
+    close(np.float32(got), np.float32(want))
+    statistics = updated.get("batch_stats", variables["batch_stats"])["norm"]
+    close(block.norm.mean[...], statistics["mean"])
+    close(block.norm.var[...], statistics["var"])
+    if frozen:
+        (row,) = jax_convbatch.explain(lambda x: block(x, *extra), x)
+        residual_too = ", residual" if with_residual else ""
+        assert f"scale, bias{residual_too}, relu in" in row.reason
+
+
+def test_a_block_of_another_convolution_fuses_nothing():
+    x = inputs((1, 4, 4, 2))
+    settings = dict(use_running_average=True, activation="gelu")
+    stock, mine = (
+        ours.ConvBlock(2, 3, (1, 1), conv=conv, rngs=nnx.Rngs(0), **settings)
+        for conv in (nnx.Conv, ours.Conv)
+    )
+    assert [row.engine for row in jax_convbatch.explain(stock, x)] == ["xla"]
+    np.testing.assert_allclose(mine(x), stock(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="unknown activation 'rleu'"):
+        ours.ConvBlock(2, 3, (1, 1), activation="rleu", rngs=nnx.Rngs(0))

@@ -14,6 +14,7 @@ from promises import (
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
+    assert_right_but_for_rounding,
     bits,
 )
 
@@ -227,13 +228,7 @@ def test_any_supported_problem_of_f32_is_exact(hopper, case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["odd", "strided", "wide channels", "dilated"])
 def test_real_numbers_are_right_but_for_rounding(hopper, name):
-    case = EDGES[name]
-    x, w, dy = arrays(case, normal, "bfloat16")
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
-    right = exact(case, x, w, dy)
-    size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
-    for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
-        oracle.assert_within_bound(a, b, magnitude, count, "float32")
+    assert_right_but_for_rounding(EDGES[name], "bfloat16")
 
 
 def without_ties(a):

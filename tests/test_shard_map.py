@@ -27,16 +27,21 @@ each_layer = pytest.mark.parametrize("fun", LAYERS.values(), ids=LAYERS.keys())
 check_vma = pytest.mark.parametrize("check_vma", [True, False])
 
 
-@each_layer
-@check_vma
-def test_the_gradient_of_a_shard_map_is_a_single_devices(mesh, fun, check_vma):
-    mapped = jax.shard_map(
+def over_samples(fun, mesh, check_vma, replicated=2):
+    """fun of x, shared by samples, and of arrays that every device has whole."""
+    return jax.shard_map(
         fun,
         mesh=mesh,
-        in_specs=(P("data"), P(), P()),
+        in_specs=(P("data"), *[P()] * replicated),
         out_specs=P("data"),
         check_vma=check_vma,
     )
+
+
+@each_layer
+@check_vma
+def test_the_gradient_of_a_shard_map_is_a_single_devices(mesh, fun, check_vma):
+    mapped = over_samples(fun, mesh, check_vma)
     args = arrays(whole)
     want = jax.jit(training_step(fun))(*args)
     assert_same(jax.jit(training_step(mapped))(*args), want)
@@ -100,13 +105,7 @@ def test_a_shard_map_over_filters(mesh_2d, check_vma):
 @pytest.mark.parametrize("fun", LAYERS.values())
 @check_vma
 def test_forward_mode_in_a_shard_map(mesh, fun, check_vma):
-    mapped = jax.shard_map(
-        fun,
-        mesh=mesh,
-        in_specs=(P("data"), P(), P()),
-        out_specs=P("data"),
-        check_vma=check_vma,
-    )
+    mapped = over_samples(fun, mesh, check_vma)
     args = arrays(whole)
     want = jax.jvp(fun, args, args)
     assert_same(jax.jvp(jax.jit(mapped), args, args), want)
@@ -124,13 +123,7 @@ def test_scan_and_remat_in_a_shard_map(mesh, check_vma):
 
         return jax.lax.scan(body, x, w)[0]
 
-    mapped = jax.shard_map(
-        stack,
-        mesh=mesh,
-        in_specs=(P("data"), P()),
-        out_specs=P("data"),
-        check_vma=check_vma,
-    )
+    mapped = over_samples(stack, mesh, check_vma, replicated=1)
     got, want = (
         jax.jit(jax.grad(lambda x, f=f: (f(x, w) ** 2).sum()))(x)
         for f in (mapped, stack)

@@ -2,9 +2,9 @@
 
 `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx` hold `Conv` and
 `ConvTranspose`. Each takes the arguments of Flax's layer of the same name and
-has the same parameters, so that a checkpoint of Flax's layer loads. `DeformConv` is
-a deformable convolution that predicts its offsets. Needs Flax:
-`pip install 'jax_convbatch[flax]'`.
+has the same parameters, so that a checkpoint of Flax's layer loads. `ConvBlock` is a
+convolution with its norm, a residual and an activation, `DeformConv` a deformable
+convolution that predicts its offsets. Needs Flax: `pip install 'jax_convbatch[flax]'`.
 """
 
 try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
@@ -14,6 +16,7 @@ from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.flax import _call, _deform
 
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
+_ONES = nnx.initializers.ones_init()
 _ZEROS = nnx.initializers.zeros_init()
 
 
@@ -89,6 +92,85 @@ class ConvTranspose(nnx.ConvTranspose):
     def __call__(self, inputs):
         """[*batch, *output, K]."""
         return _call.conv_transpose(self, *_arrays(self, inputs))
+
+
+class ConvBlock(nnx.Module):
+    """activation(norm(conv(inputs)) + residual), the block of a residual network.
+
+    As the layer of this name in `jax_convbatch.flax.linen`, with `conv`, a `Conv`
+    without bias, and `norm`, a `flax.nnx.BatchNorm`, as attributes. After `eval()`, or
+    with `use_running_average`, the norm is a scale and a bias for each channel, and the
+    block is one call of `jax_convbatch.conv_bias_act`.
+
+    Args:
+      in_features, out_features: C and K.
+      kernel_size, strides, padding, activation: as in `Conv`.
+      use_running_average, momentum, epsilon, scale_init: of the norm.
+      dtype: to compute in; by default the input's and parameters' common one.
+      conv: the layer used for the convolution: `Conv`, or a `functools.partial` of
+        it. With another one nothing is fused.
+      rngs: `nnx.Rngs` for the parameters.
+
+    Raises:
+      ValueError: unknown activation.
+      ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        *,
+        padding: Any = "SAME",
+        activation: str | Callable | None = "relu",
+        use_running_average: bool = False,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        scale_init: Callable = _ONES,
+        dtype: Any = None,
+        conv: Callable[..., nnx.Module] = Conv,
+        rngs: nnx.Rngs,
+    ):
+        if not callable(activation):
+            activations.lookup(activation)
+        self.activation = activation
+        self.conv = conv(
+            in_features,
+            out_features,
+            kernel_size,
+            strides,
+            padding=padding,
+            use_bias=False,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.norm = nnx.BatchNorm(
+            out_features,
+            use_running_average=use_running_average,
+            momentum=momentum,
+            epsilon=epsilon,
+            scale_init=scale_init,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+    def __call__(self, inputs, residual=None):
+        """[*batch, *output, K]; `residual` is like the result."""
+        layer, norm = self.conv, self.norm
+        fused = (
+            type(layer) is Conv and layer.conv_general_dilated is conv_general_dilated
+        )
+        if not (fused and norm.use_running_average):
+            return _call.activate(self, norm(layer(inputs)), residual)
+        assert norm.scale is not None and norm.bias is not None
+        scale = norm.scale[...] * jax.lax.rsqrt(norm.var[...] + norm.epsilon)
+        bias = norm.bias[...] - norm.mean[...] * scale
+        inputs, kernel, _ = _arrays(layer, inputs)
+        activated = SimpleNamespace(**{**vars(layer), "activation": self.activation})
+        bias = bias.astype(kernel.dtype)
+        return _call.conv(activated, inputs, kernel, bias, None, residual, scale)
 
 
 class DeformConv(nnx.Module):
