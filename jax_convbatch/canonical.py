@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import ConvDimensionNumbers
 
-from jax_convbatch import _compat, plan, primitives
+from jax_convbatch import _compat, folding, plan, primitives
 from jax_convbatch import geometry as geo
 
 _HALF = ("float16", "bfloat16")
@@ -175,7 +175,7 @@ def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
     batch, feature = numbers.lhs_spec[:2]
     size = lhs.shape[batch] // count
     split = (*lhs.shape[:batch], count, size, *lhs.shape[batch + 1 :])
-    return primitives.fold_axis(lhs.reshape(split), batch, feature, 1)
+    return folding.fold_axis(lhs.reshape(split), batch, feature, 1)
 
 
 def geometry_of(

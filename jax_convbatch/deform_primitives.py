@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, deform_lowering, primitives
+from jax_convbatch import _compat, deform_lowering, folding
 from jax_convbatch.deform_lowering import total
 from jax_convbatch.deform_params import FACTORS, DeformParams, needed
 
@@ -173,7 +173,7 @@ def _batching(bind, operand_roles, result_roles, axis_data, args, dims, params):
             return a
         if d is None:
             a, d = jnp.broadcast_to(a, (size, *a.shape)), 0
-        return primitives.fold_axis(a, d, axis, 1)
+        return folding.fold_axis(a, d, axis, 1)
 
     if size == 0:
         named = zip(operand_roles, args, strict=True)
@@ -188,7 +188,7 @@ def _batching(bind, operand_roles, result_roles, axis_data, args, dims, params):
     out = out if isinstance(out, list) else [out]
     axes = [axis_of(r) for r in result_roles]
     return [
-        primitives.unfold(a, axis, size, 1) for a, axis in zip(out, axes, strict=True)
+        folding.unfold(a, axis, size, 1) for a, axis in zip(out, axes, strict=True)
     ], axes
 
 

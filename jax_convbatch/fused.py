@@ -21,6 +21,7 @@ from jax_convbatch import (
     _compat,
     act_grad,
     activations,
+    folding,
     partition,
     plan,
     primitives,
@@ -178,12 +179,12 @@ def _batching(axis_data, args, dims, *, params, epilogue, out_dtype, out_shardin
     only_samples &= dim["scale"] is None and dim["bias"] is None
     if only_samples and out_sharding is None and axis_data.size > 0:
         size = axis_data.size
-        x = primitives.fold_axis(x, dims[0], n[0], 1)
+        x = folding.fold_axis(x, dims[0], n[0], 1)
         if residual is not None:
             if dim["residual"] is None:
                 residual = jnp.broadcast_to(residual, (size, *residual.shape))
             at = dim["residual"] or 0
-            rest = [*rest[:-1], primitives.fold_axis(residual, at, n[1], 1)]
+            rest = [*rest[:-1], folding.fold_axis(residual, at, n[1], 1)]
         out = layer_p.bind(
             x,
             w,
@@ -193,7 +194,7 @@ def _batching(axis_data, args, dims, *, params, epilogue, out_dtype, out_shardin
             out_dtype=out_dtype,
             out_sharding=None,
         )
-        return [primitives.unfold(a, n[1], size, 1) for a in out], [n[1]] * len(out)
+        return [folding.unfold(a, n[1], size, 1) for a in out], [n[1]] * len(out)
     c, at = primitives.batch(
         "fprop",
         axis_data,

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, partition, plan
 from jax_convbatch import geometry as geo
+from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
 
 
@@ -205,35 +206,6 @@ def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
 
 
 # --- vmap ---------------------------------------------------------------------
-
-
-def fold_axis(a, batch_axis: int, axis: int, groups: int):
-    """Merges `batch_axis` into `axis` (counted without it), inside its groups."""
-    size = a.shape[batch_axis]
-    a = jnp.moveaxis(a, batch_axis, 0)
-    shape = a.shape[1:]
-    if groups == 1:
-        order = (*range(1, axis + 1), 0, *range(axis + 1, a.ndim))
-    else:
-        split = (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
-        a = a.reshape(size, *split)
-        order = (*range(1, axis + 2), 0, *range(axis + 2, a.ndim))
-    folded = (*shape[:axis], size * shape[axis], *shape[axis + 1 :])
-    return jax.lax.reshape(a, folded, order)
-
-
-def unfold(a, axis: int, size: int, groups: int):
-    """Splits a batch of `size` out of `axis`: its new axis stands before `axis`."""
-    whole = a.shape[axis]
-    shape = (
-        *a.shape[:axis],
-        groups,
-        size,
-        whole // groups // size,
-        *a.shape[axis + 1 :],
-    )
-    a = jnp.swapaxes(a.reshape(shape), axis, axis + 1)
-    return a.reshape(*a.shape[: axis + 1], whole // size, *a.shape[axis + 3 :])
 
 
 def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_sharding):

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import jax
+import pytest
 
 import jax_convbatch
 from jax_convbatch import canonical
@@ -95,6 +96,17 @@ _replace()
 
 def pytest_collection_finish(session):
     _replace()  # what the tests have imported since
+
+
+def pytest_sessionfinish(session):
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a worker of pytest-xdist
+        output["drop_in"] = dict(calls)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    calls.update(getattr(node, "workeroutput", {}).get("drop_in", {}))
 
 
 def pytest_terminal_summary(terminalreporter):
