@@ -13,8 +13,8 @@ import jax
 from benchmarks.cases import Case
 
 # Where an axis of PyTorch's order lies in ours: NCHW in NHWC, OIHW in HWIO.
-_FROM_NHWC, _FROM_HWIO = (0, 3, 1, 2), (3, 2, 0, 1)
-_TO_NHWC, _TO_HWIO = (0, 2, 3, 1), (2, 3, 1, 0)
+FROM_NHWC, FROM_HWIO = (0, 3, 1, 2), (3, 2, 0, 1)
+TO_NHWC, TO_HWIO = (0, 2, 3, 1), (2, 3, 1, 0)
 
 
 def problem(platform: str) -> str | None:
@@ -77,7 +77,7 @@ class TorchSide:
             for role, array in zip(self._roles, (first, second), strict=True)
         )
         result = self._one(a, b)
-        order = _TO_HWIO if self._case.op == "wgrad" else _TO_NHWC
+        order = TO_HWIO if self._case.op == "wgrad" else TO_NHWC
         result = result.permute(order).contiguous()
         self.wait()
         return jax.dlpack.from_dlpack(result)
@@ -85,7 +85,7 @@ class TorchSide:
     def _tensor(self, role: str, array):
         torch = self._torch
         tensor = torch.from_dlpack(array)
-        tensor = tensor.permute(_FROM_HWIO if role == "w" else _FROM_NHWC)
+        tensor = tensor.permute(FROM_HWIO if role == "w" else FROM_NHWC)
         return tensor.contiguous(memory_format=torch.channels_last)
 
     def _one(self, a, b):
@@ -109,7 +109,7 @@ class TorchSide:
         if self._unread is None:
             torch = self._torch
             shape = self._case.shape[role]
-            order = _FROM_HWIO if role == "w" else _FROM_NHWC
+            order = FROM_HWIO if role == "w" else FROM_NHWC
             self._unread = torch.empty(
                 [shape[i] for i in order],
                 dtype=getattr(torch, self._case.dtype),

@@ -208,13 +208,15 @@ def _layer_row(eqn, operands, dtype: str, platform: str) -> Row:
     """fprop's row, and where what follows it is computed."""
     options = eqn.params
     row = _conv_row("fprop", options, dtype, platform)
+    out_dtype = options["out_dtype"]
+    chosen = options["params"].plan("fprop", dtype, out_dtype, platform)
     epilogue = options["epilogue"]
     reason = row.reason
     if epilogue.describe():
         place = "in one pass over y"
         if row.engine == "xla":
             place = "by XLA"
-        elif plan.has_epilogue(row.engine, platform, dtype, options["out_dtype"]):
+        elif plan.has_epilogue(chosen, platform, dtype, out_dtype):
             place = "in the same kernel"
         reason += f"; {epilogue.describe()} {place}"
     if epilogue.outside:

@@ -270,7 +270,7 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
         return _stock_epilogue(epilogue, params.axis("y", "K"), zeros, *rest)
     chosen = local.plan("fprop", x.dtype, out_dtype, platform)
     empty = not epilogue.describe()
-    fuses = plan.has_epilogue(chosen.engine, platform, x.dtype, out_dtype)
+    fuses = plan.has_epilogue(chosen, platform, x.dtype, out_dtype)
     if fuses and not empty and add is None:
         return _fused_call(chosen, epilogue, local, x, w, rest, out_dtype)
     c = primitives.native_call(fprop, chosen, x, w, local, out_dtype)

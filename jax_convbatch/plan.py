@@ -26,7 +26,10 @@ ENGINES: dict[str, tuple[str, ...]] = {
 }
 # Engines that compute a whole layer in one kernel, by platform; after the others
 # one pass over y follows.
-EPILOGUES: dict[str, tuple[str, ...]] = {"cpu": ("implicit_gemm",), "cuda": ()}
+EPILOGUES: dict[str, tuple[str, ...]] = {
+    "cpu": ("implicit_gemm",),
+    "cuda": ("implicit_gemm",),
+}
 # Those that cover every geometry and floating dtype, on each platform.
 GENERAL_ENGINES = {
     "cpu": ("implicit_gemm", "im2col_gemm", "per_sample"),
@@ -57,6 +60,8 @@ class Plan:
       slice: samples that are unrolled at a time.
       workspace_bytes: size of the workspace buffer.
       by_name_only: "auto" leaves it to the next engine, which is faster here.
+      epilogue: whether its kernel can form what follows a convolution, if the engine
+        is in `EPILOGUES`.
       config: name of the engine's configuration, where it has several.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
@@ -67,6 +72,7 @@ class Plan:
     slice: int = 0
     workspace_bytes: int = 0
     by_name_only: bool = False
+    epilogue: bool = True
     config: str = ""
     source: str = "rule"
 
@@ -236,8 +242,15 @@ def _plan_implicit_gemm(
             f"{workspace_limit}"
         )
     reason = f"{plan['path']} of {plan['config']}"
-    rest = {"config": plan["config"], "by_name_only": not plan["preferred"]}
-    return Plan("implicit_gemm", reason, 0, workspace, **rest)
+    return Plan(
+        "implicit_gemm",
+        reason,
+        0,
+        workspace,
+        by_name_only=not plan["preferred"],
+        epilogue=plan["epilogue"],
+        config=plan["config"],
+    )
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
@@ -300,9 +313,10 @@ _PLANNERS: dict[str, Callable[..., Plan]] = {
 }
 
 
-def has_epilogue(engine: str, platform: str, dtype, out_dtype) -> bool:
-    """Whether an engine forms bias, residual and activation itself."""
-    return engine in EPILOGUES[platform] and np.dtype(dtype) == np.dtype(out_dtype)
+def has_epilogue(chosen: Plan, platform: str, dtype, out_dtype) -> bool:
+    """Whether what a plan runs forms bias, residual and activation itself."""
+    there = chosen.engine in EPILOGUES[platform] and chosen.epilogue
+    return there and np.dtype(dtype) == np.dtype(out_dtype)
 
 
 def check_somewhere(

@@ -27,6 +27,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformWgradExecute);
 // implicit_gemm. Initialize: loads the kernels.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropActInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropActExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradInitialize);

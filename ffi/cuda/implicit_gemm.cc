@@ -16,6 +16,7 @@
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/status.h"
+#include "epilogue_call.h"
 #include "ffi_checks.h"
 
 namespace jax_convbatch {
@@ -89,6 +90,13 @@ ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
           std::to_string(minor) + ", in " + where());
 }
 
+// The plan in Python does not ask for it: it knows `Plan.epilogue`.
+ffi::Error NoEpilogueHere(const ConvGeometry& g) {
+  return ffi::Error::InvalidArgument(
+      "jax_convbatch: implicit_gemm has no epilogue on this path, in " +
+      Describe("fprop_act", g));
+}
+
 // Runs `kernels`, a function of a Call, with the workspace of `plan`.
 template <typename Call, typename Type, typename Plan, typename Kernels>
 ffi::Error RunPlan(Operation operation, const ConvBuffers& buffers,
@@ -117,7 +125,8 @@ ffi::Error RunPlan(Operation operation, const ConvBuffers& buffers,
 
 ffi::Error Run(Operation operation, const ConvBuffers& buffers,
                const ConvGeometry& g, int64_t precision,
-               std::string_view config, bool launch, cudaStream_t stream) {
+               std::string_view config, bool launch, cudaStream_t stream,
+               const hopper::Epilogue* epilogue = nullptr) {
   JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
@@ -134,6 +143,7 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
               [&] { return Describe(Name(operation), g); }));
 
   if (g.groups > 1) {
+    if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<direct::Op>(operation);
     const auto stage =
         launch ? direct::Stage::kLaunch : direct::Stage::kPrepare;
@@ -149,7 +159,8 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   return RunPlan<hopper::ConvCall>(
       operation, buffers, g, *hopper_type, config,
       hopper::FindConfig(op, g, *hopper_type, multiprocessors, config),
-      [&](const hopper::ConvCall& call) {
+      [&](hopper::ConvCall call) {
+        call.epilogue = epilogue;
         return hopper::RunPath(op, call, stage, stream);
       });
 }
@@ -176,6 +187,87 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
              /*launch=*/false, nullptr);
 }
 
+ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
+                  const ffi::RemainingArgs& operands, const ffi::AnyBuffer& y,
+                  const ffi::AnyBuffer& workspace,
+                  const ffi::RemainingRets& results, const ConvGeometry& g,
+                  int64_t precision, std::string_view config,
+                  const EpilogueAttributes& attributes, bool launch,
+                  cudaStream_t stream) {
+  const ffi::DataType dtype = x.element_type();
+  EpilogueCall call;
+  JCB_RETURN_IF_ERROR(DecodeOperands(attributes, dtype, operands, &call));
+  if (attributes.save_input) {
+    JCB_RETURN_IF_ERROR(DecodeResult(attributes, dtype, results, 0, &call.z));
+  }
+  for (const void* data : {call.scale, call.bias, call.residual,
+                           static_cast<const void*>(call.z)}) {
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+      return ffi::Error::Internal(
+          "jax_convbatch: a buffer is not aligned to 16 bytes in " +
+          Describe("fprop_act", g));
+    }
+  }
+  const hopper::Epilogue epilogue = hopper::MakeEpilogue(
+      call.activation, call.scale, call.bias, call.residual, call.z);
+  return Run(Operation::kFprop, {x, w, y, workspace}, g, precision, config,
+             launch, stream, &epilogue);
+}
+
+EpilogueAttributes AttributesOf(const ConvGeometry& g,
+                                std::string_view activation, int64_t scale,
+                                int64_t bias, int64_t residual,
+                                int64_t save_input) {
+  return {g.N * g.output_pixels(),
+          g.K,
+          activation,
+          scale != 0,
+          bias != 0,
+          residual != 0,
+          save_input != 0};
+}
+
+ffi::Error ActExecute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w,
+                      ffi::RemainingArgs operands,
+                      ffi::Result<ffi::AnyBuffer> y,
+                      ffi::Result<ffi::AnyBuffer> workspace,
+                      ffi::RemainingRets results, const ConvGeometry& g,
+                      int64_t /*slice*/, int64_t precision,
+                      std::string_view config, std::string_view activation,
+                      int64_t scale, int64_t bias, int64_t residual,
+                      int64_t save_input) {
+  return RunAct(x, w, operands, *y, *workspace, results, g, precision, config,
+                AttributesOf(g, activation, scale, bias, residual, save_input),
+                /*launch=*/true, stream);
+}
+
+ffi::Error ActInitialize(
+    ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::RemainingArgs operands,
+    ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
+    ffi::RemainingRets results, const ConvGeometry& g, int64_t /*slice*/,
+    int64_t precision, std::string_view config, std::string_view activation,
+    int64_t scale, int64_t bias, int64_t residual, int64_t save_input) {
+  return RunAct(x, w, operands, *y, *workspace, results, g, precision, config,
+                AttributesOf(g, activation, scale, bias, residual, save_input),
+                /*launch=*/false, nullptr);
+}
+
+template <typename Binding>
+auto BindAct(Binding&& binding) {
+  return BindEpilogueAttributes(
+      std::forward<Binding>(binding)
+          .template Arg<ffi::AnyBuffer>()  // x
+          .template Arg<ffi::AnyBuffer>()  // w
+          .RemainingArgs()
+          .template Ret<ffi::AnyBuffer>()  // y
+          .template Ret<ffi::AnyBuffer>()  // workspace
+          .RemainingRets()
+          .template Attr<ConvGeometry>("geometry")
+          .template Attr<int64_t>("slice")
+          .template Attr<int64_t>("precision")
+          .template Attr<std::string_view>("config"));
+}
+
 auto BindExecute() {
   return BindConvExecute().Attr<std::string_view>("config");
 }
@@ -195,6 +287,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradExecute, Execute<Operation::kDgrad>,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradExecute, Execute<Operation::kWgrad>,
                               BindExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    ImplicitFpropActExecute, ActExecute,
+    BindAct(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropActInitialize, ActInitialize,
+                              BindAct(ffi::Ffi::BindInitialize()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropInitialize,
                               Initialize<Operation::kFprop>, BindInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradInitialize,

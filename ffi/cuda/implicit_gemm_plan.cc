@@ -58,13 +58,15 @@ Op OpOf(const std::string& op) {
   throw nb::value_error(message.c_str());
 }
 
-nb::dict FieldsOf(hopper::Op op, const hopper::Plan& plan) {
+nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g,
+                  const hopper::Plan& plan) {
   constexpr const char* kPaths[] = {"tiles", "gathered tiles", "strips"};
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();
   fields["path"] = kPaths[static_cast<int>(plan.path)];
   fields["preferred"] = plan.preferred;
+  fields["epilogue"] = op == hopper::Op::kFprop && hopper::HasEpilogue(plan, g);
   fields["workspace"] = plan.workspace;
   fields["blocks"] = plan.blocks;
   return fields;
@@ -84,6 +86,7 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   fields["config"] = name.c_str();
   fields["path"] = "direct tiles";
   fields["preferred"] = plan->preferred;
+  fields["epilogue"] = false;
   fields["workspace"] = plan->workspace;
   fields["blocks"] = plan->blocks();
   plans.append(fields);
@@ -108,7 +111,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   nb::list plans;
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {
-    plans.append(FieldsOf(operation, plan));
+    plans.append(FieldsOf(operation, g, plan));
   }
   return plans;
 }

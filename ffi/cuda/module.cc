@@ -45,6 +45,8 @@ nb::dict Targets() {
       Stages(CudaDeformWgradInitialize, CudaDeformWgradExecute));
   const char* engine = "implicit_gemm";
   add(engine, "fprop", Stages(ImplicitFpropInitialize, ImplicitFpropExecute));
+  add(engine, "fprop_act",
+      Stages(ImplicitFpropActInitialize, ImplicitFpropActExecute));
   add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
   add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "conv_geometry.h"
+#include "cuda/hopper/epilogue.h"
 
 namespace jax_convbatch::hopper {
 
@@ -66,11 +67,20 @@ struct ConvCall {
   Plan plan;
   const void *lhs, *rhs;
   void *result, *workspace;
+  const Epilogue* epilogue = nullptr;  // of fprop, where HasEpilogue
 };
+
+// Whether fprop's kernels form an epilogue in the store of a tile.
+inline bool HasEpilogue(const Plan& plan, const ConvGeometry& g) {
+  return plan.path == Path::kCopies ||
+         (plan.path == Path::kStrips && g.K % 8 == 0);
+}
 
 // cudaErrorInvalidValue where there is no kernel for the plan or the driver
 // refuses a tensor map.
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+// Fprop with an epilogue.
+cudaError_t FpropAct(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Wgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 

@@ -7,6 +7,9 @@
 // first warpgroup stores them with tensor copies, and the zeros of a strided
 // dgrad's parts that no tap reaches.
 //
+// A residual that an epilogue adds comes by the same warp's copies to the
+// buffer of the tile, before the tile is written over it.
+//
 // The reduction is never split: every tile shape adds in the same order, so
 // that results do not depend on the tile, nor on the batch that led to its
 // choice.
@@ -14,6 +17,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_KERNEL_CUH_
 
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
 
@@ -52,13 +56,17 @@ template <typename Config>
 struct ConvBarriers {
   RingBarriers<Config::kStages> ring;
   StoreBarriers<Config::kStores> stores;
-  uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
+  uint64_t turn[kConsumers];      // the other warpgroup's tile is under way
+  uint64_t residual[kConsumers];  // it is there for the warpgroup's next tile
 
   __device__ void Init() {  // by one thread
     ring.Init(2, Config::kWarps);
     stores.Init(Config::kWarps);
     for (uint64_t& barrier : turn) {
       BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
+    for (uint64_t& barrier : residual) {
+      BarrierInit(SharedAddress(&barrier), 1);
     }
     FenceBarrierInit();
   }
@@ -163,9 +171,23 @@ __device__ __forceinline__ void IssueCopies(
   });
 }
 
-template <typename Config, int kParts>
+// Which barrier says that the residual of the block's tile number `turn` is
+// there, and in which phase.
+template <typename Config>
+struct ResidualTurn {
+  int barrier;
+  uint32_t parity;
+
+  __device__ explicit ResidualTurn(int turn)
+      : barrier(Config::kTogether ? 0 : turn % kConsumers),
+        parity((Config::kTogether ? turn : turn / kConsumers) & 1) {}
+};
+
+// After: what follows the convolution, NoEpilogue or Epilogue.
+template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
-                                        int group, uint32_t shared,
+                                        const After& after, int group,
+                                        uint32_t shared,
                                         ConvBarriers<Config>& barriers) {
   constexpr bool kTogether = Config::kTogether;
   constexpr int kStores = Config::kStores, kGroupM = Config::kGroupM;
@@ -206,26 +228,77 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
           }
         });
     const int buffer = turn % kStores;
-    if (turn >= kStores) {
+    const uint32_t to = stores + buffer * Config::kTileBytes;
+    uint64_t* written = &barriers.stores.written[buffer];
+    auto wait_free = [&] {
+      if (turn < kStores) return;
       const int round = (turn - kStores) / (kTogether ? 1 : kConsumers);
       BarrierWait(SharedAddress(&barriers.stores.free[group]), round & 1);
+    };
+    if constexpr (After::kPresent) {
+      if (after.residual != nullptr) {
+        const ResidualTurn<Config> at(turn);
+        BarrierWait(SharedAddress(&barriers.residual[at.barrier]), at.parity);
+      } else {
+        wait_free();
+      }
+      const int pixel = tile.pixel + (kTogether ? group * kGroupM : 0);
+      WriteLayerTile<typename Config::T>(after, acc, to, written, pixel,
+                                         tile.channel, tile.part->pixels,
+                                         problem.channels);
+    } else {
+      wait_free();
+      WriteTile<typename Config::T>(acc, to, written);
     }
-    WriteTile<typename Config::T>(acc, stores + buffer * Config::kTileBytes,
-                                  &barriers.stores.written[buffer]);
   });
 }
 
+// Copies the residual of the block's tile number `turn` to its buffer.
+template <typename Config>
+__device__ __forceinline__ void IssueResidual(const ConvProblem<1>& problem,
+                                              const Epilogue& epilogue,
+                                              int turn, uint32_t stores,
+                                              ConvBarriers<Config>& barriers) {
+  const int t = blockIdx.x + turn * gridDim.x;
+  if (t >= problem.tiles) return;
+  const ConvTile tile = TileAt<Config>(problem, t);
+  const ResidualTurn<Config> at(turn);
+  const uint32_t barrier = SharedAddress(&barriers.residual[at.barrier]);
+  const uint32_t buffer = stores + turn % Config::kStores * Config::kTileBytes;
+  const int pixels = min(Config::kM, tile.part->pixels - tile.pixel);
+  const int channels = min(Config::kN, problem.channels - tile.channel);
+  BarrierArriveExpect(barrier,
+                      (pixels + 63) / 64 * ((channels + 63) / 64) * kBoxBytes);
+  for (int m = 0; m < pixels; m += 64) {
+    for (int n = 0; n < channels; n += 64) {
+      LoadTile2(buffer + (m / 64 * (Config::kN / 64) + n / 64) * kBoxBytes,
+                epilogue.residual_boxes, barrier, tile.channel + n,
+                tile.pixel + m);
+    }
+  }
+}
+
 // By one thread.
-template <typename Config, int kParts>
+template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
-                                            uint32_t shared,
+                                            const After& after, uint32_t shared,
                                             ConvBarriers<Config>& barriers) {
   constexpr int kM = Config::kM, kN = Config::kN, kStores = Config::kStores;
   const uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
   auto& [written, free] = barriers.stores;
   int turns = 0;
+  auto residual = [&](int turn) {
+    if constexpr (After::kPresent) {
+      if (after.residual == nullptr) return;
+      // Its buffer may still be on the way out.
+      if (turn >= kStores) StoreWaitRead<0>();
+      IssueResidual<Config>(problem, after, turn, stores, barriers);
+    }
+  };
+  for (int turn = 0; turn < kStores - 1; ++turn) residual(turn);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations > 0) {
+      residual(turns + kStores - 1);
       const int buffer = turns % kStores;
       BarrierWait(SharedAddress(&written[buffer]), turns / kStores & 1);
       StoreTile<kM, kN, kParts == 1>(
@@ -252,9 +325,10 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   StoreWaitRead<0>();  // shared memory must outlive the stores that read it
 }
 
-template <typename Config, int kParts>
+template <typename Config, int kParts, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
-    ConvKernel(const __grid_constant__ ConvProblem<kParts> problem) {
+    ConvKernel(const __grid_constant__ ConvProblem<kParts> problem,
+               const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
       memory + ConvShared<Config>::kBarrierOffset);
@@ -277,11 +351,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (threadIdx.x == 32) {
       IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
     } else if (threadIdx.x == 64) {
-      IssueStores<Config>(problem, shared, barriers);
+      IssueStores<Config>(problem, after, shared, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    Consume<Config>(problem, warpgroup - 1, shared, barriers);
+    Consume<Config>(problem, after, warpgroup - 1, shared, barriers);
   }
 }
 

@@ -74,22 +74,23 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   return true;
 }
 
-template <typename Config, int kParts>
-cudaError_t LaunchConv(const ConvProblem<kParts>& problem, int blocks,
-                       Stage stage, cudaStream_t stream) {
-  const auto kernel = &ConvKernel<Config, kParts>;
+template <typename Config, int kParts, typename After>
+cudaError_t LaunchConv(const ConvProblem<kParts>& problem, const After& after,
+                       int blocks, Stage stage, cudaStream_t stream) {
+  const auto kernel = &ConvKernel<Config, kParts, After>;
   const cudaError_t raised =
       RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, blocks), kThreads,
-           ConvShared<Config>::kBytes, stream>>>(problem);
+           ConvShared<Config>::kBytes, stream>>>(problem, after);
   return cudaGetLastError();
 }
 
-template <typename T, Contiguous kWeights, int kParts, typename Parts>
+template <typename T, Contiguous kWeights, int kParts, typename Parts,
+          typename After = NoEpilogue>
 cudaError_t RunConv(const ConvCall& given, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
-                    Stage stage, cudaStream_t stream) {
+                    Stage stage, cudaStream_t stream, const After& after = {}) {
   ConvCall call = given;
   // What the window kernel does not take, with the same bits.
   if (call.plan.tile_m == kWindowPixels) call.plan.tile_m = 256;
@@ -103,7 +104,7 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
                   [](const ConvPart& part) { return part.iterations == 0; });
 
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config)>(problem, call.plan.blocks, stage,
+    return LaunchConv<decltype(config)>(problem, after, call.plan.blocks, stage,
                                         stream);
   };
   // Stages and store buffers: what fits in shared memory.
@@ -131,7 +132,11 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
             ConvConfig<T, 128, 128, kInTurns, 5, 1, true, kWeights>());
       }
     }
-    return launch(ConvConfig<T, 128, 128, kInTurns, 6, 1, false, kWeights>());
+    // With an epilogue, the residual of one tile comes while another is
+    // written.
+    constexpr int kBuffers = After::kPresent ? 2 : 1;
+    return launch(ConvConfig<T, 128, 128, kInTurns, 7 - kBuffers, kBuffers,
+                             false, kWeights>());
   }
   return cudaErrorInvalidValue;
 }

@@ -7,6 +7,8 @@
 namespace jax_convbatch::hopper {
 
 cudaError_t FpropTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t FpropActTf32(const ConvCall& call, Stage stage,
+                         cudaStream_t stream);
 cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 

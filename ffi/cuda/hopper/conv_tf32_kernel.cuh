@@ -14,6 +14,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_TF32_KERNEL_CUH_
 
 #include "cuda/hopper/conv_kernel.cuh"
+#include "cuda/hopper/epilogue_f32.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 
 namespace jax_convbatch::hopper {
@@ -142,21 +143,75 @@ class Tf32Store {
     }
   }
 
+  // The same with an epilogue, which fprop alone has.
+  __device__ __forceinline__ void Store(const Epilogue& e,
+                                        const float (&acc)[1][Config::kM / 2],
+                                        const ConvPart& part, int pixel,
+                                        int channel, int channels) {
+    constexpr int kPixels = Config::kStorePixels;
+    const FragmentLane<1> lane(threadIdx.x);
+    const int k =
+        channel + lane.box * kTf32Block + lane.chunk * 4 + lane.half * 2;
+    const int thread = threadIdx.x % kWarpgroup;
+    PairEpilogue<kPixels> epilogue(e, k, channels, pixel + 2 * (thread % 4),
+                                   min(part.pixels, pixel + Config::kM));
+    auto store = [&](int p, float (&v)[kPixels / 2]) {
+      epilogue.Apply(e, p, v);
+      if (thread == 0) StoreWaitRead<0>();
+      NamedBarrier(barrier_, kWarpgroup);
+#pragma unroll
+      for (int j = 0; j < kPixels; j += 8) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const float* pair = &v[j / 2 + odd];
+          StoreShared2(Address(j, odd, chunk_), make_float2(pair[0], pair[2]));
+        }
+      }
+      FenceAsyncProxy();
+      NamedBarrier(barrier_, kWarpgroup);
+      if (thread == 0) Send(part, pixel + p, channel, channels);
+    };
+    if (e.smooth) {
+      // One copy of the activation's code for all.
+#pragma unroll 1
+      for (int p = 0; p < Config::kM; p += kPixels) {
+        if (pixel + p >= part.pixels) return;
+        float v[kPixels / 2];
+        Select(acc, p / kPixels, v);
+        store(p, v);
+      }
+    } else {
+#pragma unroll
+      for (int p = 0; p < Config::kM; p += kPixels) {
+        if (pixel + p >= part.pixels) return;
+        float v[kPixels / 2];
+#pragma unroll
+        for (int i = 0; i < kPixels / 2; ++i) v[i] = acc[0][p / 2 + i];
+        store(p, v);
+      }
+    }
+  }
+
   // Shared memory must outlive the stores that read it.
   __device__ void Finish() {
     if (threadIdx.x % kWarpgroup == 0) StoreWaitRead<0>();
   }
 
  private:
+  // 16 bytes of the pixel that Write speaks of.
+  __device__ __forceinline__ uint32_t Address(int pixel, int odd,
+                                              int chunk) const {
+    const int swizzle = 2 * (threadIdx.x % 4) + odd;
+    return buffer_ + offset_ + (pixel + odd) * 128 + ((chunk ^ swizzle) << 4);
+  }
+
   // The thread's accumulators of column `column` + 2 t + odd, t its lane % 4,
   // to pixel `pixel` + 2 t + odd of the buffer.
   __device__ __forceinline__ void Write(
       const float (&acc)[Config::kBlocks][Config::kM / 2], int column,
       int pixel, int odd) {
     const int i = column / 2 + odd;
-    const int swizzle = 2 * (threadIdx.x % 4) + odd;
-    const uint32_t line = buffer_ + offset_ + (pixel + odd) * 128;
-    auto at = [&](int chunk) { return line + ((chunk ^ swizzle) << 4); };
+    auto at = [&](int chunk) { return Address(pixel, odd, chunk); };
     if constexpr (Config::kWeights == Contiguous::kReduction) {
       // Rows are channels in order: lane / 4 and 8 more of the warp's 16.
 #pragma unroll
@@ -199,10 +254,10 @@ class Tf32Store {
   uint32_t buffer_, offset_;
 };
 
-template <typename Config, int kParts>
+template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void ConsumeTf32(
-    const ConvProblem<kParts>& problem, int group, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
+    const ConvProblem<kParts>& problem, const After& after, int group,
+    uint32_t ring, RingBarriers<Config::kStages>& barriers) {
   Tf32Store<Config, kParts == 1> out(
       group, ring + Config::kRingBytes + group * Config::kStoreBytes);
   // Lane % 4 takes rows of the filter in order, as the multiplier takes the
@@ -230,14 +285,20 @@ __device__ __forceinline__ void ConsumeTf32(
     if (t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     }
-    out.Store(acc, *tile.part, tile.pixel, tile.channel, problem.channels);
+    if constexpr (After::kPresent) {
+      out.Store(after, acc, *tile.part, tile.pixel, tile.channel,
+                problem.channels);
+    } else {
+      out.Store(acc, *tile.part, tile.pixel, tile.channel, problem.channels);
+    }
   }
   out.Finish();
 }
 
-template <typename Config, int kParts>
+template <typename Config, int kParts, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
-    ConvTf32Kernel(const __grid_constant__ ConvProblem<kParts> problem) {
+    ConvTf32Kernel(const __grid_constant__ ConvProblem<kParts> problem,
+                   const __grid_constant__ After after) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
@@ -254,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    ConsumeTf32<Config>(problem, warpgroup - 1, ring, barriers);
+    ConsumeTf32<Config>(problem, after, warpgroup - 1, ring, barriers);
   }
 }
 

@@ -9,10 +9,12 @@
 
 namespace jax_convbatch::hopper {
 
-template <Contiguous kWeights, int kParts, typename Parts>
+template <Contiguous kWeights, int kParts, typename Parts,
+          typename After = NoEpilogue>
 cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                         const Activations& out, const Parts& parts, int box_c,
-                        Stage stage, cudaStream_t stream) {
+                        Stage stage, cudaStream_t stream,
+                        const After& after = {}) {
   auto launch = [&](auto config) {
     using Config = decltype(config);
     ConvProblem<kParts> problem{};
@@ -20,11 +22,11 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                          &problem)) {
       return cudaErrorInvalidValue;
     }
-    const auto kernel = &ConvTf32Kernel<Config, kParts>;
+    const auto kernel = &ConvTf32Kernel<Config, kParts, After>;
     const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
     if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
     kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
-             Config::kSharedBytes, stream>>>(problem);
+             Config::kSharedBytes, stream>>>(problem, after);
     return cudaGetLastError();
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;

@@ -23,6 +23,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

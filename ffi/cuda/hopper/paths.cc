@@ -53,12 +53,16 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 cudaError_t RunPath(Op op, const ConvCall& given, Stage stage,
                     cudaStream_t stream) {
   const ConvGeometry g = Fold(op, given.g, given.type);
-  const ConvCall call = {g,         given.type,   given.plan,     given.lhs,
-                         given.rhs, given.result, given.workspace};
+  const ConvCall call = {
+      g,         given.type,   given.plan,      given.lhs,
+      given.rhs, given.result, given.workspace, given.epilogue};
   const bool strips = call.plan.path == Path::kStrips;
   const bool copies = call.plan.path == Path::kCopies;
   switch (op) {
     case Op::kFprop:
+      if (call.epilogue != nullptr && !HasEpilogue(call.plan, g)) {
+        return cudaErrorInvalidValue;
+      }
       return copies   ? Fprop(call, stage, stream)
              : strips ? StripFprop(call, stage, stream)
                       : GatherFprop(call, stage, stream);

@@ -287,6 +287,16 @@ __device__ __forceinline__ void StoreMatrix4(uint32_t address, uint32_t a,
       : "memory");
 }
 
+// The reverse.
+__device__ __forceinline__ void LoadMatrix4(uint32_t address,
+                                            uint32_t (&v)[4]) {
+  asm volatile(
+      "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+      : "r"(address)
+      : "memory");
+}
+
 __device__ __forceinline__ float4 LoadShared4(uint32_t address) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

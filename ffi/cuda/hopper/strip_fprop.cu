@@ -7,24 +7,24 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <typename Config>
+template <typename Config, typename After>
 cudaError_t LaunchFprop(const ConvCall& call, const StripProblem& problem,
-                        Stage stage, cudaStream_t stream) {
-  const auto kernel = &StripFpropKernel<Config>;
+                        const After& after, Stage stage, cudaStream_t stream) {
+  const auto kernel = &StripFpropKernel<Config, After>;
   const int bytes =
       static_cast<int>(StripSharedBytes(call.g, problem.tile, false));
   const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, call.plan.blocks), kStripThreads, bytes,
-           stream>>>(problem);
+           stream>>>(problem, after);
   return cudaGetLastError();
 }
 
-template <typename T, bool kOdd>
+template <typename T, bool kOdd, typename After>
 cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
-                     Stage stage, cudaStream_t stream) {
+                     const After& after, Stage stage, cudaStream_t stream) {
   auto launch = [&](auto config) {
-    return LaunchFprop<decltype(config)>(call, problem, stage, stream);
+    return LaunchFprop<decltype(config)>(call, problem, after, stage, stream);
   };
   switch (StripSteps(StripShape(call.g))) {
     case 2:
@@ -42,12 +42,16 @@ cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
   }
 }
 
-template <typename T>
+template <typename After>
 cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
-                     Stage stage, cudaStream_t stream) {
-  return StripShape(call.g).odd
-             ? RunFprop<T, true>(call, problem, stage, stream)
-             : RunFprop<T, false>(call, problem, stage, stream);
+                     const After& after, Stage stage, cudaStream_t stream) {
+  const bool odd = StripShape(call.g).odd;
+  auto run = [&](auto zero) {
+    using T = decltype(zero);
+    return odd ? RunFprop<T, true>(call, problem, after, stage, stream)
+               : RunFprop<T, false>(call, problem, after, stage, stream);
+  };
+  return call.type == Type::kBf16 ? run(__nv_bfloat16()) : run(__half());
 }
 
 }  // namespace
@@ -61,9 +65,10 @@ cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
       !EncodeOutput(&problem.y_map, call, call.result)) {
     return cudaErrorInvalidValue;
   }
-  return call.type == Type::kBf16
-             ? RunFprop<__nv_bfloat16>(call, problem, stage, stream)
-             : RunFprop<__half>(call, problem, stage, stream);
+  if (call.epilogue != nullptr) {
+    return RunFprop(call, problem, *call.epilogue, stage, stream);
+  }
+  return RunFprop(call, problem, NoEpilogue(), stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -3,6 +3,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_FPROP_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_STRIP_FPROP_CUH_
 
+#include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/strip.cuh"
 #include "cuda/hopper/wgmma_registers.cuh"
 
@@ -56,24 +57,32 @@ __device__ __forceinline__ void LoadFilter(const StripProblem& problem,
   FenceAsyncProxy();
 }
 
-// 64 pixels x 64 channels, at most `pixels` of them there.
-template <typename T>
-__device__ __forceinline__ void StoreStripBox(const StripProblem& problem,
-                                              const float (&acc)[32],
-                                              uint32_t buffer, int barrier,
-                                              int image, int pixel,
-                                              int channel) {
+// 64 pixels x 64 channels, as many of them as there are.
+template <typename T, typename After>
+__device__ __forceinline__ void StoreStripBox(
+    const StripProblem& problem, const After& after, float (&acc)[1][32],
+    uint32_t buffer, int barrier, int image, int pixel, int channel) {
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
   const int line = thread / 32 * 16 + lane % 16;
-  if (thread == 0) StoreWaitRead<kStripStores - 1>();
-  NamedBarrier(barrier, kWarpgroup);
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    const float* a = &acc[4 * j];
+  auto store = [&](int j, const float* a) {
     StoreMatrix4(buffer + line * 128 + (((j + lane / 16) ^ (line % 8)) << 4),
                  Pack<T>(a[0], a[1]), Pack<T>(a[2], a[3]), Pack<T>(a[4], a[5]),
                  Pack<T>(a[6], a[7]));
+  };
+  if constexpr (After::kPresent) {
+    const int64_t first = int64_t{image} * problem.pixels + pixel;
+    PreActivate<T>(after, acc[0], first, problem.pixels - pixel, channel,
+                   problem.K);
+  }
+  if (thread == 0) StoreWaitRead<kStripStores - 1>();
+  NamedBarrier(barrier, kWarpgroup);
+  if constexpr (After::kPresent) {
+    StoreActivated(after, acc,
+                   [&](int, int j, const float* v) { store(j, v); });
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) store(j, &acc[0][4 * j]);
   }
   FenceAsyncProxy();
   NamedBarrier(barrier, kWarpgroup);
@@ -102,10 +111,10 @@ __device__ __forceinline__ void StoreStripBox(const StripProblem& problem,
   }
 }
 
-template <typename Config>
+template <typename Config, typename After>
 __device__ __forceinline__ void ConsumeStrips(
-    const StripProblem& problem, int group, uint32_t filter, uint32_t store,
-    uint32_t ring, RingBarriers<kStripStages>& barriers) {
+    const StripProblem& problem, const After& after, int group, uint32_t filter,
+    uint32_t store, uint32_t ring, RingBarriers<kStripStages>& barriers) {
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
   const int line = thread / 32 * 16 + lane / 4;
@@ -143,22 +152,22 @@ __device__ __forceinline__ void ConsumeStrips(
         }
       }
       for (int channel = 0; channel < problem.K; channel += 64) {
-        float acc[32];
+        float acc[1][32];
 #pragma unroll
-        for (int i = 0; i < 32; ++i) acc[i] = 0;
+        for (int i = 0; i < 32; ++i) acc[0][i] = 0;
         const uint64_t b =
             Descriptor(filter + channel / 64 * Config::kFilterBytes);
         WgmmaFence();
 #pragma unroll
         for (int i = 0; i < Config::kSteps; ++i) {
           WgmmaRegisters<typename Config::T>(
-              acc, a[i], b + i * kReductionStep<Contiguous::kRows>);
+              acc[0], a[i], b + i * kReductionStep<Contiguous::kRows>);
         }
         WgmmaCommit();
         WgmmaWait<0>();
-        StoreStripBox<typename Config::T>(problem, acc, store + box * kBoxBytes,
-                                          1 + group, tile.image, pixel,
-                                          channel);
+        StoreStripBox<typename Config::T>(problem, after, acc,
+                                          store + box * kBoxBytes, 1 + group,
+                                          tile.image, pixel, channel);
         box = (box + 1) % kStripStores;
       }
     }
@@ -168,9 +177,10 @@ __device__ __forceinline__ void ConsumeStrips(
   if (thread == 0) StoreWaitRead<0>();
 }
 
-template <typename Config>
+template <typename Config, typename After>
 __global__ void __launch_bounds__(kStripThreads, 1)
-    StripFpropKernel(const __grid_constant__ StripProblem problem) {
+    StripFpropKernel(const __grid_constant__ StripProblem problem,
+                     const __grid_constant__ After after) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<kStripStages> barriers;
   const uint32_t filter = (SharedAddress(shared) + 1023) & ~1023u;
@@ -194,7 +204,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
     }
   } else {
     TakeRegisters<kStripRegisters>();
-    ConsumeStrips<Config>(problem, warpgroup - 1, filter,
+    ConsumeStrips<Config>(problem, after, warpgroup - 1, filter,
                           store + (warpgroup - 1) * kStripStores * kBoxBytes,
                           ring, barriers);
   }

@@ -1,0 +1,37 @@
+#include <array>
+
+#include "cuda/hopper/conv_launch.cuh"
+#include "cuda/hopper/conv_tf32.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  constexpr int kBoxC = 64;  // as in fprop.cu
+  const Activations out = OutputOf(call.g);
+  Epilogue epilogue = *call.epilogue;
+  if (epilogue.residual != nullptr &&
+      !EncodeTiled(&epilogue.residual_boxes, call.type, epilogue.residual,
+                   {out.c, out.n * out.h * out.w}, {64, 64})) {
+    return cudaErrorInvalidValue;
+  }
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  return RunConv<T, Contiguous::kRows, 1>(call, InputOf(call.g), out, parts,
+                                          kBoxC, stage, stream, epilogue);
+}
+
+}  // namespace
+
+cudaError_t FpropAct(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return FpropActTf32(call, stage, stream);
+  }
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,16 @@
+#include <array>
+
+#include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/conv_tf32_launch.cuh"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t FpropActTf32(const ConvCall& call, Stage stage,
+                         cudaStream_t stream) {
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),
+                                           OutputOf(call.g), parts, kTf32Block,
+                                           stage, stream, *call.epilogue);
+}
+
+}  // namespace jax_convbatch::hopper
