@@ -108,15 +108,14 @@ def _many(one, sets):
 
 
 def combinations(sets) -> list[tuple]:
-    """The sets, and where they are small others made of their arrays: enough calls
-    to hide what it costs to start a program, no two of them with equal operands."""
+    """The sets, and others made of their arrays: enough calls to hide what it costs
+    to start a program, no two of them with equal operands."""
     n = len(sets)
-    calls = []
-    for k in range(1 if n < MOST_SETS else 4):
-        for i in range(n):
-            x, w, bias, dy = (sets[(i + j * k) % n][j] for j in range(4))
-            calls.append((x, w, bias, dy))
-    return calls
+    return [
+        tuple(sets[(i + j * k) % n][j] for j in range(4))
+        for k in range(min(n, 4))
+        for i in range(n)
+    ]
 
 
 def operands(row, batch: int, dtype: str):

@@ -1,7 +1,7 @@
-// The transcendental functions of the activations, in float and double. On the
-// GPU they are CUDA's, exp and sigmoid the fast ones, within 2 + |x| units in
-// the last place. On the host the float ones are polynomials without
-// branches, so that loops over them are vectorised.
+// The transcendental functions of the activations, in float and double. The
+// float ones are polynomials without branches, so that loops over them are
+// vectorised; on the GPU with its own exponential and reciprocal, within 2 +
+// |x| units in the last place.
 #ifndef JAX_CONVBATCH_ACTIVATION_MATH_H_
 #define JAX_CONVBATCH_ACTIVATION_MATH_H_
 
@@ -18,7 +18,8 @@
 
 namespace jax_convbatch::math {
 
-// exp(x), within 2 units in the last place; saturates outside [-87, 88].
+// exp(x), on the host within 2 units in the last place and saturated outside
+// [-87, 88].
 JCB_HOST_DEVICE float Exp(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);
@@ -42,10 +43,16 @@ JCB_HOST_DEVICE float Exp(float x) {
 #endif
 }
 
-JCB_HOST_DEVICE float Tanh(float x) {
+JCB_HOST_DEVICE float Quotient(float a, float b) {
 #ifdef __CUDA_ARCH__
-  return tanhf(x);
+  return __fdividef(a, b);
 #else
+  return a / b;
+#endif
+}
+JCB_HOST_DEVICE double Quotient(double a, double b) { return a / b; }
+
+JCB_HOST_DEVICE float Tanh(float x) {
   // A rational minimax approximation; beyond 9 it is 1 in float.
   float c = x < -9.0f ? -9.0f : x;
   c = c > 9.0f ? 9.0f : c;
@@ -61,25 +68,17 @@ JCB_HOST_DEVICE float Tanh(float x) {
   q = q * s + 1.18534705686654e-04f;
   q = q * s + 2.26843463243900e-03f;
   q = q * s + 4.89352518554385e-03f;
-  return c * p / q;
-#endif
+  return Quotient(c * p, q);
 }
 
 // exp(x) - 1 for x <= 0.
 JCB_HOST_DEVICE float Expm1Negative(float x) {
-#ifdef __CUDA_ARCH__
-  return expm1f(x);
-#else
   const float t = Tanh(0.5f * x);
-  return 2.0f * t / (1.0f - t);
-#endif
+  return Quotient(2.0f * t, 1.0f - t);
 }
 
 // The normal distribution's: (1 + erf(x / sqrt(2))) / 2.
 JCB_HOST_DEVICE float NormalCdf(float x) {
-#ifdef __CUDA_ARCH__
-  return normcdff(x);
-#else
   // A rational minimax approximation of erf; beyond 4 it is 1 in float.
   float c = x * 0.70710678f;
   c = c < -4.0f ? -4.0f : c;
@@ -97,8 +96,7 @@ JCB_HOST_DEVICE float NormalCdf(float x) {
   q = q * s + -1.68282697438203e-03f;
   q = q * s + -7.37332916720468e-03f;
   q = q * s + -1.42647390514189e-02f;
-  return 0.5f + 0.5f * (c * p / q);
-#endif
+  return 0.5f + 0.5f * Quotient(c * p, q);
 }
 
 JCB_HOST_DEVICE double Exp(double x) { return exp(x); }
@@ -110,11 +108,7 @@ JCB_HOST_DEVICE double NormalCdf(double x) {
 
 template <typename F>
 JCB_HOST_DEVICE F Sigmoid(F x) {
-#ifdef __CUDA_ARCH__
-  // Without what makes a quotient exact: it is most of the code.
-  if constexpr (sizeof(F) == 4) return __fdividef(1.0f, 1.0f + Exp(-x));
-#endif
-  return F(1) / (F(1) + Exp(-x));
+  return Quotient(F(1), F(1) + Exp(-x));
 }
 
 }  // namespace jax_convbatch::math

@@ -119,6 +119,16 @@ def deflinear(primitive, transpose):
     jet.deflinear(primitive)
 
 
+def defjet(primitive, parts):
+    """Taylor mode of a primitive, as that of parts(*operands, **params)."""
+
+    def rule(primals, series, **params):
+        fun = partial(parts, **params)
+        return jet.jet(fun, primals, series, factorial_scaled=False)
+
+    jet.jet_rules[primitive] = rule
+
+
 def defjvp(primitive, jvp, transpose=None):
     """jvp(primals, tangents, **params) -> outs, their tangents; tangents may be
     symbolic zeros (`is_zero`). transpose(cotangents, *operands, **params), for a

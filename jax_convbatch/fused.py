@@ -140,6 +140,12 @@ def _jvp(primals, tangents, *, params, epilogue, **options):
     return (out, [dy, dz]) if epilogue.save_input else (out[:1], [dy])
 
 
+def _parts(x, w, *rest, params, epilogue, **options):
+    """The layer as a convolution and what XLA makes of the rest, for Taylor mode."""
+    c = primitives.bind("fprop", x, w, params, **options)
+    return _stock_epilogue(epilogue, params.axis("y", "K"), c, *rest)
+
+
 def _conv_tangents(x, w, scale, dx, dw, params, options):
     """The tangents of scale * conv(x, w) that x's and w's tangents make.
 
@@ -344,6 +350,7 @@ layer_p = _compat.multi_primitive(
     count=lambda options: 1 + options["epilogue"].save_input,
 )
 _compat.defjvp(layer_p, _jvp)
+_compat.defjet(layer_p, _parts)
 _compat.defbatching(layer_p, _batching)
 for _platform in ("cpu", "cuda"):
     _compat.mlir.register_lowering(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax.experimental import jet
 from problems import normal, whole
 from test_autodiff import residuals
 
@@ -73,7 +74,24 @@ def dtype(request):
 
 @pytest.mark.parametrize("activation", NAMES)
 def test_values_and_gradients_are_those_of_float64(x64, engine, activation, dtype):
-    for present in CHOICES if dtype == "float32" else CHOICES[-1:]:
+    choices = CHOICES if dtype == "float32" else CHOICES[-1:]
+    assert_values_and_gradients(engine, activation, dtype, choices)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("activation", NAMES)
+def test_a_tiles_epilogue_is_that_of_float64(x64, hopper, activation, dtype):
+    for present in CHOICES:
+        arrays, _ = operands(dtype, present)
+        (row,) = jc.explain(functools.partial(layer, activation), arrays)
+        place = "in the same kernel" in row.reason
+        assert row.engine == "implicit_gemm" and place == bool(present or activation)
+    assert_values_and_gradients("implicit_gemm", activation, dtype, CHOICES)
+
+
+def assert_values_and_gradients(engine, activation, dtype, choices):
+    for present in choices:
         arrays, y_shape = operands(dtype, present)
         eps = EPSILON[dtype]
         if jax.default_backend() != "cpu" and dtype == "float32":
@@ -111,6 +129,22 @@ def test_forward_mode_agrees_with_reverse_mode(x64, platform, activation):
     forward = float((dy_forward * dy).sum())
     reverse = sum(float((gradients[n] * tangents[n]).sum()) for n in arrays)
     np.testing.assert_allclose(forward, reverse, rtol=1e-11)
+
+
+# Not relu and relu6: jax.experimental.jet fails on jax.nn's own.
+@pytest.mark.parametrize("activation", [None, "leaky_relu", "tanh", "silu"])
+def test_taylor_mode_agrees_with_nested_forward_mode(x64, platform, activation):
+    arrays, _ = operands("float64", OPERANDS)
+    direction, _ = operands("float64", OPERANDS, seed=20)
+
+    def along(t):
+        moved = {n: a + t * direction[n] for n, a in arrays.items()}
+        return layer(activation, moved)
+
+    _, terms = jet.jet(along, (0.0,), ((1.0, 0.0),))
+    first = jax.jacfwd(along)
+    np.testing.assert_allclose(terms[0], first(0.0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(terms[1], jax.jacfwd(first)(0.0), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("activation", NAMES)

@@ -208,8 +208,12 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
           Describe("fprop_act", g));
     }
   }
-  const hopper::Epilogue epilogue = hopper::MakeEpilogue(
-      call.activation, call.scale, call.bias, call.residual, call.z);
+  hopper::Epilogue epilogue{};
+  epilogue.scale = call.scale;
+  epilogue.bias = call.bias;
+  epilogue.residual = call.residual;
+  epilogue.z = call.z;
+  epilogue.activation = call.activation;
   return Run(Operation::kFprop, {x, w, y, workspace}, g, precision, config,
              launch, stream, &epilogue);
 }

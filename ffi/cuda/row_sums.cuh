@@ -108,8 +108,11 @@ __global__ void __launch_bounds__(kThreads)
     SumRowsKernel(const __grid_constant__ RowSums s, const Source sources,
                   void* __restrict__ out) {
   using Acc = typename Source::Acc;
-  const unsigned chunk_of_batch = blockIdx.x / s.tiles;
-  const unsigned tile = blockIdx.x - chunk_of_batch * s.tiles;
+  // From the end, which whoever made the matrix wrote last: the L2 has it yet,
+  // and what is written here last is what the next kernel reads first.
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const unsigned chunk_of_batch = block / s.tiles;
+  const unsigned tile = block - chunk_of_batch * s.tiles;
   const unsigned batch = chunk_of_batch / s.chunks;
   const int64_t chunk = chunk_of_batch - batch * s.chunks;
   const int team = threadIdx.x / s.lanes;

@@ -70,12 +70,6 @@ struct ConvCall {
   const Epilogue* epilogue = nullptr;  // of fprop, where HasEpilogue
 };
 
-// Whether fprop's kernels form an epilogue in the store of a tile.
-inline bool HasEpilogue(const Plan& plan, const ConvGeometry& g) {
-  return plan.path == Path::kCopies ||
-         (plan.path == Path::kStrips && g.K % 8 == 0);
-}
-
 // cudaErrorInvalidValue where there is no kernel for the plan or the driver
 // refuses a tensor map.
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream);

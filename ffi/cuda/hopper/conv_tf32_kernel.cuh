@@ -155,41 +155,30 @@ class Tf32Store {
     const int thread = threadIdx.x % kWarpgroup;
     PairEpilogue<kPixels> epilogue(e, k, channels, pixel + 2 * (thread % 4),
                                    min(part.pixels, pixel + Config::kM));
-    auto store = [&](int p, float (&v)[kPixels / 2]) {
-      epilogue.Apply(e, p, v);
-      if (thread == 0) StoreWaitRead<0>();
-      NamedBarrier(barrier_, kWarpgroup);
-#pragma unroll
-      for (int j = 0; j < kPixels; j += 8) {
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          const float* pair = &v[j / 2 + odd];
-          StoreShared2(Address(j, odd, chunk_), make_float2(pair[0], pair[2]));
-        }
-      }
-      FenceAsyncProxy();
-      NamedBarrier(barrier_, kWarpgroup);
-      if (thread == 0) Send(part, pixel + p, channel, channels);
-    };
-    if (e.smooth) {
-      // One copy of the activation's code for all.
-#pragma unroll 1
-      for (int p = 0; p < Config::kM; p += kPixels) {
-        if (pixel + p >= part.pixels) return;
-        float v[kPixels / 2];
-        Select(acc, p / kPixels, v);
-        store(p, v);
-      }
-    } else {
+    ForActivation(e.activation, [&](auto tag) {
 #pragma unroll
       for (int p = 0; p < Config::kM; p += kPixels) {
         if (pixel + p >= part.pixels) return;
         float v[kPixels / 2];
 #pragma unroll
         for (int i = 0; i < kPixels / 2; ++i) v[i] = acc[0][p / 2 + i];
-        store(p, v);
+        epilogue.template Apply<decltype(tag)::value>(e, p, v);
+        if (thread == 0) StoreWaitRead<0>();
+        NamedBarrier(barrier_, kWarpgroup);
+#pragma unroll
+        for (int j = 0; j < kPixels; j += 8) {
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+            const float* pair = &v[j / 2 + odd];
+            StoreShared2(Address(j, odd, chunk_),
+                         make_float2(pair[0], pair[2]));
+          }
+        }
+        FenceAsyncProxy();
+        NamedBarrier(barrier_, kWarpgroup);
+        if (thread == 0) Send(part, pixel + p, channel, channels);
       }
-    }
+    });
   }
 
   // Shared memory must outlive the stores that read it.

@@ -17,150 +17,143 @@ __device__ __forceinline__ float2 Unpack(uint32_t v) {
   }
 }
 
-__device__ __forceinline__ float MaxOrNan(float a, float b) {
-  float v;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
-  return v;
-}
-
-__device__ __forceinline__ float MinOrNan(float a, float b) {
-  float v;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
-  return v;
-}
-
-// An activation that is not smooth. The inner maximum is 0 where slope z is nan
-// for relu's slope of 0.
-__device__ __forceinline__ float Bend(const Epilogue& e, float z) {
-  return MinOrNan(MaxOrNan(z, fmaxf(e.slope * z, e.floor)), e.cap);
-}
-
-// A smooth one, of a few elements at a time: its code is long.
-template <int kCount>
-__device__ __forceinline__ void ActivateSmooth(Activation activation,
-                                               float (&v)[kCount]) {
-  auto each = [&](auto tag) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      v[i] = Activate(decltype(tag)::value, v[i]);
-    }
-  };
-  switch (activation) {
-    case Activation::kElu:
-      return each(ActivationTag<Activation::kElu>());
-    case Activation::kSigmoid:
-      return each(ActivationTag<Activation::kSigmoid>());
-    case Activation::kTanh:
-      return each(ActivationTag<Activation::kTanh>());
-    case Activation::kGelu:
-      return each(ActivationTag<Activation::kGelu>());
-    case Activation::kGeluExact:
-      return each(ActivationTag<Activation::kGeluExact>());
-    default:
-      return each(ActivationTag<Activation::kSilu>());
-  }
-}
-
-// v = the part-th kCount of acc: registers cannot be indexed.
-template <int kRows, int kHalfN, int kCount>
-__device__ __forceinline__ void Select(const float (&acc)[kRows][kHalfN],
-                                       int part, float (&v)[kCount]) {
-  static_assert(kHalfN % kCount == 0 && kRows * kHalfN <= 16 * kCount);
-#define JCB_CASE(p)                                               \
-  case p:                                                         \
-    if constexpr ((p + 1) * kCount <= kRows * kHalfN) {           \
-      _Pragma("unroll") for (int i = 0; i < kCount; ++i) {        \
-        v[i] = acc[p * kCount / kHalfN][p * kCount % kHalfN + i]; \
-      }                                                           \
-    }                                                             \
-    break;
-  switch (part) {
-    JCB_CASE(0)
-    JCB_CASE(1)
-    JCB_CASE(2)
-    JCB_CASE(3)
-    JCB_CASE(4)
-    JCB_CASE(5)
-    JCB_CASE(6)
-    JCB_CASE(7)
-    JCB_CASE(8)
-    JCB_CASE(9)
-    JCB_CASE(10)
-    JCB_CASE(11)
-    JCB_CASE(12)
-    JCB_CASE(13)
-    JCB_CASE(14)
-    JCB_CASE(15)
-  }
-#undef JCB_CASE
-}
-
-// Packed pairs of scale and bias for the thread's columns among 64 channels.
+// The same rounded to T, at least 0; nan stays nan.
 template <typename T>
-struct ChannelPairs {
-  uint32_t scale[8], bias[8];
-
-  // Of channels from `channel` on; their number is even. What columns past it
-  // get is not stored.
-  __device__ __forceinline__ void Load(const Epilogue& e, int channel,
-                                       int channels) {
-    const int k = channel + threadIdx.x % 4 * 2;
-    auto load = [&](const void* from, float none, uint32_t (&to)[8]) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) to[j] = Pack<T>(none, none);
-      if (from == nullptr) return;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int pair = min(k + 8 * j, channels - 2) / 2;
-        to[j] = __ldg(static_cast<const uint32_t*>(from) + pair);
-      }
-    };
-    load(e.scale, 1, scale);
-    load(e.bias, 0, bias);
+__device__ __forceinline__ uint32_t PackRelu(float low, float high) {
+  uint32_t v;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
   }
+  return v;
+}
 
-  // On accumulators of 64 channels.
-  __device__ __forceinline__ void Apply(float* acc) const {
+// Both at most 6.
+template <typename T>
+__device__ __forceinline__ uint32_t AtMost6(uint32_t packed) {
+  const uint32_t six = Pack<T>(6.0f, 6.0f);
+  uint32_t v;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(packed), "r"(six));
+  } else {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(v) : "r"(packed), "r"(six));
+  }
+  return v;
+}
+
+// Activations of two neighbours, rounded to T.
+template <typename T, Activation kActivation>
+__device__ __forceinline__ uint32_t PackActivated(float low, float high) {
+  if constexpr (kActivation == Activation::kRelu) {
+    return PackRelu<T>(low, high);
+  } else if constexpr (kActivation == Activation::kRelu6) {
+    return AtMost6<T>(PackRelu<T>(low, high));
+  } else {
+    return Pack<T>(Activate(kActivation, low), Activate(kActivation, high));
+  }
+}
+
+// Calls f with the activation's tag: whatever f does is there once for each.
+template <typename F>
+__device__ __forceinline__ void ForActivation(Activation activation, F f) {
+  switch (activation) {
+    case Activation::kRelu:
+      return f(ActivationTag<Activation::kRelu>());
+    case Activation::kRelu6:
+      return f(ActivationTag<Activation::kRelu6>());
+    case Activation::kLeakyRelu:
+      return f(ActivationTag<Activation::kLeakyRelu>());
+    case Activation::kElu:
+      return f(ActivationTag<Activation::kElu>());
+    case Activation::kSigmoid:
+      return f(ActivationTag<Activation::kSigmoid>());
+    case Activation::kTanh:
+      return f(ActivationTag<Activation::kTanh>());
+    case Activation::kGelu:
+      return f(ActivationTag<Activation::kGelu>());
+    case Activation::kGeluExact:
+      return f(ActivationTag<Activation::kGeluExact>());
+    case Activation::kSilu:
+      return f(ActivationTag<Activation::kSilu>());
+    default:
+      return f(ActivationTag<Activation::kIdentity>());
+  }
+}
+
+// Accumulators of 64 channels from `channel` on times scale, plus bias: kRows
+// times 32 of them, `apart` from each other. The number of channels is even;
+// what columns past it get is not stored.
+template <typename T, int kRows>
+__device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
+                                            int channels, float* acc,
+                                            int apart) {
+  auto load = [&](const void* from, uint32_t (&pairs)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 factor = Unpack<T>(scale[j]);
+      const int k = channel + threadIdx.x % 4 * 2 + 8 * j;
+      pairs[j] =
+          __ldg(static_cast<const uint32_t*>(from) + min(k, channels - 2) / 2);
+    }
+  };
+  auto each = [&](auto update) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          update(j, acc[m * apart + 4 * j + i], acc[m * apart + 4 * j + i + 1]);
+        }
+      }
+    }
+  };
+  uint32_t scale[8], bias[8];
+  if (e.scale == nullptr) {
+    if (e.bias == nullptr) return;
+    load(e.bias, bias);
+    each([&](int j, float& low, float& high) {
       const float2 term = Unpack<T>(bias[j]);
-      float* v = acc + 4 * j;
-      v[0] = fmaf(v[0], factor.x, term.x);
-      v[1] = fmaf(v[1], factor.y, term.y);
-      v[2] = fmaf(v[2], factor.x, term.x);
-      v[3] = fmaf(v[3], factor.y, term.y);
-    }
-  }
-};
-
-// The activation of accumulators: calls store(m, j, v) for 16 columns, from
-// 8 j on, of each 64 rows m.
-template <int kRows, int kHalfN, typename Store>
-__device__ __forceinline__ void StoreActivated(
-    const Epilogue& e, const float (&acc)[kRows][kHalfN], Store store) {
-  constexpr int kParts = kHalfN / 8;
-  if (e.smooth) {
-    // One copy of the activation's code for all.
-#pragma unroll 1
-    for (int part = 0; part < kRows * kParts; ++part) {
-      float v[8];
-      Select(acc, part, v);
-      ActivateSmooth(e.activation, v);
-      store(part / kParts, part % kParts * 2, v);
-    }
+      low += term.x;
+      high += term.y;
+    });
     return;
   }
+  load(e.scale, scale);
+  if (e.bias != nullptr) {
+    load(e.bias, bias);
+  } else {
 #pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      float v[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = Bend(e, acc[m][8 * part + i]);
-      store(m, 2 * part, v);
-    }
+    for (uint32_t& pair : bias) pair = 0;
   }
+  each([&](int j, float& low, float& high) {
+    const float2 factor = Unpack<T>(scale[j]), term = Unpack<T>(bias[j]);
+    low = fmaf(low, factor.x, term.x);
+    high = fmaf(high, factor.y, term.y);
+  });
+}
+
+// Calls store(m, j, v) with the activations of 16 columns, from 8 j on, of each
+// 64 rows m, packed as StoreMatrix4 takes them.
+template <typename T, int kRows, int kHalfN, typename Store>
+__device__ __forceinline__ void StoreActivated(
+    const Epilogue& e, const float (&acc)[kRows][kHalfN], Store store) {
+  ForActivation(e.activation, [&](auto tag) {
+    constexpr Activation kActivation = decltype(tag)::value;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int j = 0; j < kHalfN / 4; j += 2) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* a = &acc[m][4 * j + 2 * i];
+          v[i] = PackActivated<T, kActivation>(a[0], a[1]);
+        }
+        store(m, j, v);
+      }
+    }
+  });
 }
 
 // All before the activation, for 64 pixels from `first` on, of which `pixels`
@@ -169,9 +162,7 @@ template <typename T>
 __device__ __forceinline__ void PreActivate(const Epilogue& e, float (&acc)[32],
                                             int64_t first, int pixels,
                                             int channel, int channels) {
-  ChannelPairs<T> pairs;
-  pairs.Load(e, channel, channels);
-  pairs.Apply(acc);
+  ScaleAndAdd<T, 1>(e, channel, channels, acc, 0);
   if (e.residual == nullptr && e.z == nullptr) return;
   const int lane = threadIdx.x % 32;
   const int k = channel + lane % 4 * 2;
@@ -210,17 +201,14 @@ __device__ __forceinline__ void WriteLayerTile(
     const int eight = j % 8 + lane / 16;
     return buffer + row * 128 + box * kBoxBytes + ((eight ^ row % 8) << 4);
   };
-  auto store = [&](int m, int j, const float* v) {
-    StoreMatrix4(address(m, j), Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
-                 Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
+  auto store = [&](int m, int j, const uint32_t (&v)[4]) {
+    StoreMatrix4(address(m, j), v[0], v[1], v[2], v[3]);
   };
 
 #pragma unroll
   for (int n = 0; n < kHalfN / 32; ++n) {
-    ChannelPairs<T> pairs;
-    pairs.Load(e, channel + 64 * n, channels);
-#pragma unroll
-    for (int m = 0; m < kRows; ++m) pairs.Apply(&acc[m][32 * n]);
+    ScaleAndAdd<T, kRows>(e, channel + 64 * n, channels, &acc[0][32 * n],
+                          kHalfN);
   }
   if (e.residual != nullptr) {
 #pragma unroll
@@ -242,7 +230,11 @@ __device__ __forceinline__ void WriteLayerTile(
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-      for (int j = 0; j < kHalfN / 4; j += 2) store(m, j, &acc[m][4 * j]);
+      for (int j = 0; j < kHalfN / 4; j += 2) {
+        const float* v = &acc[m][4 * j];
+        StoreMatrix4(address(m, j), Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
+                     Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
+      }
     }
     __syncwarp();
     const int c = channel + lane % 8 * 8;
@@ -260,7 +252,7 @@ __device__ __forceinline__ void WriteLayerTile(
     }
     __syncwarp();
   }
-  StoreActivated(e, acc, store);
+  StoreActivated<T>(e, acc, store);
   FenceAsyncProxy();
   __syncwarp();
   if (lane == 0) BarrierArrive(SharedAddress(written));

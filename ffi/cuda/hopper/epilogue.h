@@ -5,8 +5,6 @@
 
 #include <cuda.h>
 
-#include <limits>
-
 #include "activation.h"
 
 namespace jax_convbatch::hopper {
@@ -24,40 +22,7 @@ struct Epilogue {
   const void *scale, *bias, *residual;
   void* z;
   Activation activation;
-  // The activation is max(z, max(slope z, floor)), at most cap, if not smooth.
-  bool smooth;
-  float slope, floor, cap;
 };
-
-inline Epilogue MakeEpilogue(Activation activation, const void* scale,
-                             const void* bias, const void* residual, void* z) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  Epilogue e{};
-  e.scale = scale;
-  e.bias = bias;
-  e.residual = residual;
-  e.z = z;
-  e.activation = activation;
-  e.slope = 1;
-  e.floor = -kInfinity;
-  e.cap = kInfinity;
-  switch (activation) {
-    case Activation::kIdentity:
-      break;
-    case Activation::kLeakyRelu:
-      e.slope = static_cast<float>(kLeakySlope);
-      break;
-    case Activation::kRelu6:
-      e.cap = 6;
-      [[fallthrough]];
-    case Activation::kRelu:
-      e.slope = e.floor = 0;
-      break;
-    default:
-      e.smooth = true;
-  }
-  return e;
-}
 
 }  // namespace jax_convbatch::hopper
 

@@ -26,6 +26,7 @@ class PairEpilogue {
 
   // Of pixels p and following, in order: v[4 i + odd] is pixel 8 i + odd, k;
   // v[4 i + odd + 2] is channel k + 1.
+  template <Activation kActivation>
   __device__ __forceinline__ void Apply(const Epilogue& e, int p,
                                         float (&v)[kPixels / 2]) {
 #pragma unroll
@@ -39,12 +40,8 @@ class PairEpilogue {
       }
     }
     Load(e, p + kPixels);  // while these are on their way
-    if (e.smooth) {
-      ActivateSmooth(e.activation, v);
-    } else {
 #pragma unroll
-      for (float& value : v) value = Bend(e, value);
-    }
+    for (float& value : v) value = Activate(kActivation, value);
   }
 
  private:

@@ -50,6 +50,12 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   return PlanFew(op, g, multiprocessors);
 }
 
+bool HasEpilogue(const Plan& plan, const ConvGeometry& g) {
+  if (plan.path != Path::kStrips) return plan.path == Path::kCopies;
+  // As the stems of networks are.
+  return g.K % 8 == 0 && !StripShape(g).odd;
+}
+
 cudaError_t RunPath(Op op, const ConvCall& given, Stage stage,
                     cudaStream_t stream) {
   const ConvGeometry g = Fold(op, given.g, given.type);

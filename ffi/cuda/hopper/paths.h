@@ -16,6 +16,9 @@ enum class Op { kFprop, kDgrad, kWgrad };
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors);
 
+// Whether what runs a plan of fprop forms an epilogue in the store of a tile.
+bool HasEpilogue(const Plan& plan, const ConvGeometry& g);
+
 // Runs a plan of PlanPath; see conv.h.
 cudaError_t RunPath(Op op, const ConvCall& call, Stage stage,
                     cudaStream_t stream);

@@ -48,8 +48,10 @@ cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
   const bool odd = StripShape(call.g).odd;
   auto run = [&](auto zero) {
     using T = decltype(zero);
-    return odd ? RunFprop<T, true>(call, problem, after, stage, stream)
-               : RunFprop<T, false>(call, problem, after, stage, stream);
+    if constexpr (!After::kPresent) {
+      if (odd) return RunFprop<T, true>(call, problem, after, stage, stream);
+    }
+    return RunFprop<T, false>(call, problem, after, stage, stream);
   };
   return call.type == Type::kBf16 ? run(__nv_bfloat16()) : run(__half());
 }

@@ -65,10 +65,8 @@ __device__ __forceinline__ void StoreStripBox(
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
   const int line = thread / 32 * 16 + lane % 16;
-  auto store = [&](int j, const float* a) {
-    StoreMatrix4(buffer + line * 128 + (((j + lane / 16) ^ (line % 8)) << 4),
-                 Pack<T>(a[0], a[1]), Pack<T>(a[2], a[3]), Pack<T>(a[4], a[5]),
-                 Pack<T>(a[6], a[7]));
+  auto address = [&](int j) {
+    return buffer + line * 128 + (((j + lane / 16) ^ (line % 8)) << 4);
   };
   if constexpr (After::kPresent) {
     const int64_t first = int64_t{image} * problem.pixels + pixel;
@@ -78,11 +76,16 @@ __device__ __forceinline__ void StoreStripBox(
   if (thread == 0) StoreWaitRead<kStripStores - 1>();
   NamedBarrier(barrier, kWarpgroup);
   if constexpr (After::kPresent) {
-    StoreActivated(after, acc,
-                   [&](int, int j, const float* v) { store(j, v); });
+    StoreActivated<T>(after, acc, [&](int, int j, const uint32_t (&v)[4]) {
+      StoreMatrix4(address(j), v[0], v[1], v[2], v[3]);
+    });
   } else {
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) store(j, &acc[0][4 * j]);
+    for (int j = 0; j < 8; j += 2) {
+      const float* a = &acc[0][4 * j];
+      StoreMatrix4(address(j), Pack<T>(a[0], a[1]), Pack<T>(a[2], a[3]),
+                   Pack<T>(a[4], a[5]), Pack<T>(a[6], a[7]));
+    }
   }
   FenceAsyncProxy();
   NamedBarrier(barrier, kWarpgroup);

@@ -1,0 +1,158 @@
+"""The epilogue in the tiles of implicit_gemm on Hopper: exact, the same bits always."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from problems import normal, whole
+from promises import bits
+from test_implicit_gemm import EDGES, problem
+
+import jax_convbatch as jc
+from jax_convbatch import fused, plan
+from jax_convbatch.canonical import resolve
+
+DTYPES = ["bfloat16", "float16", "float32"]
+SAME = ((1, 1), (1, 1))
+# Of few channels, whose path keeps strips of the image in shared memory.
+STEMS = {
+    "stem": problem(3, (37, 41), 3, 64, (7, 7), (2, 2), ((3, 3), (3, 3))),
+    "stem of two blocks": problem(2, (30, 28), 3, 72, (3, 3), (1, 2), SAME),
+    "stem of one channel": problem(3, (28, 28), 1, 16, (3, 3), (2, 2), SAME),
+}
+# Enough tiles that every block has several, whatever their shape.
+MANY = {
+    "1x1": problem(64, (28, 28), 64, 264, (1, 1)),
+    "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
+}
+
+
+def layer(case, activation, **options):
+    conv = case.kwargs
+    return functools.partial(
+        jc.conv_bias_act,
+        activation=activation,
+        strides=conv["window_strides"],
+        padding=conv["padding"],
+        dilation=conv["rhs_dilation"],
+        algorithm="implicit_gemm",
+        **options,
+    )
+
+
+def operands(case, dtype, make):
+    """x, w, then bias, scale and residual by name."""
+    k, shapes = case.w[-1], {}
+    shapes = {"bias": (k,), "scale": (k,), "residual": case.y}
+    x, w = make(0, case.x, dtype), make(1, case.w, dtype)
+    return x, w, {n: make(2 + i, s, dtype) for i, (n, s) in enumerate(shapes.items())}
+
+
+def assert_fused(fun, *args):
+    row = jc.explain(fun, *args)[0]
+    assert "in the same kernel" in row.reason, row.reason
+
+
+def assert_exact(case, dtype):
+    """Whole numbers: z is exact, y and what backward keeps are rounded once."""
+    x, w, rest = operands(case, dtype, functools.partial(whole, most=1))
+    wide = [oracle.float64(a) for a in (x, w, *rest.values())]
+    c = oracle.fprop(wide[0], wide[1], case.conv)
+    for present in [(), ("bias",), ("residual",), tuple(rest)]:
+        given = {n: rest[n] for n in present}
+        z = c
+        if "scale" in present:
+            z = z * wide[3]
+        if "bias" in present:
+            z = z + wide[2]
+        if "residual" in present:
+            z = z + wide[4]
+        for activation in ("relu", "relu6", "identity"):
+            if activation == "identity" and not present:
+                continue
+            fun = layer(case, activation, **given)
+            assert_fused(fun, x, w)
+            want = {"relu": (0, np.inf), "relu6": (0, 6)}.get(activation)
+            y = np.clip(z, *want) if want else z
+            np.testing.assert_array_equal(jax.jit(fun)(x, w), y.astype(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EDGES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    assert_exact(EDGES[name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", STEMS)
+def test_whole_numbers_are_exact_from_strips(hopper, name, dtype):
+    assert_exact(STEMS[name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MANY)
+def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
+    """Of y and z, run after run, with and without each operand."""
+    case = MANY[name]
+    x, w, rest = operands(case, dtype, normal)
+    call = resolve(
+        *(x, w, None, "implicit_gemm", None),
+        batch_group_count=1,
+        preferred_element_type=None,
+        **case.kwargs,
+    )
+    params = call.params
+    names = plan.configs("implicit_gemm", "fprop", params.geometry, dtype, "cuda")
+    assert len(names) > 2
+    for has in itertools.product([False, True], repeat=3):
+        operands_there = [
+            a
+            for a, there in zip(
+                (rest["scale"], rest["bias"], rest["residual"]), has, strict=True
+            )
+            if there
+        ]
+        want = None
+        for config in names:
+            fun = jax.jit(
+                functools.partial(
+                    fused.layer_p.bind,
+                    params=dataclasses.replace(params, config=config),
+                    epilogue=fused.Epilogue(activation, *has, save_input=True),
+                    out_dtype=np.dtype(dtype),
+                    out_sharding=None,
+                )
+            )
+            for _ in range(10):
+                found = [bits(a) for a in fun(x, w, *operands_there)]
+                want = want or found
+                for a, b in zip(found, want, strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sample_has_the_same_bits_in_every_batch(hopper, dtype):
+    case = problem(256, (9, 11), 64, 136, (3, 3), padding=SAME)
+    x, w, rest = operands(case, dtype, normal)
+    residual = rest.pop("residual")
+
+    @jax.jit
+    def step(x, residual):
+        y, pullback = jax.vjp(
+            lambda x, r: layer(case, "relu", residual=r, **rest)(x, w), x, residual
+        )
+        return y, *pullback(y)
+
+    want = [bits(a) for a in step(x, residual)]
+    for n in (1, 2, 3, 8, 33):
+        for a, b in zip(step(x[-n:], residual[-n:]), want, strict=True):
+            np.testing.assert_array_equal(bits(a), b[-n:])
