@@ -72,15 +72,13 @@ class LayerSide:
 
     def __init__(self, name: str, row, activation: str, sets):
         self.name = name
-        one = partial(step, name, row, activation)
-        self._out, self._turn = None, 0
-        self._alone = jax.default_backend() == "cpu"
-        rounds = combinations(sets)
-        if self._alone:
-            self.calls, self._rounds = 1, [(one_set,) for one_set in rounds]
-        else:
-            self.calls, self._rounds = len(rounds), [rounds]
-        self._program = jax.jit(partial(_many, one)).lower(self._rounds[0]).compile()
+        self._one = jax.jit(partial(step, name, row, activation))
+        self._out, self._turn, self._sets = None, 0, sets
+        alone = jax.default_backend() == "cpu"
+        self._rounds = [[operands] for operands in sets] if alone else [sets]
+        self.calls = len(self._rounds[0])
+        program = jax.jit(partial(_many, self._one))
+        self._program = program.lower(self._rounds[0]).compile()
 
     def queue(self) -> None:
         self._out = None
@@ -92,19 +90,14 @@ class LayerSide:
 
     def once(self):
         """The results for the first set."""
-        return self._program(self._rounds[0])[0]
+        return self._one(*self._sets[0])
 
 
 def _many(one, sets):
-    """The first results, and a number of each other: a program that returned many
-    arrays would take longer to start than to run."""
+    """A number made of each call's results: arrays that a program returns are copied,
+    and take it long to start where they are many."""
     results = jax.lax.optimization_barrier([one(*operands) for operands in sets])
-    corners = [
-        jax.lax.slice(a, (0,) * a.ndim, (1,) * a.ndim).reshape(1)
-        for result in results[1:]
-        for a in result
-    ]
-    return results[0], jnp.concatenate(corners) if corners else None
+    return jnp.stack([sum(a[(0,) * a.ndim] for a in result) for result in results])
 
 
 def combinations(sets) -> list[tuple]:
@@ -144,10 +137,10 @@ def measure(case: Case, activation: str, engine: str, torch: bool = False) -> di
       SystemExit: the sides' results differ.
     """
     name, row, batch, dtype = case.name, case.row, case.batch, case.dtype
-    sets = operands(row, batch, dtype)
+    sets = combinations(operands(row, batch, dtype))
     sides: list = [LayerSide(side, row, activation, sets) for side in (engine, "stock")]
     if torch:
-        sides.append(TorchLayerSide(row, activation, combinations(sets)))
+        sides.append(TorchLayerSide(row, activation, sets))
     first, *others = [side.once() for side in sides]
     bound = TOLERANCE[dtype] * np.array([1, 4, 4, 4] if activation in KINKED else 1)
     for side, result in zip(sides[1:], others, strict=True):
