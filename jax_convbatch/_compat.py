@@ -121,12 +121,11 @@ def deflinear(primitive, transpose):
 
 def defjet(primitive, parts):
     """Taylor mode of a primitive, as that of parts(*operands, **params)."""
+    jet.jet_rules[primitive] = partial(_jet_of_parts, parts)
 
-    def rule(primals, series, **params):
-        fun = partial(parts, **params)
-        return jet.jet(fun, primals, series, factorial_scaled=False)
 
-    jet.jet_rules[primitive] = rule
+def _jet_of_parts(parts, primals, series, **params):
+    return jet.jet(partial(parts, **params), primals, series, factorial_scaled=False)
 
 
 def defjvp(primitive, jvp, transpose=None):

@@ -155,7 +155,7 @@ class Native:
     def implicit_gemm_plans(op, fields, dtype, multiprocessors):
         names = ["64x64", "128x128", "256x64"] if op != "wgrad" else ["128x64/132"]
         rest = {"workspace": 0, "path": "tiles", "preferred": Native.preferred}
-        return [{"config": name, **rest} for name in names]
+        return [{"config": name, "epilogue": True, **rest} for name in names]
 
     preferred = True
 
