@@ -11,8 +11,9 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {folder!r})
 import jax, numpy as np
-from problems import Problem, exact, run, whole
+from problems import Problem, exact, normal, run, whole
 import oracle
+import jax_convbatch as jc
 from jax_convbatch import targets
 problem = targets.problem("cpu")
 print(problem or targets.instruction_set())
@@ -25,6 +26,8 @@ CASES = [
     ((2, 5, 7, 16), (4, 4, 4, 24), (1, 1), (2, 2), 4),
     ((2, 9, 9, 48), (3, 3, 1, 48), (2, 2), (1, 1), 48),
     ((1, 8, 8, 300), (1, 1, 300, 3), (1, 1), (1, 1), 1),
+    ((1, 17, 19, 3), (7, 7, 3, 64), (2, 2), (1, 1), 1),
+    ((2, 9, 10, 130), (3, 3, 130, 40), (1, 1), (1, 1), 1),
 ]
 for x, w, strides, dilation, groups in CASES:
     conv = oracle.Conv(strides, ((1, 1),) * 2, dilation, (1, 1), groups)
@@ -34,6 +37,21 @@ for x, w, strides, dilation, groups in CASES:
         got = run(case, *arrays, algorithm="implicit_gemm")
         for a, b in zip(got, exact(case, *arrays), strict=True):
             np.testing.assert_array_equal(a, b.astype(a.dtype))
+
+# A sample's y and dx have the same bits in any batch.
+def y_and_dx(x, w, dy):
+    conv = lambda x: jc.conv(x, w, strides=2, padding=1, algorithm="implicit_gemm")
+    y, pullback = jax.vjp(conv, x)
+    return y, *pullback(dy)
+for channels in (3, 40):
+    x, w, dy = (
+        normal(i, shape, "float32")
+        for i, shape in enumerate(
+            [(5, 15, 17, channels), (3, 3, channels, 70), (5, 8, 9, 70)]
+        )
+    )
+    for all, one in zip(y_and_dx(x, w, dy), y_and_dx(x[2:3], w, dy[2:3]), strict=True):
+        np.testing.assert_array_equal(all[2:3], one)
 """
 
 
