@@ -83,11 +83,12 @@ def check_somewhere(problem: Problem, algorithm: str) -> None:
     """
     if algorithm == "auto" and problem.workspace_limit is None:
         return
-    platforms = {name for names in ENGINES.values() for name in names}
     here = targets.default_platform()
+    platforms = {here, *(name for names in ENGINES.values() for name in names)}
     refusal: ValueError | None = None
     # The default platform's refusal is the one to show.
-    for platform in sorted({*platforms, here}, key=lambda name: name != here):
+    native = filter(targets.available, platforms)
+    for platform in sorted(native, key=lambda name: name != here):
         try:
             make_plan(problem._replace(platform=platform), algorithm)
             return
