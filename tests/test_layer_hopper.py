@@ -95,11 +95,12 @@ def test_whole_numbers_are_exact_from_strips(hopper, name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "activation"), [*((d, "relu") for d in DTYPES), ("bfloat16", "gelu")]
+)
 @pytest.mark.parametrize("name", MANY)
 def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
-    """Of y and z, run after run, with and without each operand."""
+    """Of y and z, run after run, with one operand and with all."""
     case = MANY[name]
     x, w, rest = operands(case, dtype, normal)
     call = resolve(
@@ -111,7 +112,7 @@ def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
     params = call.params
     names = plan.configs("implicit_gemm", "fprop", params.geometry, dtype, "cuda")
     assert len(names) > 2
-    for has in [(0, 0, 0), (0, 1, 0), (0, 1, 1), (1, 1, 1)]:
+    for has in [(0, 1, 0), (1, 1, 1)]:
         operands_there = [
             a
             for a, there in zip(
