@@ -45,6 +45,7 @@ struct Place {
     const int cell = cells[index];
     if (cell < 0) return;
     const int up = static_cast<int>(s.cell_width.Divide(cell)) - 1;
+    if (up >= s.H) return;  // no cell of this image
     const int left = cell - (up + 1) * (s.W + 1) - 1;
     const int at = (up * s.W + left) * s.channels, below = s.W * s.channels;
     const bool top = up >= 0, bottom = up < s.H - 1;
