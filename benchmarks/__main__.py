@@ -10,6 +10,7 @@ COMMANDS = {
     "layers": "convolutions one by one, beside jax.lax and PyTorch",
     "layer": "conv, bias and activation, forward and backward, beside stock",
     "sofie": "one GEMM a batch against one GEMM a sample",
+    "transposed": "transposed convolutions, beside jax.lax",
     "deform": "deformable convolution, beside torchvision",
     "models": "training and inference steps of whole networks",
     "plans": "writes the table from which plans choose on this device",
@@ -21,7 +22,7 @@ def main() -> None:
     if command not in COMMANDS:
         print("usage: python -m benchmarks COMMAND ...\n")
         for name, text in COMMANDS.items():
-            print(f"  {name:<8} {text}")
+            print(f"  {name:<10} {text}")
         sys.exit(0 if command in ("-h", "--help") else 2)
     settings()
     importlib.import_module(f"benchmarks.{command}").main(arguments)

@@ -144,7 +144,7 @@ def measure(case: Case, activation: str, engine: str, torch: bool = False) -> di
     first, *others = [side.once() for side in sides]
     bound = TOLERANCE[dtype] * np.array([1, 4, 4, 4] if activation in KINKED else 1)
     for side, result in zip(sides[1:], others, strict=True):
-        found = np.array(list(map(_difference, first, result)))
+        found = np.array(list(map(difference, first, result)))
         if not (found < bound).all():
             raise SystemExit(
                 f"{name}, batch {batch}: y, dx, dw and db differ from {side.name}'s by "
@@ -167,7 +167,7 @@ def measure(case: Case, activation: str, engine: str, torch: bool = False) -> di
 
 
 @jax.jit
-def _difference(a, b):
+def difference(a, b):
     """Relative, in norm."""
     a, b = a.astype("float32"), b.astype("float32")
     return jnp.linalg.norm((a - b).ravel()) / jnp.linalg.norm(b.ravel())

@@ -28,6 +28,7 @@ from benchmarks import (
     report,
     sofie,
     timing,
+    transposed,
     workloads,
 )
 from jax_convbatch import choices, targets
@@ -292,6 +293,20 @@ def test_sofie_times_stacks(tmp_path, capsys, monkeypatch):
     for engine in ("per_sample", "im2col_gemm", "xla"):
         assert stack[engine]["median_us"] > 0
     assert "2 layers in a row" in capsys.readouterr().out
+
+
+def test_transposed_times_value_and_gradients(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(transposed, "ROWS", {"tiny": (5, 4, 3, 2, 4, 4, 2)})
+    transposed.main(f"--batch 2 --out {tmp_path / 'transposed'}".split())
+    rows = json.loads((tmp_path / "transposed.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["value", "gradients"]
+    assert all(row["ours"]["median_us"] > 0 for row in rows)
+    assert "batch 2" in capsys.readouterr().out
+
+    stock = transposed.SIDES["xla"]
+    monkeypatch.setitem(transposed.SIDES, "ours", lambda *a, **k: 1.1 * stock(*a, **k))
+    with pytest.raises(SystemExit, match="the results differ by"):
+        transposed.measure("tiny", 2, "float32", "value")
 
 
 TINY_DEFORM = {"tiny": (3, (5, 6, 8, 4, 3, 3, 1, 1, 1, 1), 2, "float32")}

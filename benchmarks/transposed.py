@@ -1,0 +1,101 @@
+"""Transposed convolutions, value and gradients, beside `jax.lax.conv_transpose`.
+
+    python -m benchmarks transposed [--batch 8] [--dtype f32]
+
+x [N, H, W, C] and w [R, S, C, K], padding "SAME": y is `stride` times as high and
+wide as x. The gradients are those of x and w. Prints a table and writes STEM.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jax_convbatch as jc
+from benchmarks import record, timing
+from benchmarks.cases import DTYPES
+from benchmarks.layer import TOLERANCE, difference
+
+# (H, W, C, K, R, S, stride) of x and w: upsampling of a decoder.
+ROWS = {"28_4x4s2_64_32": (28, 28, 64, 32, 4, 4, 2)}
+SIDES = {"ours": jc.conv_transpose, "xla": jax.lax.conv_transpose}
+WHAT = ("value", "gradients")
+
+
+class TransposedSide:
+    """A side of a measurement: one call a program."""
+
+    calls = 1
+
+    def __init__(self, name: str, what: str, stride: int, x, w, dy):
+        conv = partial(SIDES[name], strides=(stride, stride), padding="SAME")
+        both = jax.grad(lambda x, w, dy: (conv(x, w) * dy).sum(), argnums=(0, 1))
+        call = both if what == "gradients" else lambda x, w, dy: (conv(x, w),)
+        self.name, self._call, self._operands = name, jax.jit(call), (x, w, dy)
+        self.out = self._call(x, w, dy)
+
+    def queue(self) -> None:
+        self.out = self._call(*self._operands)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self.out)
+
+
+def measure(name: str, batch: int, dtype: str, what: str) -> dict:
+    """One row of the result.
+
+    Raises:
+      SystemExit: the sides' results differ.
+    """
+    h, w, c, k, r, s, stride = ROWS[name]
+    shapes = (batch, h, w, c), (r, s, c, k), (batch, h * stride, w * stride, k)
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    arrays = [
+        jax.random.normal(key, n, dtype) for key, n in zip(keys, shapes, strict=True)
+    ]
+    sides = [TransposedSide(side, what, stride, *arrays) for side in SIDES]
+    found = np.array(list(map(difference, sides[0].out, sides[1].out)))
+    if not (found < TOLERANCE[dtype]).all():
+        raise SystemExit(f"{name}, {what}: the results differ by {found}")
+    times = timing.microseconds(sides, seconds=0.1, repeats=9)
+    us = {side: timing.summary(times[side]) for side in SIDES}
+    ratio = us["xla"]["median_us"] / us["ours"]["median_us"]
+    return {
+        "name": name,
+        "row": ROWS[name],
+        "batch": batch,
+        "dtype": dtype,
+        "what": what,
+        **us,
+        "over_xla": round(ratio, 3),
+    }
+
+
+def main(arguments=None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks transposed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--dtype", default="f32", choices=[*DTYPES, *DTYPES.values()])
+    parser.add_argument("--out", type=Path, help="path without suffix")
+    options = parser.parse_args(arguments)
+    dtype = DTYPES.get(options.dtype, options.dtype)
+    environment = record.environment()
+    rows = [measure(name, options.batch, dtype, what) for name in ROWS for what in WHAT]
+    view = Table(title=f"transposed convolutions, {dtype}, batch {options.batch}")
+    for heading in ("layer", "what", "ours, µs", "xla, µs", "xla / ours"):
+        view.add_column(heading, justify="left" if heading[-1] in "rt" else "right")
+    for row in rows:
+        times = [f"{row[side]['median_us']:.1f}" for side in SIDES]
+        view.add_row(row["name"], row["what"], *times, f"{row['over_xla']:.2f}")
+    Console().print(view)
+    stem = options.out or record.RESULTS / f"transposed-{record.slug(environment)}"
+    print("wrote", record.save({"environment": environment, "rows": rows}, stem))
