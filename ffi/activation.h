@@ -132,9 +132,13 @@ JCB_HOST_DEVICE F ActivationGrad(Activation a, F saved, F dy) {
 template <Activation kValue>
 using ActivationTag = std::integral_constant<Activation, kValue>;
 
-// Calls f(ActivationTag<a>), so that the switches above fold.
+// Calls f(ActivationTag<a>), so that the switches above fold: whatever f does
+// is there once for each. f may be for the host alone, or for the device.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
 template <typename F>
-auto DispatchActivation(Activation a, F&& f) {
+JCB_HOST_DEVICE auto DispatchActivation(Activation a, F&& f) {
   switch (a) {
     case Activation::kRelu:
       return f(ActivationTag<Activation::kRelu>());

@@ -86,6 +86,15 @@ struct Call {
   ffi::Error IfLaunched(Launch launch) const {
     return how.launch ? Check(launch()) : ffi::Error::Success();
   }
+  // The columns of `samples` samples from the n-th.
+  ffi::Error Sample(const ffi::AnyBuffer& x, const ffi::AnyBuffer& cells,
+                    const ffi::AnyBuffer& corners, int64_t n, int64_t samples,
+                    char* columns) const {
+    return IfLaunched([&] {
+      return SampleColumns(how.stream, g, AtSample(cells, corners, n), samples,
+                           dtype, At(x.untyped_data(), n * x_bytes()), columns);
+    });
+  }
 };
 
 // The products of a call.
@@ -194,11 +203,7 @@ ffi::Error Fprop(const How& how, const DeformOptions& options,
   JCB_RETURN_IF_ERROR(rest.Check("fprop", g));
   JCB_RETURN_IF_ERROR(gemms.Prepare());
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
-    JCB_RETURN_IF_ERROR(call.IfLaunched([&] {
-      return SampleColumns(how.stream, g, call.AtSample(cells, corners, n),
-                           samples, call.dtype,
-                           At(x.untyped_data(), n * call.x_bytes()), columns);
-    }));
+    JCB_RETURN_IF_ERROR(call.Sample(x, cells, corners, n, samples, columns));
     return gemms.Run(samples, columns, w.untyped_data(),
                      At(y.untyped_data(), n * call.y_bytes()));
   });
@@ -283,11 +288,7 @@ ffi::Error Wgrad(const How& how, const DeformOptions& options,
   JCB_RETURN_IF_ERROR(rest.Check("wgrad", g));
   JCB_RETURN_IF_ERROR(gemms.Prepare());
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
-    JCB_RETURN_IF_ERROR(call.IfLaunched([&] {
-      return SampleColumns(how.stream, g, call.AtSample(cells, corners, n),
-                           samples, call.dtype,
-                           At(x.untyped_data(), n * call.x_bytes()), columns);
-    }));
+    JCB_RETURN_IF_ERROR(call.Sample(x, cells, corners, n, samples, columns));
     return gemms.Wgrad(n, samples, columns,
                        At(dy.untyped_data(), n * call.y_bytes()),
                        dw.untyped_data());

@@ -155,7 +155,7 @@ class Tf32Store {
     const int thread = threadIdx.x % kWarpgroup;
     PairEpilogue<kPixels> epilogue(e, k, channels, pixel + 2 * (thread % 4),
                                    min(part.pixels, pixel + Config::kM));
-    ForActivation(e.activation, [&](auto tag) {
+    DispatchActivation(e.activation, [&](auto tag) {
 #pragma unroll
       for (int p = 0; p < Config::kM; p += kPixels) {
         if (pixel + p >= part.pixels) return;

@@ -54,33 +54,6 @@ __device__ __forceinline__ uint32_t PackActivated(float low, float high) {
   }
 }
 
-// Calls f with the activation's tag: whatever f does is there once for each.
-template <typename F>
-__device__ __forceinline__ void ForActivation(Activation activation, F f) {
-  switch (activation) {
-    case Activation::kRelu:
-      return f(ActivationTag<Activation::kRelu>());
-    case Activation::kRelu6:
-      return f(ActivationTag<Activation::kRelu6>());
-    case Activation::kLeakyRelu:
-      return f(ActivationTag<Activation::kLeakyRelu>());
-    case Activation::kElu:
-      return f(ActivationTag<Activation::kElu>());
-    case Activation::kSigmoid:
-      return f(ActivationTag<Activation::kSigmoid>());
-    case Activation::kTanh:
-      return f(ActivationTag<Activation::kTanh>());
-    case Activation::kGelu:
-      return f(ActivationTag<Activation::kGelu>());
-    case Activation::kGeluExact:
-      return f(ActivationTag<Activation::kGeluExact>());
-    case Activation::kSilu:
-      return f(ActivationTag<Activation::kSilu>());
-    default:
-      return f(ActivationTag<Activation::kIdentity>());
-  }
-}
-
 // Accumulators of 64 channels from `channel` on times scale, plus bias: kRows
 // times 32 of them, `apart` from each other. The number of channels is even;
 // what columns past it get is not stored.
@@ -138,7 +111,7 @@ __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
 template <typename T, int kRows, int kHalfN, typename Store>
 __device__ __forceinline__ void StoreActivated(
     const Epilogue& e, const float (&acc)[kRows][kHalfN], Store store) {
-  ForActivation(e.activation, [&](auto tag) {
+  DispatchActivation(e.activation, [&](auto tag) {
     constexpr Activation kActivation = decltype(tag)::value;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
