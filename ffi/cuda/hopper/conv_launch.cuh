@@ -13,12 +13,19 @@
 
 namespace jax_convbatch::hopper {
 
+// What a kernel copies at a time: pixels it loads, pixels it stores, and input
+// channels of the filter, each by 128 bytes.
+struct ConvBoxes {
+  int load_pixels, store_pixels, filter_channels;
+  Output output;
+};
+
 // Adds a part of what `call` computes to a problem whose other members are set.
-// The kernel stores boxes of `store_pixels`. False where the driver refuses.
+// False where the driver refuses.
 template <int kParts>
 bool AddPart(const ConvCall& call, const Activations& in,
-             const Activations& out, const PartAxes& axes, int store_pixels,
-             ConvProblem<kParts>* problem) {
+             const Activations& out, const PartAxes& axes,
+             const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
   const PartAxis &h = axes.h, &w = axes.w;
   ConvPart& part = problem->part[problem->parts++];
   part.taps_h = h.taps;
@@ -36,24 +43,30 @@ bool AddPart(const ConvCall& call, const Activations& in,
   part.output_step_h = h.output_step;
   part.output_step_w = w.output_step;
   if (!EncodeIm2col(&part.input, call.type, call.lhs,
-                    InputWalk(in, axes, call.plan.tile_m))) {
+                    InputWalk(in, axes, boxes.load_pixels))) {
     return false;
   }
-  if constexpr (kParts == 1) {
-    return EncodeTiled(
-        &part.output, call.type, call.result, {out.c, part.pixels},
-        {128 / ElementBytes(call.type), store_pixels}, Copy::kStore);
+  const int channels = 128 / ElementBytes(call.type);
+  switch (boxes.output) {
+    case Output::kMatrix:
+      return EncodeTiled(&part.output, call.type, call.result,
+                         {out.c, part.pixels}, {channels, boxes.store_pixels},
+                         Copy::kStore);
+    case Output::kThreads:
+      part.output_data = call.result;
+      return true;
+    default:
+      return EncodeIm2col(&part.output, call.type, call.result,
+                          OutputWalk(out, axes, boxes.store_pixels),
+                          Copy::kStore);
   }
-  return EncodeIm2col(&part.output, call.type, call.result,
-                      OutputWalk(out, axes, store_pixels), Copy::kStore);
 }
 
-// weights[taps, C, K] are copied in boxes of box_c x 128 bytes. False where the
-// driver refuses.
+// False where the driver refuses.
 template <int kParts, typename Parts>
 bool MakeConvProblem(const ConvCall& call, const Activations& in,
-                     const Activations& out, const Parts& parts, int box_c,
-                     int store_pixels, ConvProblem<kParts>* problem) {
+                     const Activations& out, const Parts& parts,
+                     const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
   const ConvGeometry& g = call.g;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   const int block = 128 / ElementBytes(call.type);
@@ -62,12 +75,12 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   problem->filter_width = static_cast<int>(g.S);
   problem->n_tiles = static_cast<int>((out.c + n - 1) / n);
   if (!EncodeTiled(&problem->weights, call.type, call.rhs, {g.K, g.C, g.taps()},
-                   {block, box_c, 1})) {
+                   {block, boxes.filter_channels, 1})) {
     return false;
   }
   int pixels = 0;
   for (const PartAxes& part : parts) {
-    if (!AddPart(call, in, out, part, store_pixels, problem)) return false;
+    if (!AddPart(call, in, out, part, boxes, problem)) return false;
     pixels = std::max(pixels, problem->part[problem->parts - 1].pixels);
   }
   problem->tiles = (pixels + m - 1) / m * problem->n_tiles * problem->parts;
@@ -86,6 +99,7 @@ cudaError_t LaunchConv(const ConvProblem<kParts>& problem, const After& after,
   return cudaGetLastError();
 }
 
+// The filter is copied in boxes of box_c input channels.
 template <typename T, Contiguous kWeights, int kParts, typename Parts,
           typename After = NoEpilogue>
 cudaError_t RunConv(const ConvCall& given, const Activations& in,
@@ -95,7 +109,9 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
   // What the window kernel does not take, with the same bits.
   if (call.plan.tile_m == kWindowPixels) call.plan.tile_m = 256;
   ConvProblem<kParts> problem{};
-  if (!MakeConvProblem(call, in, out, parts, box_c, 64, &problem)) {
+  const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
+                           kParts == 1 ? Output::kMatrix : Output::kWalk};
+  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
   const int m = call.plan.tile_m, n = call.plan.tile_n;

@@ -8,6 +8,7 @@ namespace {
 
 // What the engine's strides may be.
 constexpr int64_t kMaxStride = 8;
+constexpr int64_t kMaxCorner = 127;
 
 PartAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
                    int64_t pad, int64_t dilation) {
@@ -95,6 +96,21 @@ PartAxes FpropPart(const ConvGeometry& g) {
       FpropAxis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h),
       FpropAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w),
   };
+}
+
+bool TapsShare(const PartAxis& w) {
+  const int reach = (w.taps.count - 1) * w.taps.offset_step;
+  return w.input_step == 1 && w.output_step == 1 && w.taps.count == 3 &&
+         reach <= kTapReach && 12 * reach <= w.count &&
+         w.upper + reach <= kMaxCorner;
+}
+
+PartAxes WithReach(const PartAxes& part) {
+  PartAxes reaching = part;
+  const int reach = (part.w.taps.count - 1) * part.w.taps.offset_step;
+  reaching.w.count += reach;
+  reaching.w.upper += reach;
+  return reaching;
 }
 
 std::vector<PartAxes> DgradParts(const ConvGeometry& g) {

@@ -57,6 +57,18 @@ ConvGeometry FoldPatches(const ConvGeometry& g, Type type);
 // The one part of fprop; wgrad walks x in the same way.
 PartAxes FpropPart(const ConvGeometry& g);
 
+// How far the taps of a row that share their pixels reach at most.
+inline constexpr int kTapReach = 8;
+
+// Whether three taps of a row may share their pixels, walked by WithReach, and
+// the columns that this adds to a row cost less than it saves.
+bool TapsShare(const PartAxis& w);
+
+// The part with the pixels between the last of a row and the first of the next,
+// as many as its taps reach further: all taps then read at a fixed distance in
+// the line of pixels. Strides of 1 along the row.
+PartAxes WithReach(const PartAxes& part);
+
 // dgrad's parts: one a residue class of the stride, those of most taps first,
 // so that the short ones fill the gaps at the end. Empty where they would be
 // more than kMaxParts.

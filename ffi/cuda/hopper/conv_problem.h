@@ -17,12 +17,17 @@ struct TapAxis {
   int count, tap, tap_step, offset_step;
 };
 
+// How a part's pixels are stored: as rows of one matrix, as they are walked, or
+// by threads where the walk passes the image's border. (The copy engine traps
+// where a walk that is stored passes it, or a tile begins before it.)
+enum class Output { kMatrix, kWalk, kThreads };
+
 // Pixels of the output that use the same taps: all of them, or in a strided
 // dgrad those of one residue class. They form a grid of rows x cols an image.
 struct ConvPart {
-  CUtensorMap input;  // im2col, kM pixels a box
-  // 64 pixels a box: tiled where it is the only part, otherwise im2col.
+  CUtensorMap input;  // im2col
   CUtensorMap output;
+  void* output_data;  // kThreads
   TapAxis taps_h, taps_w;
   int rows, cols;
   int pixels;      // over all images

@@ -14,6 +14,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_TF32_KERNEL_CUH_
 
 #include "cuda/hopper/conv_kernel.cuh"
+#include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/epilogue_f32.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 
@@ -23,15 +24,25 @@ namespace jax_convbatch::hopper {
 inline constexpr int kTurnBarrier = 3;
 
 // kM pixels by kN channels. kWeights: kRows where output channels are
-// contiguous (fprop), kReduction where input channels are (dgrad).
-template <int kM_, int kN_, int kStages_, Contiguous kWeights_>
+// contiguous (fprop), kReduction where input channels are (dgrad). kTaps: how
+// many taps of a filter row share a stage, and so the pixels that it holds: all
+// of a row of that many, or each has a stage of its own.
+//
+// In the first case the pixels of a tile are walked with the columns that lie
+// between the last of a row and the first of the next, so that every tap finds
+// its pixels a fixed number further on. What those columns give is not written.
+template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1>
 struct Tf32Config {
-  static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
 
   static constexpr int kBlocks = kN / 64;  // rows of the multiplication
-  static constexpr int kInputBytes = kM * 128;
-  static constexpr int kStageBytes = kInputBytes + kN * 128;
+  // A box is at most 256 pixels; two of 136 have 8 at least to go on.
+  static constexpr int kInputBoxes = kTaps == 1 ? 1 : 2;
+  static constexpr int kBoxPixels = kTaps == 1 ? kM : kM / 2 + 8;
+  static constexpr int kInputBytes = kInputBoxes * kBoxPixels * 128;
+  static constexpr int kTapBytes = kN * 128;
+  static constexpr int kStageBytes = kInputBytes + kTaps * kTapBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   // A warpgroup writes its tile this many pixels at a time. More would cost
   // 256 x 64 its fifth stage.
@@ -50,51 +61,69 @@ __device__ __forceinline__ void IssueTf32Copies(
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const ConvTile tile = TileAt<Config>(problem, t);
     const ConvPart& part = *tile.part;
-    const int row = tile.pixel / part.cols;
-    const int image = row / part.rows;
-    const int w =
-        part.input_w + (tile.pixel - row * part.cols) * part.input_step_w;
-    const int h = part.input_h + (row - image * part.rows) * part.input_step_h;
+    int w[Config::kInputBoxes], h[Config::kInputBoxes],
+        image[Config::kInputBoxes];
+#pragma unroll
+    for (int b = 0; b < Config::kInputBoxes; ++b) {
+      const int pixel = tile.pixel + b * Config::kBoxPixels;
+      const int row = pixel / part.cols;
+      image[b] = row / part.rows;
+      w[b] = part.input_w + (pixel - row * part.cols) * part.input_step_w;
+      h[b] = part.input_h + (row - image[b] * part.rows) * part.input_step_h;
+    }
     // Boxes past the last channel are left out, and what they would have given
     // is not written.
     const int boxes =
         (min(Config::kN, problem.channels - tile.channel) + kTf32Block - 1) /
         kTf32Block;
 
+    // Taps of a row follow each other, then come the next channels. Every
+    // configuration adds in this order.
     int r = 0, s = 0, block = 0;
-    for (int i = 0; i < tile.iterations; ++i) {
+    for (int i = 0; i < tile.iterations; i += Config::kTaps) {
       const uint32_t full = SharedAddress(&barriers.full[at.stage]);
       const uint32_t input = ring + at.stage * Config::kStageBytes;
-      const uint32_t weights = input + Config::kInputBytes;
       const int c = block * kTf32Block;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
       if constexpr (kOperand == Operand::kInput) {
         BarrierArriveExpect(full, Config::kInputBytes);
-        LoadIm2col(input, part.input, full, c, w, h, image,
-                   s * part.taps_w.offset_step, r * part.taps_h.offset_step);
-      } else {
-        const int filter_tap = (part.taps_h.tap + r * part.taps_h.tap_step) *
-                                   problem.filter_width +
-                               part.taps_w.tap + s * part.taps_w.tap_step;
-        if constexpr (Config::kWeights == Contiguous::kRows) {
-          BarrierArriveExpect(full, boxes * kTf32Block * 128);
 #pragma unroll
-          for (int n = 0; n < Config::kN / kTf32Block; ++n) {
-            if (n >= boxes) break;
-            LoadTile3(weights + n * kTf32Block * 128, problem.weights, full,
-                      tile.channel + n * kTf32Block, c, filter_tap);
+        for (int b = 0; b < Config::kInputBoxes; ++b) {
+          LoadIm2col(input + b * Config::kBoxPixels * 128, part.input, full, c,
+                     w[b], h[b], image[b], s * part.taps_w.offset_step,
+                     r * part.taps_h.offset_step);
+        }
+      } else {
+        constexpr bool kRows = Config::kWeights == Contiguous::kRows;
+        BarrierArriveExpect(full, Config::kTaps * (kRows ? boxes * kTf32BoxBytes
+                                                         : Config::kTapBytes));
+#pragma unroll
+        for (int tap = 0; tap < Config::kTaps; ++tap) {
+          const uint32_t weights =
+              input + Config::kInputBytes + tap * Config::kTapBytes;
+          const int filter_tap = (part.taps_h.tap + r * part.taps_h.tap_step) *
+                                     problem.filter_width +
+                                 part.taps_w.tap +
+                                 (s + tap) * part.taps_w.tap_step;
+          if constexpr (kRows) {
+#pragma unroll
+            for (int n = 0; n < Config::kN / kTf32Block; ++n) {
+              if (n >= boxes) break;
+              LoadTile3(weights + n * kTf32BoxBytes, problem.weights, full,
+                        tile.channel + n * kTf32Block, c, filter_tap);
+            }
+          } else {
+            LoadTile3(weights, problem.weights, full, c, tile.channel,
+                      filter_tap);
           }
-        } else {
-          BarrierArriveExpect(full, Config::kN * 128);
-          LoadTile3(weights, problem.weights, full, c, tile.channel,
-                    filter_tap);
         }
       }
       at.Advance();
-      if (++block == problem.channel_blocks) {
-        block = 0;
-        if (++s == part.taps_w.count) {
-          s = 0;
+      s += Config::kTaps;
+      if (s == part.taps_w.count) {
+        s = 0;
+        if (++block == problem.channel_blocks) {
+          block = 0;
           ++r;
         }
       }
@@ -102,10 +131,55 @@ __device__ __forceinline__ void IssueTf32Copies(
   }
 }
 
+// MultiplyStages with several taps in a stage.
+template <typename Config>
+__device__ __forceinline__ void MultiplyTaps(
+    float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers, RingPosition<Config::kStages>& at,
+    int step) {
+  static_assert(Config::kBlocks == 1);
+#pragma unroll
+  for (int i = 0; i < Config::kM / 2; ++i) acc[0][i] = 0.0f;
+  const bool signals = threadIdx.x % 32 == 0;
+  int previous = -1;
+  for (int i = 0; i < count; ++i) {
+    BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+    const uint32_t stage = ring + at.stage * Config::kStageBytes;
+    WgmmaFence();
+#pragma unroll
+    for (int tap = 0; tap < Config::kTaps; ++tap) {
+      const uint64_t a =
+          Descriptor(stage + Config::kInputBytes + tap * Config::kTapBytes);
+      const uint64_t b = Descriptor(stage + tap * step);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        WgmmaTf32<Config::kM>(acc[0],
+                              a + k * kReductionStep<Contiguous::kReduction>,
+                              b + k * kReductionStep<Contiguous::kReduction>);
+      }
+    }
+    WgmmaCommit();
+    WgmmaWait<1>();
+    if (previous >= 0 && signals) {
+      BarrierArrive(SharedAddress(&barriers.empty[previous]));
+    }
+    previous = at.stage;
+    at.Advance();
+  }
+  WgmmaWait<0>();
+  if (previous >= 0 && signals) {
+    BarrierArrive(SharedAddress(&barriers.empty[previous]));
+  }
+}
+
+template <typename Config, int kParts>
+inline constexpr Output kTf32Output = kParts > 1           ? Output::kWalk
+                                      : Config::kTaps == 1 ? Output::kMatrix
+                                                           : Output::kThreads;
+
 // One warpgroup's way out: boxes of kStorePixels pixels x 32 channels, written
-// by every thread, stored by one. A kDense output is one matrix of pixels and
-// channels.
-template <typename Config, bool kDense>
+// by every thread, stored by one, or by all.
+template <typename Config, Output kOutput>
 class Tf32Store {
  public:
   __device__ Tf32Store(int group, uint32_t buffer)
@@ -137,9 +211,13 @@ class Tf32Store {
         Write(acc, p + j, j, 0);
         Write(acc, p + j, j, 1);
       }
-      FenceAsyncProxy();
+      if constexpr (kOutput != Output::kThreads) FenceAsyncProxy();
       NamedBarrier(barrier_, kWarpgroup);
-      if (thread == 0) Send(part, pixel + p, channel, channels);
+      if constexpr (kOutput == Output::kThreads) {
+        Copy(part, pixel + p, channel, channels);
+      } else if (thread == 0) {
+        Send(part, pixel + p, channel, channels);
+      }
     }
   }
 
@@ -230,13 +308,40 @@ class Tf32Store {
       const int c = channel + n * kTf32Block;
       if (c >= channels) break;
       const uint32_t box = buffer_ + n * Config::kStoreBoxBytes;
-      if constexpr (kDense) {
+      if constexpr (kOutput == Output::kMatrix) {
         StoreTile2(part.output, box, c, pixel);
       } else {
         StoreIm2col(part.output, box, c, w, h, image);
       }
     }
     StoreCommit();
+  }
+
+  // Eight neighbouring threads have a pixel.
+  __device__ __forceinline__ void Copy(const ConvPart& part, int pixel,
+                                       int channel, int channels) {
+    const int thread = threadIdx.x % kWarpgroup;
+    const int cols =
+        part.cols - (part.taps_w.count - 1) * part.taps_w.offset_step;
+    const int chunk = thread % 8;
+#pragma unroll
+    for (int i = 0; i < Config::kStorePixels; i += kWarpgroup / 8) {
+      const int line = thread / 8 + i;
+      const int row = (pixel + line) / part.cols;
+      const int col = pixel + line - row * part.cols;
+      if (pixel + line >= part.pixels || col >= cols) continue;
+      float* const to = static_cast<float*>(part.output_data) +
+                        (int64_t{row} * cols + col) * channels;
+      const uint32_t from = buffer_ + line * 128 + ((chunk ^ line % 8) << 4);
+#pragma unroll
+      for (int n = 0; n < Config::kN / kTf32Block; ++n) {
+        const int c = channel + n * kTf32Block + chunk * 4;
+        if (c < channels) {
+          *reinterpret_cast<float4*>(to + c) =
+              LoadShared4(from + n * Config::kStoreBoxBytes);
+        }
+      }
+    }
   }
 
   int barrier_, chunk_;
@@ -247,7 +352,7 @@ template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void ConsumeTf32(
     const ConvProblem<kParts>& problem, const After& after, int group,
     uint32_t ring, RingBarriers<Config::kStages>& barriers) {
-  Tf32Store<Config, kParts == 1> out(
+  Tf32Store<Config, kTf32Output<Config, kParts>> out(
       group, ring + Config::kRingBytes + group * Config::kStoreBytes);
   // Lane % 4 takes rows of the filter in order, as the multiplier takes the
   // pixels' channels.
@@ -256,20 +361,26 @@ __device__ __forceinline__ void ConsumeTf32(
   int turn = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
     const ConvTile tile = TileAt<Config>(problem, t);
+    const int stages = tile.iterations / Config::kTaps;
+    // From tap to tap, in the pixels of a stage.
+    const int step = tile.part->taps_w.offset_step * 128;
     if (turn % kConsumers != group) {
-      at.Skip(tile.iterations);
+      at.Skip(stages);
       continue;
     }
     // As in conv_kernel.cuh.
     if (turn > 0) NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
     float acc[Config::kBlocks][Config::kM / 2];
     if constexpr (Config::kWeights == Contiguous::kRows) {
-      MultiplyFragments(acc, tile.iterations, ring + Config::kInputBytes, ring,
-                        Config::kStageBytes, loader, barriers, at);
-    } else {
+      MultiplyFragments<Config::kTaps>(acc, stages, ring + Config::kInputBytes,
+                                       ring, Config::kStageBytes, loader,
+                                       barriers, at, {Config::kTapBytes, step});
+    } else if constexpr (Config::kTaps == 1) {
       MultiplyStages<float, Contiguous::kReduction, Contiguous::kReduction>(
-          acc, tile.iterations, ring + Config::kInputBytes, ring,
-          Config::kStageBytes, barriers, at);
+          acc, stages, ring + Config::kInputBytes, ring, Config::kStageBytes,
+          barriers, at);
+    } else {
+      MultiplyTaps<Config>(acc, stages, ring, barriers, at, step);
     }
     if (t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);

@@ -3,43 +3,67 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_TF32_LAUNCH_CUH_
 
 #include <algorithm>
+#include <array>
 
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32_kernel.cuh"
 
 namespace jax_convbatch::hopper {
 
+template <typename Config, int kParts, typename Parts, typename After>
+cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
+                           const Activations& out, const Parts& parts,
+                           int box_c, Stage stage, cudaStream_t stream,
+                           const After& after) {
+  ConvProblem<kParts> problem{};
+  const ConvBoxes boxes = {Config::kBoxPixels, Config::kStorePixels, box_c,
+                           kTf32Output<Config, kParts>};
+  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  const auto kernel = &ConvTf32Kernel<Config, kParts, After>;
+  const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
+           Config::kSharedBytes, stream>>>(problem, after);
+  return cudaGetLastError();
+}
+
+// The filter is copied in boxes of box_c input channels.
 template <Contiguous kWeights, int kParts, typename Parts,
           typename After = NoEpilogue>
 cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                         const Activations& out, const Parts& parts, int box_c,
                         Stage stage, cudaStream_t stream,
                         const After& after = {}) {
-  auto launch = [&](auto config) {
-    using Config = decltype(config);
-    ConvProblem<kParts> problem{};
-    if (!MakeConvProblem(call, in, out, parts, box_c, Config::kStorePixels,
-                         &problem)) {
-      return cudaErrorInvalidValue;
-    }
-    const auto kernel = &ConvTf32Kernel<Config, kParts, After>;
-    const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
-    if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-    kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
-             Config::kSharedBytes, stream>>>(problem, after);
-    return cudaGetLastError();
+  auto launch = [&](auto config, const auto& walked) {
+    return LaunchConvTf32<decltype(config), kParts>(call, in, out, walked,
+                                                    box_c, stage, stream, after);
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
+  // The same bits; an epilogue knows no columns that are not stored.
+  if constexpr (kParts == 1 && !After::kPresent) {
+    if (m == 256 && n == 64 && TapsShare(parts[0].w)) {
+      return launch(Tf32Config<256, 64, 3, kWeights, 3>(),
+                    std::array{WithReach(parts[0])});
+    }
+  }
   // Only dgrad has it: with filters from registers, multiplications of 128
   // columns are slower than those of 256.
   if constexpr (kWeights == Contiguous::kReduction) {
     if (m == 128 && n == 128) {
-      return launch(Tf32Config<128, 128, 6, kWeights>());
+      return launch(Tf32Config<128, 128, 6, kWeights>(), parts);
     }
   }
-  if (m == 256 && n == 64) return launch(Tf32Config<256, 64, 5, kWeights>());
-  if (m == 64 && n == 64) return launch(Tf32Config<64, 64, 8, kWeights>());
-  if (m == 32 && n == 64) return launch(Tf32Config<32, 64, 8, kWeights>());
+  if (m == 256 && n == 64) {
+    return launch(Tf32Config<256, 64, 5, kWeights>(), parts);
+  }
+  if (m == 64 && n == 64) {
+    return launch(Tf32Config<64, 64, 8, kWeights>(), parts);
+  }
+  if (m == 32 && n == 64) {
+    return launch(Tf32Config<32, 64, 8, kWeights>(), parts);
+  }
   return cudaErrorInvalidValue;
 }
 

@@ -36,15 +36,15 @@ struct FragmentLane {
 };
 
 // Loads what one multiplication takes, 8 lines. A lane has two of them: `low`,
-// and `apart` further.
+// and `apart` further. `box_bytes`: from box to box.
 template <int kBlocks>
 class FragmentLoader {
  public:
-  __device__ FragmentLoader(int low, int apart) {
+  __device__ FragmentLoader(int low, int apart, int box_bytes = kTf32BoxBytes) {
     const FragmentLane<kBlocks> lane(threadIdx.x);
     auto offset = [&](int line) {
-      return lane.box * kTf32BoxBytes + line * 128 +
-             ((lane.chunk ^ line) << 4) + lane.half * 8;
+      return lane.box * box_bytes + line * 128 +
+             ((lane.chunk ^ line % 8) << 4) + lane.half * 8;
     };
     low_ = offset(low);
     high_ = offset(low + apart);
@@ -72,23 +72,31 @@ class FragmentLoader {
   uint32_t low_, high_;
 };
 
+// Where a stage holds the filter of several taps and pixels for all of them:
+// bytes from tap to tap in either operand.
+struct TapStep {
+  int a, b;
+};
+
 // MultiplyStages with the left operand from registers. Four multiplications
-// make a unit, which is a stage, or half of one where the warpgroup has two
-// blocks of rows; the registers of a unit are loaded while the multiplier has
+// make a unit: a tap of a stage, or half of a tap where the warpgroup has two
+// blocks of rows. The registers of a unit are loaded while the multiplier has
 // the unit before.
-template <int kBlocks, int kHalfN, int kStages>
+template <int kTaps = 1, int kBlocks, int kHalfN, int kStages>
 __device__ __forceinline__ void MultiplyFragments(
     float (&acc)[kBlocks][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, const FragmentLoader<kBlocks>& loader,
-    RingBarriers<kStages>& barriers, RingPosition<kStages>& at) {
+    RingBarriers<kStages>& barriers, RingPosition<kStages>& at,
+    TapStep step = {}) {
+  static_assert(kTaps == 1 || kBlocks == 1);
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
     for (int i = 0; i < kHalfN; ++i) acc[m][i] = 0.0f;
   }
   if (count == 0) return;
-  constexpr int kUnits = kBlocks;  // of a stage
-  constexpr int kEights = 4 / kUnits;
+  constexpr int kUnits = kBlocks * kTaps;  // of a stage
+  constexpr int kEights = 4 / kBlocks;
   using Fragments = uint32_t[kEights][kBlocks][4];
   const bool signals = threadIdx.x % 32 == 0;
   const int units = count * kUnits;
@@ -98,14 +106,17 @@ __device__ __forceinline__ void MultiplyFragments(
     if (part == 0) {
       BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
     }
+    const uint32_t from =
+        address_a + at.stage * stage_bytes + (kTaps == 1 ? 0 : part * step.a);
+    const int first = kTaps == 1 ? part * kEights : 0;
 #pragma unroll
-    for (int k = 0; k < kEights; ++k) {
-      loader.Load(address_a + at.stage * stage_bytes, part * kEights + k, a[k]);
-    }
+    for (int k = 0; k < kEights; ++k) loader.Load(from, first + k, a[k]);
   };
   // Multiplies unit `unit`, the `part`-th of its stage, and loads the next.
   auto multiply = [&](int unit, int part, const Fragments& a, Fragments& next) {
-    const uint64_t b = Descriptor(address_b + at.stage * stage_bytes);
+    const uint64_t b = Descriptor(address_b + at.stage * stage_bytes +
+                                  (kTaps == 1 ? 0 : part * step.b));
+    const int first = kTaps == 1 ? part * kEights : 0;
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kEights; ++k) {
@@ -113,7 +124,7 @@ __device__ __forceinline__ void MultiplyFragments(
       for (int m = 0; m < kBlocks; ++m) {
         WgmmaTf32<2 * kHalfN>(
             acc[m], a[k][m],
-            b + (part * kEights + k) * kReductionStep<Contiguous::kReduction>);
+            b + (first + k) * kReductionStep<Contiguous::kReduction>);
       }
     }
     WgmmaCommit();
@@ -125,14 +136,19 @@ __device__ __forceinline__ void MultiplyFragments(
       previous = at.stage;
       at.Advance();
     }
-    if (unit + 1 < units) load((part + 1) % kUnits, next);
+    if (unit + 1 < units) load(part == kUnits - 1 ? 0 : part + 1, next);
   };
 
   Fragments even, odd;
   load(0, even);
+  int part = 0;
   for (int unit = 0; unit < units; unit += 2) {
-    multiply(unit, 0, even, odd);
-    if (unit + 1 < units) multiply(unit + 1, 1 % kUnits, odd, even);
+    if constexpr (kUnits <= 2) part = 0;  // known when compiling
+    multiply(unit, part, even, odd);
+    part = part == kUnits - 1 ? 0 : part + 1;
+    if (unit + 1 == units) break;
+    multiply(unit + 1, part, odd, even);
+    part = part == kUnits - 1 ? 0 : part + 1;
   }
   WgmmaWait<0>();
   if (signals) BarrierArrive(SharedAddress(&barriers.empty[previous]));

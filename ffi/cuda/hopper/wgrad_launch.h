@@ -49,7 +49,9 @@ inline void SetClasses(WgradTiles* tiles) {
 inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   const ConvGeometry& g = call.g;
   const WgradTiling tiling(g, call.type, call.plan.tile_m, call.plan.tile_n);
-  const PartAxes walk = FpropPart(g);
+  const bool tap_rows = call.plan.tile_m == kTapRowTile;
+  const PartAxes part = FpropPart(g);
+  const PartAxes walk = tap_rows ? WithReach(part) : part;
   const int block = static_cast<int>(tiling.block);
   static_cast<WgradTiles&>(*problem) =
       TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
@@ -60,13 +62,19 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
     SetClasses(problem);
   }
   problem->rows = static_cast<int>(g.P);
-  problem->cols = static_cast<int>(g.Q);
+  problem->cols = static_cast<int>(walk.w.count);
   problem->base_h = static_cast<int>(walk.h.input);
   problem->base_w = static_cast<int>(walk.w.input);
   problem->step_h = walk.h.input_step;
   problem->step_w = walk.w.input_step;
   problem->dilation_h = walk.h.taps.offset_step;
   problem->dilation_w = walk.w.taps.offset_step;
+  if (tap_rows) {
+    return EncodeIm2col(&problem->x, call.type, call.lhs,
+                        InputWalk(InputOf(g), walk, block + kTapReach)) &&
+           EncodeIm2col(&problem->dy, call.type, call.rhs,
+                        OutputWalk(OutputOf(g), walk, block));
+  }
   return EncodeIm2col(&problem->x, call.type, call.lhs,
                       InputWalk(InputOf(g), walk, block)) &&
          EncodeTiled(&problem->dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},

@@ -19,17 +19,23 @@ cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
       return whole ? error
                    : cudaFuncGetAttributes(&loads, &AddPiecesTf32<Config>);
     }
-    kernel<<<problem.blocks, kWgradTf32Threads, Config::kSharedBytes, stream>>>(
+    kernel<<<problem.blocks, Config::kThreads, Config::kSharedBytes, stream>>>(
         problem);
     error = cudaGetLastError();
     if (error != cudaSuccess || whole) return error;
     AddPiecesTf32<Config><<<problem.tiles * Config::kQuads,
-                            kConsumers * kWarpgroup, 0, stream>>>(problem);
+                            Config::kMultiplierThreads, 0, stream>>>(problem);
     return cudaGetLastError();
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   if (m == 256 && n == 128) return launch(WgradTf32Config<256, 128, 4>());
   if (m == 256 && n == 64) return launch(WgradTf32Config<256, 64, 5>());
+  if (m == kTapRowTile && n == 64) {
+    return launch(WgradTf32Config<kTapRowTile, 64, 10, 3>());
+  }
+  if (m == kTapRowTile && n == 128) {
+    return launch(WgradTf32Config<kTapRowTile, 128, 8, 3>());
+  }
   if (m == 128 && n == 64) return launch(WgradTf32Config<128, 64, 8>());
   if (m == 128 && n == 32) return launch(WgradTf32Config<128, 32, 8>());
   return cudaErrorInvalidValue;

@@ -15,31 +15,41 @@
 
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_kernel.cuh"
+#include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 
-// Issue, transpose, multiply twice: 40 + 56 + 2 x 208 registers of 128 threads.
-inline constexpr int kWgradTf32Threads = 4 * kWarpgroup;
 inline constexpr int kTransposerRegisters = 56;
-inline constexpr int kWgradTf32ConsumerRegisters = 208;
 inline constexpr int kTransposeBarrier = 1;
 
-template <int kM_, int kN_, int kStages_>
+// Of kM filter rows. kTaps: 1, and the rows are boxes of 32 channels, each with
+// pixels of its own, or 3, and they are a row of taps by 64 channels, with
+// pixels for all three: a warpgroup has one tap, and reads them that far on.
+template <int kM_, int kN_, int kStages_, int kTaps_ = 1>
 struct WgradTf32Config {
-  static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
-  static constexpr int kRows = kM / 128;  // a warpgroup's, of 64
-  static constexpr int kXBoxes = kM / kTf32Block;
-  static constexpr int kBoxes = kXBoxes + kN / kTf32Block;
-  static constexpr int kXBytes = kXBoxes * kTf32BoxBytes;
-  static constexpr int kStageBytes = kBoxes * kTf32BoxBytes;
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
+  static_assert(kTaps == 1 || kM == kTapRowTile);
+  static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
+  static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
+  static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
+  // With 40 and 56 of the others: what a block begins with, 128 x 512 or
+  // 96 x 640.
+  static constexpr int kMultiplierRegisters = kTaps == 1 ? 208 : 128;
+  static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
+
+  static constexpr int kXBoxes = kTaps == 1 ? kM / kTf32Block : 2;
+  static constexpr int kXBoxBytes =
+      kTaps == 1 ? kTf32BoxBytes : (32 + kTapReach) * 128;
+  static constexpr int kXBytes = kXBoxes * kXBoxBytes;
+  static constexpr int kStageBytes = kXBytes + kN / kTf32Block * kTf32BoxBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
   static constexpr int kIssuers = 4;
-  // Of a piece: four accumulators of every consumer thread at a time.
+  // Of a piece: four accumulators of every multiplying thread at a time.
   static constexpr int kQuads = kRows * kN / 8;
   static constexpr int kPieceFloats = kM * kN;
 };
 
-// Where four accumulators of a consumer thread belong in dw: consecutive
+// Where four accumulators of a multiplying thread belong in dw: consecutive
 // channels of one row.
 template <typename Config>
 __device__ __forceinline__ void WriteQuadTf32(const WgradProblem& problem,
@@ -47,13 +57,22 @@ __device__ __forceinline__ void WriteQuadTf32(const WgradProblem& problem,
                                               float4 v) {
   constexpr int kColumnQuads = Config::kN / 16;
   const FragmentLane<Config::kRows> lane(thread);
-  const int row = quad / kColumnQuads;  // of the lane's 2 or 4
   const int warpgroup = thread / kWarpgroup;
-  const int block = tile / problem.n_tiles * Config::kXBoxes +
-                    warpgroup * (Config::kXBoxes / kConsumers) + lane.box;
-  const int tap = block / problem.channel_blocks;
-  const int c = (block - tap * problem.channel_blocks) * kTf32Block +
-                lane.chunk * 4 + lane.half * 2 + row;
+  const int m_tile = tile / problem.n_tiles;
+  int tap, c;
+  if constexpr (Config::kTaps == 1) {
+    const int block = m_tile * Config::kXBoxes +
+                      warpgroup * (Config::kXBoxes / Config::kMultipliers) +
+                      lane.box;
+    tap = block / problem.channel_blocks;
+    c = (block - tap * problem.channel_blocks) * kTf32Block;
+  } else {
+    const int r = m_tile / problem.channel_blocks;
+    tap = r * Config::kTaps + warpgroup;
+    c = (m_tile - r * problem.channel_blocks) * 64 + lane.box * kTf32Block;
+  }
+  // Of the lane's 2 or 4 rows.
+  c += lane.chunk * 4 + lane.half * 2 + quad / kColumnQuads;
   const int column = quad % kColumnQuads;
   const int k = tile % problem.n_tiles * Config::kN + column / 2 * kTf32Block +
                 thread % 4 * 8 + column % 2 * 4;
@@ -84,32 +103,43 @@ __device__ __forceinline__ void IssueWgradTf32Copies(
     const WgradPiece piece = PieceAt(problem, i, end);
     i += piece.end - piece.begin;
     const int channel = piece.tile % problem.n_tiles * Config::kN;
-    // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
-    const int first = piece.tile / problem.n_tiles * Config::kXBoxes;
-    const int x_boxes =
-        min(Config::kXBoxes, problem.taps * problem.channel_blocks - first);
+    const int m_tile = piece.tile / problem.n_tiles;
     const int channels = min(Config::kN, problem.K - channel);
-    const int bytes =
-        (x_boxes + (channels + kTf32Block - 1) / kTf32Block) * kTf32BoxBytes;
-    constexpr int kMine = Config::kXBoxes / Config::kIssuers;
+    // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
+    int x_boxes;
+    constexpr int kMine =
+        (Config::kXBoxes + Config::kIssuers - 1) / Config::kIssuers;
     int c[kMine], offset_h[kMine], offset_w[kMine];
+    if constexpr (Config::kTaps == 1) {
+      const int first = m_tile * Config::kXBoxes;
+      x_boxes =
+          min(Config::kXBoxes, problem.taps * problem.channel_blocks - first);
 #pragma unroll
-    for (int m = 0; m < kMine; ++m) {
-      const int block = first + m * Config::kIssuers + issuer;
-      const int tap = block / problem.channel_blocks;
-      const int r = tap / problem.filter_width;
-      c[m] = (block - tap * problem.channel_blocks) * kTf32Block;
-      offset_h[m] = r * problem.dilation_h;
-      offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
+      for (int m = 0; m < kMine; ++m) {
+        const int block = first + m * Config::kIssuers + issuer;
+        const int tap = block / problem.channel_blocks;
+        const int r = tap / problem.filter_width;
+        c[m] = (block - tap * problem.channel_blocks) * kTf32Block;
+        offset_h[m] = r * problem.dilation_h;
+        offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
+      }
+    } else {
+      const int r = m_tile / problem.channel_blocks;
+      const int first = (m_tile - r * problem.channel_blocks) * 64;
+      x_boxes = min(Config::kXBoxes,
+                    (problem.C - first + kTf32Block - 1) / kTf32Block);
+      c[0] = first + issuer * kTf32Block;
+      offset_h[0] = r * problem.dilation_h;
+      offset_w[0] = 0;
     }
+    const int bytes = x_boxes * Config::kXBoxBytes +
+                      (channels + kTf32Block - 1) / kTf32Block * kTf32BoxBytes;
     for (int step = piece.begin; step < piece.end; ++step) {
       const unsigned pixel = step * unsigned{kTf32Block};
-      const unsigned row = pixel / unsigned(problem.cols);
-      const unsigned image = row / unsigned(problem.rows);
-      const int w =
-          problem.base_w + int(pixel - row * problem.cols) * problem.step_w;
-      const int h =
-          problem.base_h + int(row - image * problem.rows) * problem.step_h;
+      const unsigned line = pixel / unsigned(problem.cols);
+      const int image = line / unsigned(problem.rows);
+      const int row = line - image * problem.rows;
+      const int col = pixel - line * problem.cols;
       const uint32_t full = SharedAddress(&loaded[at.stage]);
       const uint32_t x = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
@@ -120,18 +150,26 @@ __device__ __forceinline__ void IssueWgradTf32Copies(
       }
 #pragma unroll
       for (int n = 0; n < Config::kN / kTf32Block; ++n) {
-        if (n % Config::kIssuers != issuer || n * kTf32Block >= channels) {
+        if ((Config::kXBoxes + n) % Config::kIssuers != issuer ||
+            n * kTf32Block >= channels) {
           continue;
         }
-        LoadTile2(x + Config::kXBytes + n * kTf32BoxBytes, problem.dy, full,
-                  channel + n * kTf32Block, pixel);
+        const uint32_t dy = x + Config::kXBytes + n * kTf32BoxBytes;
+        const int k = channel + n * kTf32Block;
+        if constexpr (Config::kTaps == 1) {
+          LoadTile2(dy, problem.dy, full, k, pixel);
+        } else {
+          LoadIm2col(dy, problem.dy, full, k, col, row, image, 0, 0);
+        }
       }
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         const int box = m * Config::kIssuers + issuer;
         if (box >= x_boxes) continue;
-        LoadIm2col(x + box * kTf32BoxBytes, problem.x, full, c[m], w, h, image,
-                   offset_w[m], offset_h[m]);
+        LoadIm2col(x + box * Config::kXBoxBytes, problem.x, full, c[m],
+                   problem.base_w + col * problem.step_w,
+                   problem.base_h + row * problem.step_h, image, offset_w[m],
+                   offset_h[m]);
       }
       at.Advance();
     }
@@ -201,11 +239,16 @@ __device__ __forceinline__ void ConsumeWgradTf32(
     const WgradProblem& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   const int thread = threadIdx.x - 2 * kWarpgroup;
+  const int warpgroup = thread / kWarpgroup;
+  constexpr bool kOwnPixels = Config::kTaps == 1;
   const uint32_t x =
-      ring + thread / kWarpgroup * (Config::kXBytes / kConsumers);
+      ring +
+      (kOwnPixels ? warpgroup * (Config::kXBytes / Config::kMultipliers) : 0);
   const uint32_t dy = ring + Config::kXBytes;
   // Of 8 pixels, lane % 4 takes two in turn, as TransposeDy has them.
-  const FragmentLoader<Config::kRows> loader(2 * (threadIdx.x % 4), 1);
+  const FragmentLoader<Config::kRows> loader(
+      2 * (threadIdx.x % 4) + (kOwnPixels ? 0 : warpgroup * problem.dilation_w),
+      1, Config::kXBoxBytes);
   RingPosition<Config::kStages> at;
   const int64_t end = problem.Begin(blockIdx.x + 1);
   for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
@@ -226,14 +269,14 @@ __device__ __forceinline__ void ConsumeWgradTf32(
       if (whole) {
         WriteQuadTf32<Config>(problem, piece.tile, quad, thread, v);
       } else {
-        piece_at[quad * kConsumers * kWarpgroup] = v;
+        piece_at[quad * Config::kMultiplierThreads] = v;
       }
     }
   }
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kWgradTf32Threads, 1)
+__global__ void __launch_bounds__(Config::kThreads, 1)
     WgradTf32Kernel(const __grid_constant__ WgradProblem problem) {
   extern __shared__ uint8_t shared[];
   // A stage is loaded once its copies are there, full once dy is transposed.
@@ -244,7 +287,7 @@ __global__ void __launch_bounds__(kWgradTf32Threads, 1)
     for (uint64_t& barrier : loaded) {
       BarrierInit(SharedAddress(&barrier), Config::kIssuers);
     }
-    barriers.Init(kWarpgroup / 32, kConsumers * kWarpgroup / 32);
+    barriers.Init(kWarpgroup / 32, Config::kMultiplierThreads / 32);
   }
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup;
@@ -258,14 +301,14 @@ __global__ void __launch_bounds__(kWgradTf32Threads, 1)
     GiveRegisters<kTransposerRegisters>();
     TransposeDy<Config>(problem, ring, loaded, barriers);
   } else {
-    TakeRegisters<kWgradTf32ConsumerRegisters>();
+    TakeRegisters<Config::kMultiplierRegisters>();
     ConsumeWgradTf32<Config>(problem, ring, barriers);
   }
 }
 
 // As AddPieces.
 template <typename Config>
-__global__ void __launch_bounds__(kConsumers* kWarpgroup)
+__global__ void __launch_bounds__(Config::kMultiplierThreads)
     AddPiecesTf32(const __grid_constant__ WgradProblem problem) {
   const int tile = blockIdx.x / Config::kQuads;
   const int quad = blockIdx.x % Config::kQuads;
@@ -281,7 +324,7 @@ __global__ void __launch_bounds__(kConsumers* kWarpgroup)
   const int last = holder(line_end - 1);
   if (first == last) return;  // whole: in dw already
   const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
-                         quad * kConsumers * kWarpgroup + threadIdx.x;
+                         quad * Config::kMultiplierThreads + threadIdx.x;
   auto piece = [&](int64_t slot) {
     return pieces[slot * (Config::kPieceFloats / 4)];
   };

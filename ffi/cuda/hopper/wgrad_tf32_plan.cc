@@ -19,8 +19,10 @@ double EstimateTime(const WgradTiling& tiling, const Plan& plan) {
   constexpr double kPiecesRate = 4e6;  // bytes a microsecond
   constexpr double kPiecesLaunch = 4;
 
+  const int lines =
+      plan.tile_m == kTapRowTile ? 2 * (32 + kTapReach) : plan.tile_m;
   const double cycles =
-      kCyclesPerStep + kCyclesPerByte * (plan.tile_m + plan.tile_n) * 128 +
+      kCyclesPerStep + kCyclesPerByte * (lines + plan.tile_n) * 128 +
       kCyclesPerMultiplication * plan.tile_m * plan.tile_n * tiling.block;
   const int64_t line = tiling.tiles() * tiling.steps;
   const bool together = plan.blocks % tiling.tiles() == 0;
@@ -33,10 +35,13 @@ double EstimateTime(const WgradTiling& tiling, const Plan& plan) {
 }  // namespace
 
 Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
-  constexpr int kShapes[][2] = {{256, 128}, {256, 64}, {128, 64}, {128, 32}};
+  constexpr int kShapes[][2] = {{256, 128},        {256, 64},
+                                {128, 64},         {128, 32},
+                                {kTapRowTile, 64}, {kTapRowTile, 128}};
   Plan best{};
   double least = 0;
   for (const auto& [m, n] : kShapes) {
+    if (m == kTapRowTile && !TapsShare(FpropPart(g).w)) continue;
     const WgradTiling tiling(g, Type::kTf32, m, n);
     const int64_t tiles = tiling.tiles();
     const int64_t all =

@@ -7,21 +7,34 @@
 
 #include "conv_geometry.h"
 #include "cuda/hopper/conv.h"
+#include "cuda/hopper/conv_parts.h"
 
 namespace jax_convbatch::hopper {
 
-// Filter rows come in blocks of 128 bytes of channels of one tap; a tile has
-// some of them, some output channels, and one step for each so many pixels.
+// The tile_m of tiles that are a row of three taps by 64 channels. (TF32 only.)
+inline constexpr int kTapRowTile = 3 * 64;
+
+// Filter rows come in blocks of channels of one tap, 128 bytes each, or where
+// taps share their pixels in blocks of 64 channels of one row of taps; a tile
+// has some of them, some output channels, and one step for each so many pixels.
 struct WgradTiling {
-  int64_t block, channel_blocks, filter_blocks, m_tiles, n_tiles, steps;
+  int64_t block;  // pixels of a step, channels of 128 bytes
+  int64_t channel_blocks, filter_blocks, m_tiles, n_tiles, steps;
 
   WgradTiling(const ConvGeometry& g, Type type, int tile_m, int tile_n)
-      : block(128 / ElementBytes(type)),
-        channel_blocks((g.C + block - 1) / block),
-        filter_blocks(g.taps() * channel_blocks),
-        m_tiles((filter_blocks * block + tile_m - 1) / tile_m),
-        n_tiles((g.K + tile_n - 1) / tile_n),
-        steps((g.N * g.P * g.Q + block - 1) / block) {}
+      : block(128 / ElementBytes(type)), n_tiles((g.K + tile_n - 1) / tile_n) {
+    int64_t cols = g.Q;
+    if (tile_m == kTapRowTile) {
+      cols = WithReach(FpropPart(g)).w.count;
+      channel_blocks = (g.C + 63) / 64;
+      m_tiles = filter_blocks = g.R * channel_blocks;
+    } else {
+      channel_blocks = (g.C + block - 1) / block;
+      filter_blocks = g.taps() * channel_blocks;
+      m_tiles = (filter_blocks * block + tile_m - 1) / tile_m;
+    }
+    steps = (g.N * g.P * cols + block - 1) / block;
+  }
 
   int64_t tiles() const { return m_tiles * n_tiles; }
 };
