@@ -35,11 +35,11 @@ cudaError_t DispatchKind(Kind kind, bool aligned, F&& f) {
 }
 
 template <typename T>
-Staging StageFor(const AxisWalk& h, const AxisWalk& w, int channels, int rows,
-                 int cols, int apart) {
-  constexpr int kPixel = kTileChannels * sizeof(T);
-  return MakeStaging<T>(h.in_size, w.in_size, channels, kTileChannels, rows,
-                        cols, kPixel, RowBytes(cols, kPixel, apart));
+Staging StageFor(const AxisWalk& h, const AxisWalk& w, int channels, int lanes,
+                 int rows, int cols, int apart) {
+  const int pixel = lanes * 2 * static_cast<int>(sizeof(T));
+  return MakeStaging<T>(h.in_size, w.in_size, channels, lanes * 2, rows, cols,
+                        pixel, RowBytes(cols, pixel, apart));
 }
 
 template <typename T>
@@ -53,17 +53,19 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
   }
   const int pixel_bytes = static_cast<int>(g.C * sizeof(T));
   const Kind kind = KindOf(walks, pixel_bytes);
+  const int lanes = plan.tile_channels / 2;
   const int rows = PatchRows(kind, sizeof(T));
   const int patch_rows = plan.tile_h / rows;
-  const int patch_cols = plan.tile_w / PatchCols(kind);
+  const int patch_cols = plan.tile_w / PatchCols(kind, sizeof(T));
   DepthwiseProblem p{};
   p.source = call.lhs;
   p.filter = call.rhs;
   p.result = call.result;
   p.h = walks.h;
   p.w = walks.w;
-  p.in = StageFor<T>(p.h, p.w, static_cast<int>(g.C), p.h.extent(plan.tile_h),
-                     p.w.extent(plan.tile_w), rows * p.h.in_step);
+  p.in = StageFor<T>(p.h, p.w, static_cast<int>(g.C), lanes,
+                     p.h.extent(plan.tile_h), p.w.extent(plan.tile_w),
+                     rows * p.h.in_step);
   p.grid = MakeGrid(walks, plan, g.N);
   p.channels = static_cast<int>(g.C);
   p.channel_tiles = plan.channel_tiles;
@@ -72,11 +74,20 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
   p.patch_cols = FastDivmod<uint32_t>(patch_cols);
   p.classes_w = FastDivmod<uint32_t>(p.w.classes);
   p.patches = patch_rows * patch_cols * p.h.classes * p.w.classes;
-  const int shared = PatchStages(kind) * p.in.bytes() +
-                     static_cast<int>(g.taps()) * kTileChannels * 4;
+  const int shared = PatchStages(kind, sizeof(T)) * p.in.bytes() +
+                     static_cast<int>(g.taps()) * plan.tile_channels * 4;
   return DispatchKind(kind, pixel_bytes % 16 == 0, [&](auto v) {
-    return LaunchOrPrepare(&DepthwiseKernel<T, v.taps, v.step, v.aligned>, p,
-                           plan.blocks(), kThreads, shared, stage, stream);
+    auto launch = [&](auto kernel) {
+      return LaunchOrPrepare(kernel, p, plan.blocks(), kThreads, shared, stage,
+                             stream);
+    };
+    if constexpr (IsWide({v.taps, v.step}, sizeof(T))) {
+      if (lanes == kManyLanes) {
+        return launch(
+            &DepthwiseKernel<T, v.taps, v.step, kManyLanes, v.aligned>);
+      }
+    }
+    return launch(&DepthwiseKernel<T, v.taps, v.step, kLanes, v.aligned>);
   });
 }
 
@@ -99,30 +110,30 @@ cudaError_t RunWgrad(const Call& call, Stage stage, cudaStream_t stream) {
   p.chunks = (taps + ChunkTaps(kind) - 1) / ChunkTaps(kind);
   p.chunk_blocks = (p.chunks + kSlots - 1) / kSlots;
   p.streams = kSlots / std::min(p.chunks, kSlots);
-  const int apart = p.chunks == 1 ? PatchRows(kind, sizeof(T)) * p.h.in_step
+  const int apart = p.chunks == 1 ? WgradRows(kind, sizeof(T)) * p.h.in_step
                                   : p.h.offset_step;
-  p.in = StageFor<T>(p.h, p.w, channels, p.h.extent(plan.tile_h),
+  p.in = StageFor<T>(p.h, p.w, channels, kLanes, p.h.extent(plan.tile_h),
                      p.w.extent(plan.tile_w), apart);
   constexpr int kPixel = kTileChannels * sizeof(T);
   p.out =
       MakeStaging<T>(p.h.out_size, p.w.out_size, channels, kTileChannels,
                      plan.tile_h, plan.tile_w, kPixel,
-                     RowBytes(plan.tile_w, kPixel, PatchRows(kind, sizeof(T))));
+                     RowBytes(plan.tile_w, kPixel, WgradRows(kind, sizeof(T))));
   p.grid = MakeGrid(walks, plan, g.N);
   p.channels = channels;
   p.channel_tiles = plan.channel_tiles;
   p.workers = plan.workers;
-  const int patch_rows = plan.tile_h / PatchRows(kind, sizeof(T));
-  const int patch_cols = plan.tile_w / PatchCols(kind);
+  const int patch_rows = plan.tile_h / WgradRows(kind, sizeof(T));
+  const int patch_cols = plan.tile_w / WgradCols(kind, sizeof(T));
   p.patch_rows = FastDivmod<uint32_t>(patch_rows);
   p.patch_cols = FastDivmod<uint32_t>(patch_cols);
   p.patches = patch_rows * patch_cols;
   const int tiles = kWgradStages * (p.in.bytes() + p.out.bytes());
   const int sums = kSlots * ChunkTaps(kind) * kTileChannels * 4;
   const cudaError_t error =
-      DispatchKind(kind, pixel_bytes % 16 == 0, [&](auto v) {
+      DispatchKind(kind, pixel_bytes % 16 == 0, [&](auto tag) {
         return LaunchOrPrepare(
-            &DepthwiseWgradKernel<T, v.taps, v.step, v.aligned>, p,
+            &DepthwiseWgradKernel<T, tag.taps, tag.step, tag.aligned>, p,
             plan.blocks() * p.chunk_blocks, kThreads, std::max(tiles, sums),
             stage, stream);
       });

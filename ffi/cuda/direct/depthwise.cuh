@@ -12,14 +12,16 @@
 
 namespace jax_convbatch::direct {
 
-template <typename T, int kTaps, int kStep>
+template <typename T, int kTaps, int kStep, int kLanesOf>
 struct Patch {
   static constexpr Kind kKind = {kTaps, kStep};
   static constexpr bool kAny = kTaps == 0;
   static constexpr int kRows = PatchRows(kKind, sizeof(T));
-  static constexpr int kCols = PatchCols(kKind);
-  static constexpr int kStages = PatchStages(kKind);
-  static constexpr int kBlocks = PatchBlocks(kKind);
+  static constexpr int kCols = PatchCols(kKind, sizeof(T));
+  static constexpr int kLanes = kLanesOf, kSlots = kThreads / kLanes;
+  static constexpr int kPixel = kLanes * 2 * sizeof(T);
+  static constexpr int kStages = PatchStages(kKind, sizeof(T));
+  static constexpr int kBlocks = PatchBlocks(kKind, sizeof(T));
   // Few enough for registers.
   static constexpr bool kWeightsStay = kTaps == 3;
   static constexpr int kWeights = kWeightsStay ? kTaps * kTaps : 1;
@@ -30,7 +32,7 @@ template <typename P, typename T, int kTaps, int kStep>
 __device__ void SumPatch(const char* at, int row_bytes, const float2* weights,
                          const float2 (&kept)[P::kWeights], int row_taps,
                          int col_taps, float2 (&sums)[P::kRows][P::kCols]) {
-  constexpr int kPixel = kTileChannels * sizeof(T);
+  constexpr int kPixel = P::kPixel;
   constexpr int kWindow = (P::kCols - 1) * kStep + kTaps;
 #pragma unroll
   for (int u = 0; u < (P::kRows - 1) * kStep + kTaps; ++u) {
@@ -49,7 +51,7 @@ __device__ void SumPatch(const char* at, int row_bytes, const float2* weights,
         if constexpr (P::kWeightsStay) {
           weight = kept[r * kTaps + s];
         } else {
-          weight = weights[(r * row_taps + s * col_taps) * kLanes];
+          weight = weights[(r * row_taps + s * col_taps) * P::kLanes];
         }
 #pragma unroll
         for (int col = 0; col < P::kCols; ++col) {
@@ -65,7 +67,7 @@ template <typename T, int kCols>
 __device__ void SumAny(const char* at, const DepthwiseProblem& p,
                        const float2* weights, const ClassTaps& h,
                        const ClassTaps& w, float2 (&sums)[1][kCols]) {
-  constexpr int kPixel = kTileChannels * sizeof(T);
+  constexpr int kPixel = kLanes * 2 * sizeof(T);
   const int step = p.w.in_step * kPixel;
   for (int r = 0; r < h.count; ++r) {
     const float2* weight =
@@ -83,12 +85,14 @@ __device__ void SumAny(const char* at, const DepthwiseProblem& p,
   }
 }
 
-template <typename T, int kTaps, int kStep, bool kAligned>
-__global__ void __launch_bounds__(kThreads, Patch<T, kTaps, kStep>::kBlocks)
+template <typename T, int kTaps, int kStep, int kLanes, bool kAligned>
+__global__ void __launch_bounds__(kThreads,
+                                  Patch<T, kTaps, kStep, kLanes>::kBlocks)
     DepthwiseKernel(const __grid_constant__ DepthwiseProblem p) {
-  using P = Patch<T, kTaps, kStep>;
+  using P = Patch<T, kTaps, kStep, kLanes>;
   constexpr int kStages = P::kStages;
-  constexpr int kPixel = kTileChannels * sizeof(T);
+  constexpr int kPixel = P::kPixel, kSlots = P::kSlots;
+  constexpr int kTileChannels = kLanes * 2;
   extern __shared__ __align__(128) char shared[];
   char* const tiles = shared;
   const int stage_bytes = p.in.bytes();
@@ -189,6 +193,17 @@ __global__ void __launch_bounds__(kThreads, Patch<T, kTaps, kStep>::kBlocks)
       T* to = result + (h * p.w.out_size + w) * p.channels;
       const int pixel_stride = p.w.classes * p.channels;
       const int last_w = left > 0 ? p.w.out_size : 0;
+      if (!P::kAny && h + P::kRows <= p.h.out_size && w + P::kCols <= last_w) {
+#pragma unroll
+        for (int i = 0; i < P::kRows; ++i) {
+#pragma unroll
+          for (int j = 0; j < P::kCols; ++j) {
+            StorePair<kAligned>(to + j * p.channels, sums[i][j], left);
+          }
+          to += p.w.out_size * p.channels;
+        }
+        break;
+      }
 #pragma unroll
       for (int i = 0; i < P::kRows; ++i) {
         if (h + i * p.h.classes >= p.h.out_size) break;

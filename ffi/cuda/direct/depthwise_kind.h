@@ -7,10 +7,6 @@
 namespace jax_convbatch::direct {
 
 inline constexpr int kThreads = 256;
-// Threads that share a pixel, two channels each.
-inline constexpr int kLanes = 16;
-inline constexpr int kTileChannels = kLanes * 2;
-inline constexpr int kSlots = kThreads / kLanes;
 
 // A square filter of `taps` x `taps` undilated taps, all of which every output
 // uses, and the step of the input from one output to the next; every pixel is
@@ -32,17 +28,51 @@ inline Kind KindOf(const Walks& walks, int64_t pixel_bytes) {
   return {0, 0};
 }
 
-// The outputs that a thread sees at a time, of a type of so many bytes.
+// Whether registers hold the sums of a wide patch, of a type of so many bytes.
+constexpr bool IsWide(Kind kind, int bytes) {
+  return kind.step == 1 && bytes == 2 && kind.taps < 7;
+}
+
+// The outputs that a thread of fprop and dgrad computes at a time, and that one
+// of wgrad sees. Seven divides the sizes that images of 224 pixels come to.
+constexpr int PatchCols(Kind kind, int bytes) {
+  return kind.taps == 0 ? 8 : IsWide(kind, bytes) ? 7 : 4;
+}
+constexpr int WgradCols(Kind kind, int bytes) {
+  return kind.taps == 0 ? 8 : kind.step == 1 && bytes == 2 ? 7 : 4;
+}
 constexpr int PatchRows(Kind kind, int bytes) {
   return kind.taps == 0 ? 1 : bytes == 2 ? 4 : 2;
 }
-constexpr int PatchCols(Kind kind) { return kind.taps == 0 ? 8 : 4; }
+constexpr int WgradRows(Kind kind, int bytes) {
+  return kind.taps == 0 ? 1 : bytes == 2 && kind.step == 2 ? 4 : 2;
+}
+
+// Threads that share a pixel, two channels each. Where a whole image is a few
+// patches, more channels give all threads something to do.
+inline constexpr int kLanes = 16, kManyLanes = 32;
+inline int PatchLanes(Kind kind, int bytes, const Walks& walks,
+                      int64_t channels) {
+  const int rows = PatchRows(kind, bytes), cols = PatchCols(kind, bytes);
+  const int64_t patches = int64_t{(walks.h.out_size + rows - 1) / rows} *
+                          ((walks.w.out_size + cols - 1) / cols);
+  return IsWide(kind, bytes) && channels % (2 * kManyLanes) == 0 &&
+                 patches <= kThreads / kManyLanes
+             ? kManyLanes
+             : kLanes;
+}
+inline constexpr int kTileChannels = kLanes * 2;  // of wgrad
+inline constexpr int kSlots = kThreads / kLanes;
 
 // Tiles in shared memory, one in use and the others on their way, and blocks
 // that a multiprocessor holds. Where the kind is known, a tile of fprop and
 // dgrad holds no more patches than there are threads for.
-constexpr int PatchStages(Kind kind) { return kind.taps > 3 ? 2 : 3; }
-constexpr int PatchBlocks(Kind kind) { return kind.taps > 3 ? 2 : 3; }
+constexpr int PatchStages(Kind kind, int bytes) {
+  return kind.taps > 3 || IsWide(kind, bytes) ? 2 : 3;
+}
+constexpr int PatchBlocks(Kind kind, int bytes) {
+  return PatchStages(kind, bytes);
+}
 inline constexpr int kWgradStages = 2;
 constexpr int WgradBlocks(Kind kind) { return kind.taps > 3 ? 2 : 3; }
 

@@ -10,14 +10,14 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // In instructions of a thread, counted from the inner loops; an input pixel's
 // also stands for the memory's time.
 double PatchCost(Kind kind, const Walks& walks, int bytes) {
-  const double outputs = PatchRows(kind, bytes) * PatchCols(kind);
+  const double outputs = PatchRows(kind, bytes) * PatchCols(kind, bytes);
   const double taps = 1.0 * walks.h.filter_size * walks.w.filter_size /
                       (walks.h.classes * walks.w.classes);
   return outputs * (kind.taps == 0 ? 5 * taps + 6 : 2.6 * taps + 5) + 30;
 }
 
 double WgradPatchCost(Kind kind, int64_t taps, int64_t chunks, int bytes) {
-  const double outputs = PatchRows(kind, bytes) * PatchCols(kind);
+  const double outputs = WgradRows(kind, bytes) * WgradCols(kind, bytes);
   return chunks * 30 + outputs * (kind.taps == 0 ? 5 : 3.2) * taps;
 }
 
@@ -32,29 +32,31 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
   const int size = type == Type::kF32 ? 4 : 2;
   const Kind kind = KindOf(walks, g.C * size);
   const int64_t taps = g.taps();
-  const int64_t channel_tiles = CeilDiv(g.C, kTileChannels);
+  const int lanes =
+      op == Op::kWgrad ? kLanes : PatchLanes(kind, size, walks, g.C);
+  const int64_t channel_tiles = CeilDiv(g.C, lanes * 2);
 
   TilingRules rules{};
-  rules.pixel_bytes = kTileChannels * size;
+  rules.pixel_bytes = lanes * 2 * size;
   rules.multiprocessors = multiprocessors;
   rules.batch = g.N;
   rules.channel_tiles = channel_tiles;
-  rules.patches_at_once = kSlots;
+  rules.patches_at_once = kThreads / lanes;
   rules.input_cost = 5 * size;
   if (op != Op::kWgrad) {
-    if (kind.taps != 0) rules.most_patches = kSlots;
+    if (kind.taps != 0) rules.most_patches = kThreads / lanes;
     rules.patch_rows = PatchRows(kind, size);
-    rules.patch_cols = PatchCols(kind);
+    rules.patch_cols = PatchCols(kind, size);
     rules.patch_cost = PatchCost(kind, walks, size);
-    rules.shared_bytes = static_cast<int>(taps * kTileChannels * 4);
-    rules.stages = PatchStages(kind);
-    rules.blocks_per_multiprocessor = PatchBlocks(kind);
+    rules.shared_bytes = static_cast<int>(taps * lanes * 2 * 4);
+    rules.stages = PatchStages(kind, size);
+    rules.blocks_per_multiprocessor = PatchBlocks(kind, size);
   } else {
     // Taps of residue classes, which an input dilation makes, are not kept.
     if (walks.h.classes * walks.w.classes != 1) return std::nullopt;
     const int64_t chunks = CeilDiv(taps, ChunkTaps(kind));
-    rules.patch_rows = PatchRows(kind, size);
-    rules.patch_cols = PatchCols(kind);
+    rules.patch_rows = WgradRows(kind, size);
+    rules.patch_cols = WgradCols(kind, size);
     rules.patch_cost = WgradPatchCost(kind, taps, chunks, size);
     rules.output_bytes = rules.pixel_bytes;
     rules.stages = kWgradStages;
@@ -67,7 +69,7 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
   Plan plan{};
   plan.tile_h = tiling->tile_h;
   plan.tile_w = tiling->tile_w;
-  plan.tile_channels = kTileChannels;
+  plan.tile_channels = lanes * 2;
   plan.channel_tiles = static_cast<int>(channel_tiles);
   plan.workers = tiling->workers;
   if (op == Op::kWgrad) plan.workspace = plan.workers * taps * g.C * 4;

@@ -17,8 +17,8 @@ struct WgradChunk {
   static constexpr int kBlocks = WgradBlocks(kKind);
   // Of the filter, and of dy.
   static constexpr int kFilterRows = ChunkRows(kKind);
-  static constexpr int kRows = PatchRows(kKind, sizeof(T));
-  static constexpr int kCols = PatchCols(kKind);
+  static constexpr int kRows = WgradRows(kKind, sizeof(T));
+  static constexpr int kCols = WgradCols(kKind, sizeof(T));
 };
 
 // Adds up kRows x kCols pixels of dy from `dy` on, and the pixels of x that
@@ -26,7 +26,7 @@ struct WgradChunk {
 template <typename T, int kR, int kS, int kStep, int kRows, int kCols>
 __device__ void SumPixels(const char* x, int x_row_bytes, const char* dy,
                           int dy_row_bytes, float2 (&sums)[kR * kS]) {
-  constexpr int kPixel = kTileChannels * sizeof(T);
+  constexpr int kPixel = kLanes * 2 * sizeof(T);
   constexpr int kWindow = (kCols - 1) * kStep + kS;
   float2 outputs[kRows][kCols];
 #pragma unroll
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads,
     DepthwiseWgradKernel(const __grid_constant__ DepthwiseWgradProblem p) {
   using Chunk = WgradChunk<T, kTaps, kStep>;
   constexpr int kStages = kWgradStages;
-  constexpr int kPixel = kTileChannels * sizeof(T);
+  constexpr int kPixel = kLanes * 2 * sizeof(T);
   extern __shared__ __align__(128) char shared[];
   const int stage_bytes = p.in.bytes() + p.out.bytes();
 

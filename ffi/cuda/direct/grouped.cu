@@ -47,7 +47,8 @@ cudaError_t RunOutputs(Op op, const Call& call, Stage stage,
   const int pixel_bytes = GroupedPixelBytes(p.channels.tile_in);
   p.in = MakeStaging<T>(p.h.in_size, p.w.in_size, p.channels.in,
                         p.channels.tile_in, p.h.extent(plan.tile_h), cols,
-                        pixel_bytes, cols * pixel_bytes);
+                        pixel_bytes,
+                        FlatRowBytes(cols, pixel_bytes, walks, plan.tile_w));
   p.grid = MakeGrid(walks, plan, g.N);
   p.is_dgrad = dgrad;
   p.workers = plan.workers;

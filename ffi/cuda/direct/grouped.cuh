@@ -100,7 +100,7 @@ __device__ inline void TransposeQuad(uint32_t (&v)[4]) {
 // kBlocks blocks of channels for each warp; kShared: all of the same input
 // channels. kStep of those are multiplied at a time, 8 or 16.
 template <typename T, int kBlocks, bool kShared, int kStep>
-__global__ void __launch_bounds__(kGroupedThreads, 3)
+__global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
     GroupedKernel(const __grid_constant__ GroupedProblem p) {
   static_assert(kShared || kStep == 8);
   extern __shared__ __align__(128) char shared[];
@@ -196,36 +196,64 @@ __global__ void __launch_bounds__(kGroupedThreads, 3)
       for (int j = 0; j < kBlocks; ++j) {
         inputs[j] = j == 0 || !kShared ? block_inputs[block + j] : 0;
       }
-      for (int r = 0; r < taps_h.count; ++r) {
-        uint32_t at = origin + r * p.h.offset_step * p.in.row_bytes;
-        const uint32_t* weight =
-            weights +
-            (((taps_h.first + r * p.h.tap_step) * p.w.filter_size +
-              taps_w.first) *
-                 channels.blocks +
-             block) *
-                block_words +
-            lane * (kStep / 8);
-        for (int s = 0; s < taps_w.count; ++s) {
-          if constexpr (!kShared) {
-            uint32_t a[kBlocks][4], b[kBlocks];
+      const uint32_t* const first_weight =
+          weights +
+          ((taps_h.first * p.w.filter_size + taps_w.first) * channels.blocks +
+           block) *
+              block_words +
+          lane * (kStep / 8);
+      const int weight_step = channels.blocks * block_words;
+      const int next_row = p.h.tap_step * p.w.filter_size;
+      if constexpr (!kShared) {
+        // A tap's operands are loaded while those of the tap before are
+        // multiplied.
+        struct Operands {
+          uint32_t a[kBlocks][4], b[kBlocks];
+        } even, odd;
+        int r = 0, s = 0;
+        auto load = [&](Operands& to) {
+          const uint32_t at = origin + r * p.h.offset_step * p.in.row_bytes +
+                              s * p.w.offset_step * p.in.pixel_bytes;
+          const uint32_t* weight =
+              first_weight + (r * next_row + s * p.w.tap_step) * weight_step;
 #pragma unroll
-            for (int j = 0; j < kBlocks; ++j) {
-              LoadMatrices(a[j], at + inputs[j]);
-              b[j] = weight[j * 32];
-            }
+          for (int j = 0; j < kBlocks; ++j) {
+            LoadMatrices(to.a[j], at + inputs[j]);
+            to.b[j] = weight[j * 32];
+          }
+          if (++s == taps_w.count) {
+            s = 0;
+            ++r;
+          }
+        };
+        auto multiply = [&](const Operands& from) {
 #pragma unroll
-            for (int j = 0; j < kBlocks; ++j) {
-              Multiply8<T>(sums[0][j], a[j][0], a[j][1], b[j]);
-              Multiply8<T>(sums[1][j], a[j][2], a[j][3], b[j]);
-            }
-          } else {
-            const int steps = channels.depth / kStep;
+          for (int j = 0; j < kBlocks; ++j) {
+            Multiply8<T>(sums[0][j], from.a[j][0], from.a[j][1], from.b[j]);
+            Multiply8<T>(sums[1][j], from.a[j][2], from.a[j][3], from.b[j]);
+          }
+        };
+        const int count = taps_h.count * taps_w.count;
+        if (count > 0) load(even);
+        for (int i = 0; i < count; i += 2) {
+          if (i + 1 < count) load(odd);
+          multiply(even);
+          if (i + 1 == count) break;
+          if (i + 2 < count) load(even);
+          multiply(odd);
+        }
+      } else {
+        const int steps = channels.depth / kStep;
+        for (int r = 0; r < taps_h.count; ++r) {
+          uint32_t at =
+              origin + inputs[0] + r * p.h.offset_step * p.in.row_bytes;
+          const uint32_t* weight = first_weight + r * next_row * weight_step;
+          for (int s = 0; s < taps_w.count; ++s) {
             for (int k = 0; k < steps; ++k) {
               uint32_t a[kStep / 8][4];
 #pragma unroll
               for (int i = 0; i < kStep / 8; ++i) {
-                LoadMatrices(a[i], at + inputs[0] + k * kStep * 2 + i * 16);
+                LoadMatrices(a[i], at + k * kStep * 2 + i * 16);
               }
 #pragma unroll
               for (int j = 0; j < kBlocks; ++j) {
@@ -242,9 +270,9 @@ __global__ void __launch_bounds__(kGroupedThreads, 3)
                 }
               }
             }
+            at += p.w.offset_step * p.in.pixel_bytes;
+            weight += p.w.tap_step * weight_step;
           }
-          at += p.w.offset_step * p.in.pixel_bytes;
-          weight += p.w.tap_step * channels.blocks * block_words;
         }
       }
 

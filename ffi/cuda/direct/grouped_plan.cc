@@ -78,7 +78,7 @@ std::optional<Plan> PlanGrouped(Op op, const ConvGeometry& g,
   rules.batch = g.N;
   rules.channel_tiles = channels.tiles();
   rules.stages = kGroupedStages;
-  rules.blocks_per_multiprocessor = 3;
+  rules.blocks_per_multiprocessor = GroupedBlocks(channels.shared);
   rules.multiprocessors = multiprocessors;
   const auto tiling = ChooseTiling(walks, rules);
   if (!tiling) return std::nullopt;

@@ -27,9 +27,10 @@ cudaError_t Launch(const Call& call, Stage stage, cudaStream_t stream) {
   const int cols = p.w.extent(plan.tile_w);
   const int in_bytes = GroupedPixelBytes(p.roles.tile_in());
   const int out_bytes = GroupedPixelBytes(p.roles.tile_out());
-  p.in = MakeStaging<T>(p.h.in_size, p.w.in_size, static_cast<int>(g.C),
-                        p.roles.tile_in(), p.h.extent(plan.tile_h), cols,
-                        in_bytes, cols * in_bytes);
+  p.in =
+      MakeStaging<T>(p.h.in_size, p.w.in_size, static_cast<int>(g.C),
+                     p.roles.tile_in(), p.h.extent(plan.tile_h), cols, in_bytes,
+                     FlatRowBytes(cols, in_bytes, walks, plan.tile_w));
   p.out = MakeStaging<T>(p.h.out_size, p.w.out_size, static_cast<int>(g.K),
                          p.roles.tile_out(), plan.tile_h, plan.tile_w,
                          out_bytes, plan.tile_w * out_bytes);

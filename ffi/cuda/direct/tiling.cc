@@ -34,7 +34,7 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
         const int tile_w = static_cast<int>(b) * rules.patch_cols;
         const int64_t inputs = int64_t{h.extent(tile_h)} * w.extent(tile_w);
         const int64_t outputs = int64_t{tile_h} * tile_w * classes;
-        // 128: what RowBytes may add to a row.
+        // 128: what RowBytes and FlatRowBytes may add to a row.
         const int64_t bytes = inputs * rules.pixel_bytes +
                               h.extent(tile_h) * 128 +
                               outputs * rules.output_bytes;
@@ -75,6 +75,15 @@ int RowBytes(int cols, int pixel_bytes, int apart) {
   if (pixel_bytes != 64) return least;
   for (int bytes = least; bytes < least + 128; bytes += 16) {
     if (bytes * apart % 128 == 64) return bytes;
+  }
+  return least;
+}
+
+int FlatRowBytes(int cols, int pixel_bytes, const Walks& walks, int tile_w) {
+  const int least = cols * pixel_bytes;
+  for (int bytes = least; bytes < least + 128; bytes += 16) {
+    const int step = tile_w * walks.w.in_step * pixel_bytes;
+    if ((bytes * walks.h.in_step - step) % 128 == 0) return bytes;
   }
   return least;
 }

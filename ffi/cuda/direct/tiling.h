@@ -46,6 +46,10 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
 // where a pixel takes half of them. (Two such rows are read at once.)
 int RowBytes(int cols, int pixel_bytes, int apart);
 
+// The same where pixels are read in their order, 16 bytes of each: such that
+// the step from one row's last to the next row's first is like any other.
+int FlatRowBytes(int cols, int pixel_bytes, const Walks& walks, int tile_w);
+
 }  // namespace jax_convbatch::direct
 
 #endif  // JAX_CONVBATCH_CUDA_DIRECT_TILING_H_
