@@ -51,7 +51,16 @@ EDGES = {
     ),
     "64 columns": problem(40, (28, 28), 32, 40, (3, 3), padding=SAME),
     "128 columns": problem(48, (28, 28), 32, 136, (3, 3), padding=SAME),
+    "rows of shared taps": problem(30, (9, 61), 36, 68, (3, 3), padding=SAME),
+    "shared taps, dilated": problem(
+        30, (20, 60), 12, 132, (2, 3), padding=((1, 1), (3, 0)), dilation=(1, 2)
+    ),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
+    "sixteen": problem(3, (16, 16), 16, 16, (3, 3), padding=SAME),
+    "sixteen, narrow": problem(400, (9, 7), 16, 16, (3, 3), padding=SAME),
+    "sixteen, wide": problem(
+        30, (19, 27), 16, 16, (5, 2), padding=((3, 2), (1, 1)), dilation=(1, 2)
+    ),
 }
 
 
@@ -242,7 +251,9 @@ def tf32(a):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["odd", "strided", "wide channels", "dilated"])
+@pytest.mark.parametrize(
+    "name", ["odd", "strided", "wide channels", "dilated", "sixteen"]
+)
 def test_f32_operands_are_rounded_to_the_nearest_tf32(hopper, name):
     case = EDGES[name]
     args = [without_ties(a) for a in arrays(case, normal, "float32")]
@@ -270,7 +281,16 @@ def test_f32_is_as_accurate_as_stock(hopper):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "name", ["3x3", "odd", "strided", "1x1 strided", "wide channels"]
+    "name",
+    [
+        "3x3",
+        "odd",
+        "strided",
+        "1x1 strided",
+        "wide channels",
+        "rows of shared taps",
+        "sixteen",
+    ],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):

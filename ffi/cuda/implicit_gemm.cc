@@ -161,7 +161,7 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
       hopper::FindConfig(op, g, *hopper_type, multiprocessors, config),
       [&](hopper::ConvCall call) {
         call.epilogue = epilogue;
-        return hopper::RunPath(op, call, stage, stream);
+        return hopper::RunPath(op, call, multiprocessors, stage, stream);
       });
 }
 

@@ -2,7 +2,10 @@
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/gather_plan.h"
+#include "cuda/hopper/pad_plan.h"
+#include "cuda/hopper/small_plan.h"
 #include "cuda/hopper/strip_plan.h"
+#include "cuda/hopper/sweep_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -12,28 +15,50 @@ ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
   return op == Op::kDgrad ? g : FoldPatches(g, type);
 }
 
-std::optional<Plan> PlanCopies(Op op, const ConvGeometry& g, Type type,
-                               int multiprocessors) {
+std::optional<Plan> PlanSmall(Op op, const ConvGeometry& g,
+                              int multiprocessors) {
   switch (op) {
     case Op::kFprop:
-      return PlanFprop(g, type, multiprocessors);
+      return PlanSmallFprop(g, multiprocessors);
     case Op::kDgrad:
-      return PlanDgrad(g, type, multiprocessors);
+      return PlanSmallDgrad(g, multiprocessors);
     default:
-      return PlanWgrad(g, type, multiprocessors);
+      return std::nullopt;
   }
 }
 
-// For strips or for gathering; dgrad has no strips.
-std::optional<Plan> PlanFew(Op op, const ConvGeometry& g, int multiprocessors) {
+std::optional<Plan> PlanStrips(Op op, const ConvGeometry& g,
+                               int multiprocessors) {
   switch (op) {
     case Op::kFprop:
-      if (const auto strips = PlanStripFprop(g, multiprocessors)) return strips;
+      return PlanStripFprop(g, multiprocessors);
+    case Op::kDgrad:
+      return PlanStripDgrad(g, multiprocessors);
+    default:
+      return PlanStripWgrad(g, multiprocessors);
+  }
+}
+
+std::optional<Plan> PlanSweeps(Op op, const ConvGeometry& g,
+                               int multiprocessors) {
+  switch (op) {
+    case Op::kFprop:
+      return PlanSweepFprop(g, multiprocessors);
+    case Op::kDgrad:
+      return PlanSweepDgrad(g, multiprocessors);
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<Plan> PlanGathers(Op op, const ConvGeometry& g,
+                                int multiprocessors) {
+  switch (op) {
+    case Op::kFprop:
       return PlanGatherFprop(g, multiprocessors);
     case Op::kDgrad:
       return PlanGatherDgrad(g, multiprocessors);
     default:
-      if (const auto strips = PlanStripWgrad(g, multiprocessors)) return strips;
       return PlanGatherWgrad(g, multiprocessors);
   }
 }
@@ -43,11 +68,22 @@ std::optional<Plan> PlanFew(Op op, const ConvGeometry& g, int multiprocessors) {
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                              int multiprocessors) {
   const ConvGeometry g = Fold(op, geometry, type);
+  if (type == Type::kTf32 && IsPlain2d(g, type)) {
+    if (const auto small = PlanSmall(op, g, multiprocessors)) return small;
+  }
   if (const auto copies = PlanCopies(op, g, type, multiprocessors)) {
     return copies;
   }
-  if (type == Type::kTf32 || !IsGatherable(g)) return std::nullopt;
-  return PlanFew(op, g, multiprocessors);
+  const bool gatherable = type != Type::kTf32 && IsGatherable(g);
+  if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
+    return PlanGathers(op, g, multiprocessors);
+  }
+  if (gatherable) {
+    if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
+    if (const auto sweeps = PlanSweeps(op, g, multiprocessors)) return sweeps;
+  }
+  if (const auto pads = PlanPads(op, g, type, multiprocessors)) return pads;
+  return gatherable ? PlanGathers(op, g, multiprocessors) : std::nullopt;
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g) {
@@ -56,29 +92,45 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g) {
   return g.K % 8 == 0 && !StripShape(g).odd;
 }
 
-cudaError_t RunPath(Op op, const ConvCall& given, Stage stage,
-                    cudaStream_t stream) {
+cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
+                    Stage stage, cudaStream_t stream) {
   const ConvGeometry g = Fold(op, given.g, given.type);
   const ConvCall call = {
       g,         given.type,   given.plan,      given.lhs,
       given.rhs, given.result, given.workspace, given.epilogue};
-  const bool strips = call.plan.path == Path::kStrips;
-  const bool copies = call.plan.path == Path::kCopies;
-  switch (op) {
-    case Op::kFprop:
-      if (call.epilogue != nullptr && !HasEpilogue(call.plan, g)) {
-        return cudaErrorInvalidValue;
+  if (op == Op::kFprop && call.epilogue != nullptr &&
+      !HasEpilogue(call.plan, g)) {
+    return cudaErrorInvalidValue;
+  }
+  switch (given.plan.path) {
+    case Path::kCopies:
+      return RunCopies(op, call, stage, stream);
+    case Path::kPads:
+      return RunPads(op, call, multiprocessors, stage, stream);
+    case Path::kStrips:
+      switch (op) {
+        case Op::kFprop:
+          return StripFprop(call, stage, stream);
+        case Op::kDgrad:
+          return StripDgrad(call, stage, stream);
+        default:
+          return StripWgrad(call, stage, stream);
       }
-      return copies   ? Fprop(call, stage, stream)
-             : strips ? StripFprop(call, stage, stream)
-                      : GatherFprop(call, stage, stream);
-    case Op::kDgrad:
-      return copies ? Dgrad(call, stage, stream)
-                    : GatherDgrad(call, stage, stream);
+    case Path::kSmall:
+      return op == Op::kFprop ? SmallFprop(call, stage, stream)
+                              : SmallDgrad(call, stage, stream);
+    case Path::kSweeps:
+      return op == Op::kFprop ? SweepFprop(call, stage, stream)
+                              : SweepDgrad(call, stage, stream);
     default:
-      return copies   ? Wgrad(call, stage, stream)
-             : strips ? StripWgrad(call, stage, stream)
-                      : GatherWgrad(call, stage, stream);
+      switch (op) {
+        case Op::kFprop:
+          return GatherFprop(call, stage, stream);
+        case Op::kDgrad:
+          return GatherDgrad(call, stage, stream);
+        default:
+          return GatherWgrad(call, stage, stream);
+      }
   }
 }
 

@@ -19,9 +19,9 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
 // Whether what runs a plan of fprop forms an epilogue in the store of a tile.
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g);
 
-// Runs a plan of PlanPath; see conv.h.
-cudaError_t RunPath(Op op, const ConvCall& call, Stage stage,
-                    cudaStream_t stream);
+// Runs a plan of PlanPath for the same `multiprocessors`; see conv.h.
+cudaError_t RunPath(Op op, const ConvCall& call, int multiprocessors,
+                    Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

@@ -56,11 +56,13 @@ cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
   return call.type == Type::kBf16 ? run(__nv_bfloat16()) : run(__half());
 }
 
-}  // namespace
-
-cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+// `flipped`: see StripProblem.
+cudaError_t Run(const ConvCall& call, int flipped, Stage stage,
+                cudaStream_t stream) {
   StripProblem problem = MakeStripProblem(call, false);
   problem.w = static_cast<const uint16_t*>(call.rhs);
+  problem.taps = static_cast<int>(call.g.taps());
+  problem.flipped = flipped;
   problem.y = static_cast<uint16_t*>(call.result);
   problem.store_by_map = call.g.K % 8 == 0;
   if (problem.store_by_map &&
@@ -71,6 +73,20 @@ cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
     return RunFprop(call, problem, *call.epilogue, stage, stream);
   }
   return RunFprop(call, problem, NoEpilogue(), stage, stream);
+}
+
+}  // namespace
+
+cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  return Run(call, 0, stage, stream);
+}
+
+cudaError_t StripDgrad(const ConvCall& dgrad, Stage stage,
+                       cudaStream_t stream) {
+  const ConvGeometry g = DgradAsFprop(dgrad.g);
+  return Run({g, dgrad.type, dgrad.plan, dgrad.lhs, dgrad.rhs, dgrad.result,
+              dgrad.workspace},
+             static_cast<int>(g.C), stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -43,10 +43,18 @@ __device__ __forceinline__ void LoadFilter(const StripProblem& problem,
     uint32_t words[4] = {0, 0, 0, 0};
     if (row >= 0) {
       const uint16_t* from = problem.w + int64_t{row} * problem.K + k;
+      int step = 1;
+      if (problem.flipped > 0) {
+        const int tap = row / problem.flipped;
+        step = problem.flipped;
+        from = problem.w +
+               (int64_t{problem.taps - 1 - tap} * problem.K + k) * step +
+               (row - tap * step);
+      }
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) {
         if (k + e < problem.K) {
-          words[e / 2] |= uint32_t{__ldg(from + e)} << (e % 2 * 16);
+          words[e / 2] |= uint32_t{__ldg(from + e * step)} << (e % 2 * 16);
         }
       }
     }
@@ -103,11 +111,20 @@ __device__ __forceinline__ void StoreStripBox(
     if (at >= problem.pixels) continue;
     uint16_t* to =
         problem.y + (int64_t{image} * problem.pixels + at) * problem.K + k;
+    const uint32_t from = buffer + ChunkAddress(thread) + r * kRowStep * 128;
+    if (problem.K % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < kChunk; i += 4) {
+        if (k + i >= problem.K) break;
+        *reinterpret_cast<uint2*>(to + i) =
+            make_uint2(LoadShared(from + 2 * i), LoadShared(from + 2 * i + 4));
+      }
+      continue;
+    }
 #pragma unroll
     for (int i = 0; i < kChunk; i += 2) {
       if (k + i >= problem.K) break;
-      const uint32_t v = LoadShared(buffer + ChunkAddress(thread) +
-                                    r * kRowStep * 128 + 2 * i);
+      const uint32_t v = LoadShared(from + 2 * i);
       to[i] = static_cast<uint16_t>(v);
       if (k + i + 1 < problem.K) to[i + 1] = static_cast<uint16_t>(v >> 16);
     }

@@ -97,7 +97,23 @@ std::optional<Plan> PlanStripFprop(const ConvGeometry& g, int multiprocessors) {
   return Plan{
       static_cast<int>(tile), 64,
       multiprocessors,        0,
-      Path::kStrips,          g.taps() > 1 && (g.K % 8 == 0 || g.K <= 64)};
+      Path::kStrips,          g.taps() > 1 && (g.K % 4 == 0 || g.K <= 64)};
+}
+
+ConvGeometry DgradAsFprop(const ConvGeometry& g) {
+  ConvGeometry f = g;
+  f.H = g.P, f.W = g.Q, f.C = g.K;
+  f.P = g.H, f.Q = g.W, f.K = g.C;
+  f.pad.h = (g.R - 1) * g.filter_dilation.h - g.pad.h;
+  f.pad.w = (g.S - 1) * g.filter_dilation.w - g.pad.w;
+  return f;
+}
+
+std::optional<Plan> PlanStripDgrad(const ConvGeometry& g, int multiprocessors) {
+  if (g.stride.h != 1 || g.stride.w != 1) return std::nullopt;
+  const ConvGeometry f = DgradAsFprop(g);
+  if (!IsGatherable(f)) return std::nullopt;
+  return PlanStripFprop(f, multiprocessors);
 }
 
 std::optional<Plan> PlanStripWgrad(const ConvGeometry& g, int multiprocessors) {

@@ -27,16 +27,21 @@ struct StripShape {
 
 // The steps that there are fprop kernels for; the least that is enough, or 0.
 int StripSteps(const StripShape& shape);
+// dgrad of unit strides as the fprop that it is, but for the order of the taps.
+ConvGeometry DgradAsFprop(const ConvGeometry& g);
+
 // Shared memory of a block.
 int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);
 
 // For geometries that are IsGatherable, in bf16 and f16; nothing where the
 // kernels cannot run.
 std::optional<Plan> PlanStripFprop(const ConvGeometry& g, int multiprocessors);
+std::optional<Plan> PlanStripDgrad(const ConvGeometry& g, int multiprocessors);
 std::optional<Plan> PlanStripWgrad(const ConvGeometry& g, int multiprocessors);
 
 // The kernels of a plan of the path kStrips; see conv.h.
 cudaError_t StripFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t StripDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t StripWgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper

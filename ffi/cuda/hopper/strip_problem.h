@@ -41,6 +41,8 @@ struct StripProblem {
 
   // fprop
   const uint16_t* w;
+  // As dgrad: w is [taps from the last, K, flipped], or 0 where it is not.
+  int taps, flipped;
   uint16_t* y;
   CUtensorMap y_map;  // [N, P Q, K], boxes of 64 pixels x 64 channels
   bool store_by_map;

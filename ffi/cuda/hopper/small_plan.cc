@@ -1,0 +1,77 @@
+#include "cuda/hopper/small_plan.h"
+
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/small_shape.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// Blocks of the smallest tiles that run at once; beyond them larger tiles, of
+// which a filter serves more.
+constexpr int64_t kAtOnce = 4;
+
+std::optional<Plan> MakePlan(const ConvGeometry& g, const SmallShape& shape,
+                             int multiprocessors) {
+  constexpr int64_t kShared = 110 << 10, kMost = int64_t{1} << 31;
+  if (g.C != 16 || g.K != 16 || g.stride.h != 1 || g.stride.w != 1 ||
+      g.taps() == 1) {
+    return std::nullopt;
+  }
+  const SmallTiles least = {4, 8}, narrow = {8, 8}, wide = {8, 16};
+  if (shape.shared_bytes(wide) > kShared ||
+      shape.in_h * shape.in_w * 16 >= kMost ||
+      shape.out_h * shape.out_w * 16 >= kMost || shape.tiles(least) >= kMost) {
+    return std::nullopt;
+  }
+  const SmallTiles tiles = shape.tiles(least) <= kAtOnce * multiprocessors
+                               ? least
+                           : shape.out_w <= 8 ? narrow
+                                              : wide;
+  return Plan{tiles.rows * tiles.cols, static_cast<int>(shape.out_c),
+              multiprocessors, 0, Path::kSmall};
+}
+
+}  // namespace
+
+SmallShape FpropSmall(const ConvGeometry& g) {
+  return {g.N,
+          g.H,
+          g.W,
+          g.P,
+          g.Q,
+          g.C,
+          g.K,
+          g.R,
+          g.S,
+          g.pad.h,
+          g.pad.w,
+          g.filter_dilation.h,
+          g.filter_dilation.w};
+}
+
+SmallShape DgradSmall(const ConvGeometry& g) {
+  const Axes& dilation = g.filter_dilation;
+  return {g.N,
+          g.P,
+          g.Q,
+          g.H,
+          g.W,
+          g.K,
+          g.C,
+          g.R,
+          g.S,
+          (g.R - 1) * dilation.h - g.pad.h,
+          (g.S - 1) * dilation.w - g.pad.w,
+          dilation.h,
+          dilation.w};
+}
+
+std::optional<Plan> PlanSmallFprop(const ConvGeometry& g, int multiprocessors) {
+  return MakePlan(g, FpropSmall(g), multiprocessors);
+}
+
+std::optional<Plan> PlanSmallDgrad(const ConvGeometry& g, int multiprocessors) {
+  return MakePlan(g, DgradSmall(g), multiprocessors);
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,22 @@
+// f32 convolutions of 16 channels to 16. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_PLAN_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_SMALL_PLAN_H_
+
+#include <optional>
+
+#include "cuda/hopper/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// For geometries that are IsPlain2d for Type::kTf32; nothing where the kernels
+// cannot run.
+std::optional<Plan> PlanSmallFprop(const ConvGeometry& g, int multiprocessors);
+std::optional<Plan> PlanSmallDgrad(const ConvGeometry& g, int multiprocessors);
+
+// The kernels of a plan of the path kSmall; see conv.h.
+cudaError_t SmallFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t SmallDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_SMALL_PLAN_H_

@@ -1,0 +1,224 @@
+// fprop and dgrad of f32 with 16 channels on both sides, multiplied as TF32:
+// layers whose time is what a kernel takes to begin and to end. Tiles of
+// the image and the whole filter come to shared memory by ordinary loads, all
+// in flight at once and rounded on the way, and warps multiply by themselves
+// (mma.sync): no descriptors to fetch, no roles, one barrier a tile.
+//
+// A product of 16 rows is 2 x 8 pixels. Of a pixel's 16 channels a lane takes
+// four neighbouring ones, by one load, for two multiplications; so both
+// operands permute the reduction in the same way.
+//
+// A sum's order is that of the taps and channels: it does not depend on the
+// tile.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_TF32_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_SMALL_TF32_CUH_
+
+#include "cuda/hopper/ptx.cuh"
+#include "cuda/hopper/small_problem.h"
+
+namespace jax_convbatch::hopper {
+
+inline constexpr int kSmallThreads = 128;
+
+// Tiles of kRows x kCols pixels. kFlipped: dgrad, which takes the taps from the
+// last and the filter with its channels' roles exchanged. kTaps: of each side
+// of the filter, or 0, any.
+template <int kRows_, int kCols_, int kTaps_, bool kFlipped_>
+struct SmallConfig {
+  static constexpr int kIn = 16, kOut = 16, kTaps = kTaps_;
+  static constexpr int kRows = kRows_, kCols = kCols_;
+  static constexpr bool kFlipped = kFlipped_;
+  // Words of a pixel in shared memory: two neighbours fill all banks.
+  static constexpr int kPixel = kIn;
+  // Products, and how the four warps share them.
+  static constexpr int kProducts = kRows / 2 * (kCols / 8);
+  static constexpr int kAcross = kProducts < 4 ? 4 / kProducts : 1;
+  static constexpr int kEach = kProducts * kAcross / 4;  // a warp's products
+  static constexpr int kBlocks = kOut / 8 / kAcross;     // by 8 channels
+  static_assert(kBlocks * kAcross * 8 == kOut && kEach * 4 / kAcross > 0);
+};
+
+__device__ __forceinline__ float RoundTf32(float v) {
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(v));
+  return __uint_as_float(rounded);
+}
+__device__ __forceinline__ float4 RoundTf32(float4 v) {
+  return make_float4(RoundTf32(v.x), RoundTf32(v.y), RoundTf32(v.z),
+                     RoundTf32(v.w));
+}
+
+// sum[16 x 8] += a[16 x 8] b[8 x 8].
+__device__ __forceinline__ void MultiplyTf32(float (&sum)[4], float a0,
+                                             float a1, float a2, float a3,
+                                             float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)),
+        "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
+        "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// [tap][8 outputs][lane][4 inputs].
+template <typename Config>
+__device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
+                                                float* to) {
+  constexpr int kIn = Config::kIn, kOut = Config::kOut;
+  const int taps = problem.taps_h * problem.taps_w;
+  auto at = [](int tap, int in, int out) {
+    const int lane = out % 8 * 4 + in / 4;
+    return ((tap * (kOut / 8) + out / 8) * 32 + lane) * 4 + in % 4;
+  };
+#pragma unroll 4
+  for (int i = threadIdx.x; i < taps * kIn * kOut / 4; i += kSmallThreads) {
+    const float4 v =
+        RoundTf32(__ldg(reinterpret_cast<const float4*>(problem.w) + i));
+    if constexpr (Config::kFlipped) {
+      const int in = i * 4 % kIn, out = i * 4 / kIn % kOut;
+      const int tap = taps - 1 - i * 4 / (kIn * kOut);
+      *reinterpret_cast<float4*>(to + at(tap, in, out)) = v;
+    } else {
+      const int out = i * 4 % kOut, in = i * 4 / kOut % kIn;
+      const int tap = i * 4 / (kIn * kOut);
+      to[at(tap, in, out)] = v.x;
+      to[at(tap, in, out + 1)] = v.y;
+      to[at(tap, in, out + 2)] = v.z;
+      to[at(tap, in, out + 3)] = v.w;
+    }
+  }
+}
+
+struct SmallTile {
+  int image, row, col;
+};
+
+template <typename Config>
+__device__ __forceinline__ SmallTile SmallTileAt(const SmallProblem& problem,
+                                                 uint32_t tile) {
+  const int col = TakeDigit(problem.across, tile) * Config::kCols;
+  const int row = TakeDigit(problem.down, tile) * Config::kRows;
+  return {static_cast<int>(tile), row, col};
+}
+
+// The input pixels of a tile, zeros outside the image.
+template <typename Config>
+__device__ __forceinline__ void LoadSmallTile(const SmallProblem& problem,
+                                              const SmallTile& tile,
+                                              float* to) {
+  constexpr int kChunks = Config::kIn / 4;
+  const float* const image = problem.in + int64_t{tile.image} * problem.in_h *
+                                              problem.in_w * Config::kIn;
+  const int count = problem.tile_in_h * problem.tile_in_w * kChunks;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count; i += kSmallThreads) {
+    const int chunk = i % kChunks;
+    uint32_t rest = i / kChunks;
+    const int pixel = rest;
+    const int w = tile.col +
+                  static_cast<int>(TakeDigit(problem.divide_in_w, rest)) -
+                  problem.pad_w;
+    const int h = tile.row + static_cast<int>(rest) - problem.pad_h;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (static_cast<unsigned>(h) < problem.in_h &&
+        static_cast<unsigned>(w) < problem.in_w) {
+      v = RoundTf32(__ldg(reinterpret_cast<const float4*>(
+          image + (h * problem.in_w + w) * Config::kIn + chunk * 4)));
+    }
+    *reinterpret_cast<float4*>(to + pixel * Config::kPixel + chunk * 4) = v;
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
+                                                 const SmallTile& tile,
+                                                 const float* filter,
+                                                 const float* in) {
+  constexpr int kAcross = Config::kAcross, kBlocks = Config::kBlocks;
+  constexpr int kOut = Config::kOut;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first_block = warp % kAcross * kBlocks;
+  const int first_product = warp / kAcross * Config::kEach;
+  // Of each product, the lane's pixel in its first row.
+  int rows[Config::kEach], cols[Config::kEach];
+  // Two chains of multiplications, added at the end.
+  float sums[2][Config::kEach][kBlocks][4] = {};
+#pragma unroll
+  for (int m = 0; m < Config::kEach; ++m) {
+    const int product = first_product + m;
+    rows[m] = product / (Config::kCols / 8) * 2;
+    cols[m] = product % (Config::kCols / 8) * 8 + lane / 4;
+  }
+  const int row_words = problem.tile_in_w * Config::kPixel;
+  const float4* weights =
+      reinterpret_cast<const float4*>(filter) + first_block * 32 + lane;
+  const int taps_h = Config::kTaps == 0 ? problem.taps_h : Config::kTaps;
+  const int taps_w = Config::kTaps == 0 ? problem.taps_w : Config::kTaps;
+#pragma unroll
+  for (int r = 0; r < taps_h; ++r) {
+#pragma unroll
+    for (int s = 0; s < taps_w; ++s) {
+      const float* const at = in + r * problem.dilation_h * row_words +
+                              s * problem.dilation_w * Config::kPixel +
+                              lane % 4 * 4;
+      float4 b[kBlocks];
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) b[j] = weights[j * 32];
+      weights += kOut / 8 * 32;
+#pragma unroll
+      for (int m = 0; m < Config::kEach; ++m) {
+        const float* const pixel =
+            at + rows[m] * row_words + cols[m] * Config::kPixel;
+        const float4 low = *reinterpret_cast<const float4*>(pixel);
+        const float4 high = *reinterpret_cast<const float4*>(pixel + row_words);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          MultiplyTf32(sums[0][m][j], low.x, high.x, low.y, high.y, b[j].x,
+                       b[j].y);
+          MultiplyTf32(sums[1][m][j], low.z, high.z, low.w, high.w, b[j].z,
+                       b[j].w);
+        }
+      }
+    }
+  }
+  float* const image =
+      problem.out + int64_t{tile.image} * problem.out_h * problem.out_w * kOut;
+#pragma unroll
+  for (int m = 0; m < Config::kEach; ++m) {
+    const int w = tile.col + cols[m];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int h = tile.row + rows[m] + half;
+      if (h >= problem.out_h || w >= problem.out_w) continue;
+      float* const to = image + (h * problem.out_w + w) * kOut +
+                        first_block * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        *reinterpret_cast<float2*>(to + j * 8) = make_float2(
+            sums[0][m][j][half * 2] + sums[1][m][j][half * 2],
+            sums[0][m][j][half * 2 + 1] + sums[1][m][j][half * 2 + 1]);
+      }
+    }
+  }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(kSmallThreads)
+    SmallKernel(const __grid_constant__ SmallProblem problem) {
+  extern __shared__ float small_shared[];
+  float* const filter = small_shared;
+  float* const in = small_shared + problem.taps_h * problem.taps_w *
+                                       Config::kIn * Config::kOut;
+  LoadSmallFilter<Config>(problem, filter);
+  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+    const SmallTile tile = SmallTileAt<Config>(problem, t);
+    if (t != static_cast<int>(blockIdx.x)) __syncthreads();
+    LoadSmallTile<Config>(problem, tile, in);
+    __syncthreads();
+    ComputeSmallTile<Config>(problem, tile, filter, in);
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_SMALL_TF32_CUH_
