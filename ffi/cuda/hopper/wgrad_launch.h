@@ -49,7 +49,8 @@ inline void SetClasses(WgradTiles* tiles) {
 inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   const ConvGeometry& g = call.g;
   const WgradTiling tiling(g, call.type, call.plan.tile_m, call.plan.tile_n);
-  const bool tap_rows = call.plan.tile_m == kTapRowTile;
+  const bool tap_rows =
+      call.type == Type::kTf32 && call.plan.tile_m == kTapRowTile;
   const PartAxes part = FpropPart(g);
   const PartAxes walk = tap_rows ? WithReach(part) : part;
   const int block = static_cast<int>(tiling.block);

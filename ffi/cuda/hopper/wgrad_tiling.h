@@ -24,7 +24,7 @@ struct WgradTiling {
   WgradTiling(const ConvGeometry& g, Type type, int tile_m, int tile_n)
       : block(128 / ElementBytes(type)), n_tiles((g.K + tile_n - 1) / tile_n) {
     int64_t cols = g.Q;
-    if (tile_m == kTapRowTile) {
+    if (type == Type::kTf32 && tile_m == kTapRowTile) {
       cols = WithReach(FpropPart(g)).w.count;
       channel_blocks = (g.C + 63) / 64;
       m_tiles = filter_blocks = g.R * channel_blocks;
