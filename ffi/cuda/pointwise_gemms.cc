@@ -62,8 +62,8 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
   if (!plan) return cudaErrorInvalidValue;
   return hopper::RunPath(
       operation_,
-      {images, hopper::Type::kTf32, *plan, lhs, rhs, result, workspace}, stage,
-      stream);
+      {images, hopper::Type::kTf32, *plan, lhs, rhs, result, workspace},
+      multiprocessors_, stage, stream);
 }
 
 }  // namespace jax_convbatch
