@@ -67,7 +67,9 @@ def deform_conv(
       activation: None, a name that `conv_bias_act` knows, or a function.
       dimension_numbers: of x, w and y, as in `conv`; offset and mask have their
         axes in y's order. ("NCHW", "OIHW", "NCHW") takes PyTorch's arrays.
-      algorithm: "auto"; "im2col_gemm": the sampled columns of many samples in a
+      algorithm: "auto"; "implicit_gemm": the forward pass on Hopper GPUs without
+        columns in memory (gradients are refused, and "auto" does not take it: it is
+        not faster everywhere); "im2col_gemm": the sampled columns of many samples in a
         buffer, then products; "xla": composed of `jax.lax` gathers, on any
         platform. An engine named is never replaced by another.
       workspace_limit: bytes that the columns may take; above it the batch is cut

@@ -17,7 +17,12 @@ from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.plan import Plan, Unable, aligned
 
 # Engines in order of preference, with the platforms they have code for.
-ENGINES: dict[str, tuple[str, ...]] = {"im2col_gemm": ("cpu", "cuda")}
+ENGINES: dict[str, tuple[str, ...]] = {
+    "implicit_gemm": ("cuda",),
+    "im2col_gemm": ("cpu", "cuda"),
+}
+# Those that cover every geometry and floating dtype there.
+GENERAL_ENGINES = ("im2col_gemm",)
 
 _INT32_MAX = 2**31 - 1
 
@@ -67,6 +72,12 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
             continue
         if algorithm != "auto":
             return replace(chosen, reason="asked for by name", source="name")
+        if chosen.by_name_only:
+            refusals.append(
+                f"{name} ({chosen.reason}) runs by name, with {chosen.workspace_bytes} "
+                "bytes of workspace"
+            )
+            continue
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
     if algorithm == "auto":
         return Plan("xla", refusals[-1] if refusals else _no_code(platform))
@@ -112,10 +123,33 @@ def _check(engine: str, problem: Problem) -> None:
     if engine not in ENGINES:
         raise Unable(f"{engine} does not sample at offsets")
     if problem.platform not in ENGINES[engine]:
-        raise Unable(_no_code(problem.platform))
+        raise Unable(f"{engine} does not sample at offsets there")
     g = problem.g
     if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
         raise Unable("a matrix of one sample with a side over 2^31 - 1")
+
+
+def _plan_fused(problem: Problem) -> Plan:
+    """implicit_gemm: fprop on Hopper, without columns in memory, by name only."""
+    if problem.op != "fprop":
+        raise Unable(f"implicit_gemm does not cover a deformable {problem.op}")
+    if problem.dtype.name not in ("bfloat16", "float16", "float32"):
+        raise Unable(f"implicit_gemm does not cover {problem.dtype.name}")
+    if problem.dtype.name == "float32" and problem.precision > 0:
+        raise Unable(
+            "implicit_gemm does not cover float32 at a higher precision than the "
+            "default, TF32"
+        )
+    native = targets.implicit_gemm_deform_plan(
+        problem.g, problem.dtype.name, problem.offset_groups
+    )
+    if isinstance(native, str):
+        raise Unable(f"implicit_gemm does not cover {native}")
+    reason = f"sampled tiles of 128x{native['tile_n']}"
+    if native["split"] > 1:
+        reason += f", each summed by {native['split']} blocks"
+    # Not faster than columns where it was measured (docs/deform_fused.md).
+    return Plan("implicit_gemm", reason, by_name_only=True)
 
 
 def _plan_columns(problem: Problem) -> Plan:
@@ -227,4 +261,7 @@ def _bytes(pieces, samples: int) -> int:
 
 
 _COSTS = {"cpu": _cost_cpu, "cuda": _cost_cuda}
-_PLANNERS: dict[str, Callable[[Problem], Plan]] = {"im2col_gemm": _plan_columns}
+_PLANNERS: dict[str, Callable[[Problem], Plan]] = {
+    "implicit_gemm": _plan_fused,
+    "im2col_gemm": _plan_columns,
+}

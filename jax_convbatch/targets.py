@@ -101,6 +101,30 @@ def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
     return "a geometry that the copy engine or the tiles cannot express"
 
 
+def implicit_gemm_deform_plan(geometry, dtype: str, offset_groups: int) -> dict | str:
+    """How the CUDA kernels run fprop of a deformable convolution, or why not.
+
+    Args:
+      geometry, dtype: as in `implicit_gemm_plans`; float32 is multiplied as TF32.
+      offset_groups: groups of input channels with offsets of their own.
+
+    Returns:
+      {"tile_n": channels of a tile, "split": blocks that share its reduction, ...},
+      or a reason.
+    """
+    module = _natives["cuda"].module
+    if module is None:
+        return "this: the cuda module is not there"
+    gpu = _gpu()
+    if gpu.capability != HOPPER:
+        return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    native = module.implicit_gemm_deform_plan(
+        fields, dtype, offset_groups, gpu.multiprocessors
+    )
+    return native or "channels of this number (see docs/kernels.md)"
+
+
 def _at_least_8(capability: str) -> bool:
     major = capability.split(".")[0]
     return major.isdigit() and int(major) >= 8

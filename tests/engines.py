@@ -32,8 +32,8 @@ COLUMN_RUNS = [run for run in _ALL if run.values[0][0] != "implicit_gemm"]
 DEFORM_RUNS = [
     *(
         _param(platform, (name, platform), f"{name}-{platform}")
-        for name, platforms in deform_plan.ENGINES.items()
-        for platform in platforms
+        for name in deform_plan.GENERAL_ENGINES
+        for platform in deform_plan.ENGINES[name]
     ),
     _param("cpu", ("xla", "cpu"), "xla-cpu"),
 ]

@@ -15,6 +15,7 @@
 #include "cuda/handlers.h"
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
+#include "cuda/hopper_device.h"
 #include "cuda/status.h"
 #include "epilogue_call.h"
 #include "ffi_checks.h"
@@ -34,23 +35,7 @@ constexpr Op OpOf(Operation operation) {
   }
 }
 
-// Nothing where the engine has no arithmetic for it. `precision` is
-// jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST; TF32 is the default's alone.
-std::optional<hopper::Type> HopperType(ffi::DataType dtype, int64_t precision) {
-  switch (dtype) {
-    case ffi::BF16:
-      return hopper::Type::kBf16;
-    case ffi::F16:
-      return hopper::Type::kF16;
-    case ffi::F32:
-      if (precision == 0) return hopper::Type::kTf32;
-      [[fallthrough]];
-    default:
-      return std::nullopt;
-  }
-}
-
-// Likewise; f32 is multiplied as it is, whatever the precision.
+// As HopperType; f32 is multiplied as it is, whatever the precision.
 std::optional<direct::Type> DirectType(ffi::DataType dtype) {
   switch (dtype) {
     case ffi::BF16:
@@ -64,22 +49,14 @@ std::optional<direct::Type> DirectType(ffi::DataType dtype) {
   }
 }
 
-// Of the current device.
-cudaError_t Attribute(cudaDeviceAttr attribute, int* value) {
-  int device;
-  const cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(value, attribute, device);
-}
-
 // Whether the device has the compute capability that the kernels are for.
 ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
   auto where = [&] { return Describe(Name(operation), g); };
   int major, minor;
-  JCB_RETURN_IF_ERROR(
-      ToError(Attribute(cudaDevAttrComputeCapabilityMajor, &major), where));
-  JCB_RETURN_IF_ERROR(
-      ToError(Attribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
+  JCB_RETURN_IF_ERROR(ToError(
+      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major), where));
+  JCB_RETURN_IF_ERROR(ToError(
+      DeviceAttribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
   const bool fits = g.groups > 1 ? major >= 8 : major == 9 && minor == 0;
   if (fits) return ffi::Error::Success();
   const std::string needed = g.groups > 1 ? "8.0 or later" : "9.0";
@@ -139,7 +116,7 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   JCB_RETURN_IF_ERROR(CheckDevice(operation, g));
   int multiprocessors;
   JCB_RETURN_IF_ERROR(
-      ToError(Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
+      ToError(DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
               [&] { return Describe(Name(operation), g); }));
 
   if (g.groups > 1) {

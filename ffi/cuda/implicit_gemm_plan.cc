@@ -5,6 +5,7 @@
 #include "conv_geometry.h"
 #include "cuda/direct/direct.h"
 #include "cuda/hopper/configs.h"
+#include "cuda/hopper/deform.h"
 #include "cuda/hopper/paths.h"
 
 namespace nb = nanobind;
@@ -94,15 +95,18 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   return plans;
 }
 
+void CheckPositive(const std::string& name, int64_t value) {
+  if (value > 0) return;
+  const std::string message =
+      name + " must be positive, and is " + std::to_string(value);
+  throw nb::value_error(message.c_str());
+}
+
 }  // namespace
 
 nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
                            int multiprocessors) {
-  if (multiprocessors < 1) {
-    const std::string message = "multiprocessors must be positive, and is " +
-                                std::to_string(multiprocessors);
-    throw nb::value_error(message.c_str());
-  }
+  CheckPositive("multiprocessors", multiprocessors);
   const ConvGeometry g = GeometryOf(geometry);
   const hopper::Type type = TypeOf(dtype.c_str());
   if (g.groups > 1) {
@@ -115,6 +119,21 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
     plans.append(FieldsOf(operation, g, plan));
   }
   return plans;
+}
+
+nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,
+                                  int64_t offset_groups, int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  CheckPositive("offset_groups", offset_groups);
+  const auto plan =
+      hopper::PlanDeformFprop(GeometryOf(geometry), TypeOf(dtype.c_str()),
+                              offset_groups, multiprocessors);
+  if (!plan) return nb::none();
+  nb::dict fields;
+  fields["tile_n"] = plan->tile_n;
+  fields["split"] = plan->split;
+  fields["blocks"] = plan->blocks;
+  return fields;
 }
 
 }  // namespace jax_convbatch

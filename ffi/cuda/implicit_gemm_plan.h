@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <string>
 
 namespace jax_convbatch {
@@ -18,6 +19,13 @@ namespace jax_convbatch {
 // blocks).
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors);
+
+// How fprop of a deformable convolution runs, or None: a dict of tile_n,
+// split and blocks, see hopper/deform.h.
+nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,
+                                        nanobind::str dtype,
+                                        int64_t offset_groups,
+                                        int multiprocessors);
 
 }  // namespace jax_convbatch
 

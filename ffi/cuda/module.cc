@@ -49,6 +49,8 @@ nb::dict Targets() {
       Stages(ImplicitFpropActInitialize, ImplicitFpropActExecute));
   add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
   add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
+  add(engine, "deform_fprop",
+      Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
   targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);
@@ -86,6 +88,11 @@ NB_MODULE(_cuda, m) {
       "does not support the geometry\n(float32 is multiplied as TF32). Needs "
       "no GPU. Raises ValueError for an unknown\noperation or dtype, KeyError "
       "where the geometry lacks a field.");
+  m.def("implicit_gemm_deform_plan", &ImplicitGemmDeformPlan, "geometry"_a,
+        "dtype"_a, "offset_groups"_a, "multiprocessors"_a,
+        "How implicit_gemm runs fprop of a deformable convolution on a GPU of "
+        "so many\nmultiprocessors, or None where it does not support it. As "
+        "implicit_gemm_plans\notherwise.");
 }
 
 }  // namespace jax_convbatch

@@ -1,0 +1,42 @@
+// What the handlers of the Hopper kernels ask of a dtype and of the device.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_DEVICE_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_DEVICE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "cuda/hopper/conv.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_convbatch {
+
+// Nothing where the engine has no arithmetic for it. `precision` is
+// jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST; TF32 is the default's alone.
+inline std::optional<hopper::Type> HopperType(xla::ffi::DataType dtype,
+                                              int64_t precision) {
+  switch (dtype) {
+    case xla::ffi::BF16:
+      return hopper::Type::kBf16;
+    case xla::ffi::F16:
+      return hopper::Type::kF16;
+    case xla::ffi::F32:
+      if (precision == 0) return hopper::Type::kTf32;
+      [[fallthrough]];
+    default:
+      return std::nullopt;
+  }
+}
+
+// Of the current device.
+inline cudaError_t DeviceAttribute(cudaDeviceAttr attribute, int* value) {
+  int device;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(value, attribute, device);
+}
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_DEVICE_H_

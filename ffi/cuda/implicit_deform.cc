@@ -1,0 +1,97 @@
+// Deformable convolution by the engine implicit_gemm: fprop, sampled straight
+// into the tensor cores' operand. See hopper/deform_kernel.cuh.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "conv_geometry.h"
+#include "cuda/conv_call.h"
+#include "cuda/handlers.h"
+#include "cuda/hopper/deform.h"
+#include "cuda/hopper_device.h"
+#include "cuda/status.h"
+#include "deform_call.h"
+#include "ffi_checks.h"
+
+namespace jax_convbatch {
+namespace {
+
+ffi::Error Run(ffi::AnyBuffer x, ffi::AnyBuffer cells, ffi::AnyBuffer corners,
+               ffi::AnyBuffer w, ffi::AnyBuffer y, const ConvGeometry& g,
+               const DeformOptions& options, hopper::Stage stage,
+               cudaStream_t stream) {
+  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, y));
+  auto where = [&] { return Describe("deform_fprop", g); };
+  for (const ffi::AnyBuffer& buffer : {x, cells, corners, w, y}) {
+    if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % 16 != 0) {
+      return ffi::Error::Internal(
+          "jax_convbatch: a buffer is not aligned to 16 bytes in " + where());
+    }
+  }
+  const ffi::DataType dtype = x.element_type();
+  const auto type = HopperType(dtype, options.precision);
+  if (!type || w.element_type() != dtype || y.element_type() != dtype) {
+    return UnsupportedDtypes(Operation::kFprop, g);
+  }
+  int major, minor, multiprocessors;
+  auto ask = [&](cudaDeviceAttr attribute, int* value) {
+    return ToError(DeviceAttribute(attribute, value), where);
+  };
+  JCB_RETURN_IF_ERROR(ask(cudaDevAttrComputeCapabilityMajor, &major));
+  JCB_RETURN_IF_ERROR(ask(cudaDevAttrComputeCapabilityMinor, &minor));
+  JCB_RETURN_IF_ERROR(ask(cudaDevAttrMultiProcessorCount, &multiprocessors));
+  const auto plan =
+      hopper::PlanDeformFprop(g, *type, options.offset_groups, multiprocessors);
+  if (major != 9 || minor != 0 || !plan) {
+    return ffi::Error(
+        ffi::ErrorCode::kFailedPrecondition,
+        "jax_convbatch: implicit_gemm cannot run on a GPU of compute "
+        "capability " +
+            std::to_string(major) + "." + std::to_string(minor) +
+            " this deformable " + where());
+  }
+  const hopper::DeformCall call = {
+      g,
+      *type,
+      options.offset_groups,
+      *plan,
+      x.untyped_data(),
+      static_cast<const int32_t*>(cells.untyped_data()),
+      static_cast<const float*>(corners.untyped_data()),
+      w.untyped_data(),
+      y.untyped_data(),
+  };
+  return ToError(hopper::DeformFprop(call, stage, stream), where);
+}
+
+ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer cells,
+                   ffi::AnyBuffer corners, ffi::AnyBuffer w,
+                   ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer>,
+                   ConvGeometry g, int64_t /*slice*/, int64_t precision,
+                   int64_t offset_groups) {
+  return Run(x, cells, corners, w, *y, g, {1, precision, offset_groups},
+             hopper::Stage::kLaunch, stream);
+}
+
+// Before the first execution and outside of captures: loads the kernel.
+ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
+                      ffi::AnyBuffer corners, ffi::AnyBuffer w,
+                      ffi::Result<ffi::AnyBuffer> y,
+                      ffi::Result<ffi::AnyBuffer>, ConvGeometry g,
+                      int64_t /*slice*/, int64_t precision,
+                      int64_t offset_groups) {
+  return Run(x, cells, corners, w, *y, g, {1, precision, offset_groups},
+             hopper::Stage::kPrepare, nullptr);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    ImplicitDeformFpropExecute, Execute,
+    BindDeformFprop(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize, Initialize,
+                              BindDeformFprop(ffi::Ffi::BindInitialize()));
+
+}  // namespace jax_convbatch
