@@ -105,6 +105,15 @@ def test_small_batches_of_deep_layers_need_no_pieces_in_wgrad(native, dtype):
             assert native("wgrad", geometry(8, row), dtype, H200)["workspace"] == 0
 
 
+def test_short_sums_of_1x1_layers_take_tiles_whose_weights_stay(native):
+    def tile(op, name):
+        return native(op, geometry(256, RESNET50_V1[name]), "bfloat16", H200)["config"]
+
+    assert tile("fprop", "28_1x1_128_512") == tile("fprop", "56_1x1_64_256") == "64x128"
+    assert tile("dgrad", "28_1x1_512_128") == tile("dgrad", "56_1x1_256_64") == "64x128"
+    assert tile("fprop", "28_1x1_512_128") != "64x128"
+
+
 def test_the_study_of_small_f32_layers_is_covered(native):
     for row in (SOFIE_STACK, *SOFIE_SINGLE.values(), FLUX_MNIST["14_16_32"]):
         for batch in (1, 16, 1000):

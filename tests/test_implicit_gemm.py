@@ -55,6 +55,8 @@ EDGES = {
     "shared taps, dilated": problem(
         30, (20, 60), 12, 132, (2, 3), padding=((1, 1), (3, 0)), dilation=(1, 2)
     ),
+    "weights that stay, fprop": problem(40, (30, 30), 72, 136, (1, 1)),
+    "weights that stay, dgrad": problem(40, (30, 30), 136, 40, (1, 1)),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
     "sixteen": problem(3, (16, 16), 16, 16, (3, 3), padding=SAME),
     "sixteen, narrow": problem(400, (9, 7), 16, 16, (3, 3), padding=SAME),

@@ -30,8 +30,10 @@ enum class Work { kInTurns, kTogether };
 // kStores: buffers for finished tiles. kZeros: whether there may be parts that
 // no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
 // kReduction where input channels are (dgrad).
+// kResident: stages of weights that stay in shared memory, all that a tile
+// sums, where every tile of a block has the same channels; 0: they come anew.
 template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
-          bool kZeros_, Contiguous kWeights_>
+          bool kZeros_, Contiguous kWeights_, int kResident_ = 0>
 struct ConvConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
@@ -41,7 +43,10 @@ struct ConvConfig {
   static constexpr Contiguous kWeights = kWeights_;
 
   static constexpr int kInputBytes = kM * 128;
-  static constexpr int kStageBytes = kInputBytes + kN * 128;
+  static constexpr int kResident = kResident_;
+  static constexpr int kWeightBytes = kN * 128;
+  static constexpr int kStageBytes =
+      kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
   static constexpr int kTileBytes = kM * kN * 2;  // of the output
   // What one warpgroup multiplies, and the warps that use a stage.
   static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
@@ -58,9 +63,11 @@ struct ConvBarriers {
   StoreBarriers<Config::kStores> stores;
   uint64_t turn[kConsumers];      // the other warpgroup's tile is under way
   uint64_t residual[kConsumers];  // it is there for the warpgroup's next tile
+  uint64_t resident;              // the weights that stay are there
 
   __device__ void Init() {  // by one thread
-    ring.Init(2, Config::kWarps);
+    ring.Init(Config::kResident > 0 ? 1 : 2, Config::kWarps);
+    BarrierInit(SharedAddress(&resident), 1);
     stores.Init(Config::kWarps);
     for (uint64_t& barrier : turn) {
       BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
@@ -78,8 +85,10 @@ struct ConvShared {
   static constexpr int kStoreOffset = Config::kStages * Config::kStageBytes;
   static constexpr int kZeroOffset =
       kStoreOffset + Config::kStores * Config::kTileBytes;
-  static constexpr int kBarrierOffset =
+  static constexpr int kResidentOffset =
       kZeroOffset + (Config::kZeros ? kBoxBytes : 0);
+  static constexpr int kBarrierOffset =
+      kResidentOffset + Config::kResident * Config::kWeightBytes;
   static constexpr int kBytes = kBarrierOffset + sizeof(ConvBarriers<Config>);
 };
 
@@ -120,6 +129,34 @@ __device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
 // helps small tiles, which are bound by how fast copies are issued.
 enum class Operand { kInput, kWeights };
 
+template <typename Config, int kParts>
+__device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
+                                            uint32_t to, uint32_t full,
+                                            int block, int channel, int tap) {
+  if constexpr (Config::kWeights == Contiguous::kRows) {
+#pragma unroll
+    for (int n = 0; n < Config::kN; n += 64) {
+      LoadTile3(to + n * 128, problem.weights, full, channel + n, block * 64,
+                tap);
+    }
+  } else {
+    LoadTile3(to, problem.weights, full, block * 64, channel, tap);
+  }
+}
+
+// Of a filter of one tap.
+template <typename Config, int kParts>
+__device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
+                                             uint32_t to, uint64_t* barrier) {
+  const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
+  const uint32_t full = SharedAddress(barrier);
+  BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
+  for (int i = 0; i < tile.iterations; ++i) {
+    LoadWeights<Config>(problem, to + i * Config::kWeightBytes, full, i,
+                        tile.channel, 0);
+  }
+}
+
 template <typename Config, Operand kOperand, int kParts>
 __device__ __forceinline__ void IssueCopies(
     const ConvProblem<kParts>& problem, uint32_t ring,
@@ -148,16 +185,8 @@ __device__ __forceinline__ void IssueCopies(
         const int filter_tap = (part.taps_h.tap + r * part.taps_h.tap_step) *
                                    problem.filter_width +
                                part.taps_w.tap + s * part.taps_w.tap_step;
-        if constexpr (Config::kWeights == Contiguous::kRows) {
-#pragma unroll
-          for (int n = 0; n < Config::kN; n += 64) {
-            LoadTile3(weights + n * 128, problem.weights, full,
-                      tile.channel + n, block * 64, filter_tap);
-          }
-        } else {
-          LoadTile3(weights, problem.weights, full, block * 64, tile.channel,
-                    filter_tap);
-        }
+        LoadWeights<Config>(problem, weights, full, block, tile.channel,
+                            filter_tap);
       }
       at.Advance();
       if (++block == problem.channel_blocks) {
@@ -191,7 +220,10 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
                                         ConvBarriers<Config>& barriers) {
   constexpr bool kTogether = Config::kTogether;
   constexpr int kStores = Config::kStores, kGroupM = Config::kGroupM;
-  const uint32_t weights = shared + Config::kInputBytes;
+  constexpr bool kResident = Config::kResident > 0;
+  const uint32_t weights =
+      shared +
+      (kResident ? ConvShared<Config>::kResidentOffset : Config::kInputBytes);
   uint32_t input = shared;
   uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
   if constexpr (kTogether) {
@@ -201,6 +233,7 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
   const bool signals = threadIdx.x % 32 == 0;
   RingPosition<Config::kStages> at;
   int turns = 0;
+  if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations == 0) return;
     const int turn = turns++;
@@ -217,8 +250,8 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
       }
     }
     float acc[kGroupM / 64][Config::kN / 2];
-    MultiplyStages<typename Config::T, Contiguous::kReduction,
-                   Config::kWeights>(
+    MultiplyStages<typename Config::T, Contiguous::kReduction, Config::kWeights,
+                   kResident>(
         acc, tile.iterations, input, weights, Config::kStageBytes,
         barriers.ring, at, [&] {
           if constexpr (!kTogether) {
@@ -349,7 +382,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
       IssueCopies<Config, Operand::kInput>(problem, shared, barriers.ring);
     } else if (threadIdx.x == 32) {
-      IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
+      if constexpr (Config::kResident > 0) {
+        LoadResident<Config>(problem,
+                             shared + ConvShared<Config>::kResidentOffset,
+                             &barriers.resident);
+      } else {
+        IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
+      }
     } else if (threadIdx.x == 64) {
       IssueStores<Config>(problem, after, shared, barriers);
     }

@@ -94,6 +94,8 @@ cudaError_t LaunchConv(const ConvProblem<kParts>& problem, const After& after,
   const cudaError_t raised =
       RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  // Every tile of a block has the same channels.
+  if (Config::kResident > 0) blocks -= blocks % problem.n_tiles;
   kernel<<<std::min(problem.tiles, blocks), kThreads,
            ConvShared<Config>::kBytes, stream>>>(problem, after);
   return cudaGetLastError();
@@ -131,6 +133,16 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
     return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
   }
   if (m == 64 && n == 128) {
+    if constexpr (kParts == 1 && !After::kPresent) {
+      // Small sums: a tile's weights would be most of what it copies.
+      constexpr int kResident = 2;
+      if (call.g.taps() == 1 && problem.part[0].iterations <= kResident &&
+          problem.n_tiles <= 8 && problem.tiles >= 2 * call.plan.blocks &&
+          problem.n_tiles <= call.plan.blocks) {
+        return launch(ConvConfig<T, 64, 128, kInTurns, 8, 4, false, kWeights,
+                                 kResident>());
+      }
+    }
     return launch(
         ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
   }

@@ -8,16 +8,16 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// Of the part with most taps: its pixels, and the stages of 64 channels that a
-// tile of it sums.
+// Of the part with most taps: its pixels, its taps, and the stages of 64
+// channels that a tile of it sums.
 struct Heaviest {
-  int64_t pixels, stages;
+  int64_t pixels, taps, stages;
 };
 
 Heaviest HeaviestOf(const Activations& in, const Activations& out,
                     const PartAxes& part) {
   const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
-  return {out.n * part.h.count * part.w.count, taps * ((in.c + 63) / 64)};
+  return {out.n * part.h.count * part.w.count, taps, taps * ((in.c + 63) / 64)};
 }
 
 // The largest tile that still gives every multiprocessor work.
@@ -29,6 +29,10 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
   const int64_t all = out.n * out.h * out.w;
   if (out.c > 64) {
     if (tiles(all, 128, 128) >= 2 * multiprocessors) {
+      // Their weights stay in shared memory.
+      if (parts == 1 && part.taps == 1 && part.stages <= 2) {
+        return {64, 128, multiprocessors, 0};
+      }
       // 128x256 moves fewer bytes, but its warpgroups do not take turns: worth
       // it for many tiles or long ones, if no wave is wasted.
       auto waves = [&](int n) {
@@ -39,7 +43,6 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
           (wide >= 12 || wide * part.stages >= 96)) {
         return {128, 256, multiprocessors, 0};
       }
-      if (parts == 1 && part.stages == 1) return {64, 128, multiprocessors, 0};
       return {128, 128, multiprocessors, 0};
     }
     if (tiles(all, 64, 128) >= multiprocessors / 2) {

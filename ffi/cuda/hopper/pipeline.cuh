@@ -64,10 +64,12 @@ struct ReleaseOwn {
 
 // Multiplies `count` stages into acc, which it overwrites. kA and kB say how
 // the operands lie in a stage; a warpgroup has kRows rows of 64 and 2 kHalfN
-// columns. address_a, address_b: of stage 0. `issued` is called when all are
+// columns. address_a, address_b: of stage 0; a kResident b begins with the
+// first of the sum, and has its own stages. `issued` is called when all are
 // under way but not done: another warpgroup may take over the tensor cores.
-template <typename T, Contiguous kA, Contiguous kB, int kRows, int kHalfN,
-          int kStages, typename Issued = Nothing, typename Release = ReleaseOwn>
+template <typename T, Contiguous kA, Contiguous kB, bool kResident = false,
+          int kRows, int kHalfN, int kStages, typename Issued = Nothing,
+          typename Release = ReleaseOwn>
 __device__ __forceinline__ void MultiplyStages(
     float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
@@ -82,7 +84,9 @@ __device__ __forceinline__ void MultiplyStages(
   for (int i = 0; i < count; ++i) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
     const uint64_t a = Descriptor(address_a + at.stage * stage_bytes);
-    const uint64_t b = Descriptor(address_b + at.stage * stage_bytes);
+    const uint64_t b =
+        Descriptor(address_b +
+                   (kResident ? i * 2 * kHalfN * 128 : at.stage * stage_bytes));
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

@@ -22,14 +22,14 @@
 namespace jax_convbatch::hopper {
 
 struct WindowBarriers {
-  uint64_t filter;
+  uint64_t filter[kMaxWindowTaps];
   uint64_t full[kMaxWindowStages];     // copied
   uint64_t written[kMaxWindowStages];  // multiplied, and the result is there
   uint64_t empty[kMaxWindowStages];    // stored
   uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
 
   __device__ void Init() {  // by one thread
-    BarrierInit(SharedAddress(&filter), 1);
+    for (uint64_t& tap : filter) BarrierInit(SharedAddress(&tap), 1);
     for (int i = 0; i < kMaxWindowStages; ++i) {
       BarrierInit(SharedAddress(&full[i]), 1);
       BarrierInit(SharedAddress(&written[i]), kWarpgroup / 32);
@@ -71,10 +71,11 @@ __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
                                            uint32_t filter,
                                            WindowBarriers& barriers) {
   const TapAxis &h = problem.taps_h, &w = problem.taps_w;
-  const uint32_t full = SharedAddress(&barriers.filter);
-  BarrierArriveExpect(full, h.count * w.count * kBoxBytes);
+  uint64_t* barrier = barriers.filter;
   for (int r = 0; r < h.count; ++r) {
     for (int s = 0; s < w.count; ++s) {
+      const uint32_t full = SharedAddress(barrier++);
+      BarrierArriveExpect(full, kBoxBytes);
       LoadTile3(filter, problem.weights, full, 0, 0,
                 (h.tap + r * h.tap_step) * problem.filter_width + w.tap +
                     s * w.tap_step);
@@ -83,9 +84,9 @@ __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
   }
 }
 
-// By one thread.
+// By one thread. The filter comes behind the first tile, tap by tap.
 __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
-                                            uint32_t ring,
+                                            uint32_t filter, uint32_t ring,
                                             WindowBarriers& barriers) {
   const WindowTiling& tiling = problem.tiling;
   ForWindows(problem, [&](const WindowTile& tile) {
@@ -94,6 +95,7 @@ __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
     BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
     LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full, 0,
               problem.input_w, problem.input_h + tile.row, tile.image);
+    if (tile.turn == 0) LoadFilter(problem, filter, barriers);
   });
 }
 
@@ -151,7 +153,6 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
-  BarrierWait(SharedAddress(&barriers.filter), 0);
   ForWindows(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
     if (tile.turn > 0) {
@@ -165,6 +166,7 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
     BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
     uint64_t a = Descriptor(filter), b = Descriptor(window);
     for (int tap = 0, s = 0; tap < taps; ++tap) {
+      BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
       WgmmaFence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -210,9 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      LoadWindows(problem, ring, barriers);
-    } else if (threadIdx.x == 32) {
-      LoadFilter(problem, filter, barriers);
+      LoadWindows(problem, filter, ring, barriers);
     } else if (threadIdx.x == 64) {
       StoreWindows(problem, ring, barriers);
     }
