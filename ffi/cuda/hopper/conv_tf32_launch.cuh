@@ -37,8 +37,8 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                         Stage stage, cudaStream_t stream,
                         const After& after = {}) {
   auto launch = [&](auto config, const auto& walked) {
-    return LaunchConvTf32<decltype(config), kParts>(call, in, out, walked,
-                                                    box_c, stage, stream, after);
+    return LaunchConvTf32<decltype(config), kParts>(
+        call, in, out, walked, box_c, stage, stream, after);
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   // The same bits; an epilogue knows no columns that are not stored.
