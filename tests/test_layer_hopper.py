@@ -51,12 +51,20 @@ def operands(case, dtype, make):
     return x, w, {n: make(2 + i, s, dtype) for i, (n, s) in enumerate(shapes.items())}
 
 
-def assert_fused(fun, *args):
+# Whose paths have no epilogue of their own: a pass over y follows.
+IN_A_PASS = {
+    *((name, "float32") for name in EDGES if "sixteen" in name),
+    ("negative", "float32"),
+    *((name, dtype) for name in EDGES for dtype in DTYPES[:2] if "shared" in name),
+}
+
+
+def assert_fused(fun, *args, fused=True):
     row = jc.explain(fun, *args)[0]
-    assert "in the same kernel" in row.reason, row.reason
+    assert ("in the same kernel" in row.reason) == fused, row.reason
 
 
-def assert_exact(case, dtype):
+def assert_exact(case, dtype, fused=True):
     """Whole numbers: z is exact, y and what backward keeps are rounded once."""
     x, w, rest = operands(case, dtype, functools.partial(whole, most=1))
     wide = [oracle.float64(a) for a in (x, w, *rest.values())]
@@ -74,7 +82,7 @@ def assert_exact(case, dtype):
             if activation == "identity" and not present:
                 continue
             fun = layer(case, activation, **given)
-            assert_fused(fun, x, w)
+            assert_fused(fun, x, w, fused=fused)
             want = {"relu": (0, np.inf), "relu6": (0, 6)}.get(activation)
             y = np.clip(z, *want) if want else z
             np.testing.assert_array_equal(jax.jit(fun)(x, w), y.astype(dtype))
@@ -84,7 +92,7 @@ def assert_exact(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EDGES)
 def test_whole_numbers_are_exact(hopper, name, dtype):
-    assert_exact(EDGES[name], dtype)
+    assert_exact(EDGES[name], dtype, (name, dtype) not in IN_A_PASS)
 
 
 @pytest.mark.gpu
