@@ -199,6 +199,8 @@ def _implicit_products(problem: Problem) -> Callable[[int], int] | None:
     one = plans(1)
     if isinstance(one, str) or not one[0]["preferred"]:
         return None
+    if op != "wgrad" and one[0]["workspace"]:
+        return None  # cuBLAS takes these columns as they are
     return lambda samples: plans(samples)[0]["workspace"]
 
 
