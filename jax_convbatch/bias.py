@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, partition, plan, targets
+from jax_convbatch import _compat, partition, plan, planners, targets
 
 BGRAD_ATTRIBUTES = ("B", "rows", "K", "chunk_rows")
 
@@ -155,7 +155,7 @@ def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
     vector = 16 // itemsize
     together = vector // math.gcd(channels, vector) if platform == "cuda" else 1
     partial_sums = outer * -(-rows // chunk) * together * channels
-    workspace = plan.aligned(partial_sums, max(itemsize, 4))
+    workspace = planners.aligned(partial_sums, max(itemsize, 4))
     return BgradSizes(outer, rows, channels, chunk, workspace)
 
 

@@ -44,7 +44,7 @@ def conv_general_dilated(
         is never replaced by another. Gradients use the same one.
       workspace_limit: bytes that the columns may take in each of fprop, dgrad and
         wgrad; above it the batch is cut into slices, with the same bits. None
-        is `plan.DEFAULT_WORKSPACE`: 16 MiB on the CPU, 256 MiB on CUDA, or one
+        is `planners.DEFAULT_WORKSPACE`: 16 MiB on the CPU, 256 MiB on CUDA, or one
         sample's columns where those are larger.
 
     Returns:

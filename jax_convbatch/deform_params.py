@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_convbatch import deform_plan
 from jax_convbatch import geometry as geo
-from jax_convbatch.plan import Plan
+from jax_convbatch.planners import Plan
 from jax_convbatch.primitives import ConvParams
 
 # What the convolution is linear in.

@@ -12,9 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_convbatch import plan, targets
+from jax_convbatch import targets
 from jax_convbatch.geometry import ConvGeometry
-from jax_convbatch.plan import Plan, Unable, aligned
+from jax_convbatch.planners import (
+    DEFAULT_WORKSPACE,
+    Plan,
+    Unable,
+    aligned,
+    largest_slice,
+)
 
 # Engines in order of preference, with the platforms they have code for.
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -167,8 +173,8 @@ def _plan_columns(problem: Problem) -> Plan:
                 return chosen
         elif products:
             config = "implicit_gemm"
-    limit = max(plan.DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
-    samples = plan.largest_slice(cost, limit, min(max(g.N, 1), most))
+    limit = max(DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
+    samples = largest_slice(cost, limit, min(max(g.N, 1), most))
     if not samples:
         raise ValueError(
             f"workspace_limit={asked} bytes is too small for this "
@@ -208,7 +214,7 @@ def _wgrad_by_chunks(problem: Problem, products: Callable[[int], int]) -> Plan:
     """dw is summed over chunks of the batch, which do not depend on the limit."""
     g = problem.g
     columns = g.output_pixels * g.column_size
-    chunk = plan.DEFAULT_WORKSPACE["cuda"] // (4 * columns)
+    chunk = DEFAULT_WORKSPACE["cuda"] // (4 * columns)
     chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], g.N)
     sizes = [n for n in (chunk, g.N % chunk) if n]
     workspace = aligned(chunk * columns, 4) + aligned(max(map(products, sizes)), 1)

@@ -24,6 +24,7 @@ from jax_convbatch import _compat, partition, plan
 from jax_convbatch import geometry as geo
 from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch.planners import Plan
 
 
 class Op(NamedTuple):
@@ -73,7 +74,7 @@ class ConvParams:
         )
         return max(_PRECISION[p] for p in pair)
 
-    def plan(self, op: str, dtype, out_dtype, platform: str) -> plan.Plan:
+    def plan(self, op: str, dtype, out_dtype, platform: str) -> Plan:
         return plan.make_plan(
             op,
             self.geometry,
@@ -271,7 +272,7 @@ def batch(name: str, axis_data, args, dims, **params):
 # --- lowering -----------------------------------------------------------------
 
 
-def native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
+def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
     """One FFI call: the result, and a workspace that XLA plans."""
     shape = params.shape(op.result)
     if 0 in (a.size, b.size, math.prod(shape)):
@@ -292,7 +293,7 @@ def native_call(op: Op, chosen: plan.Plan, a, b, params: ConvParams, out_dtype):
     return out
 
 
-def attributes(chosen: plan.Plan, params: ConvParams) -> dict[str, Any]:
+def attributes(chosen: Plan, params: ConvParams) -> dict[str, Any]:
     """What every handler of a convolution decodes."""
     # Engines that have one configuration do not ask for its name.
     config = {"config": chosen.config} if chosen.config else {}

@@ -13,7 +13,7 @@ import pytest
 from deform_oracle import PROBLEMS, Gradients, arrays, evaluate, problem, run
 
 import jax_convbatch as jc
-from jax_convbatch import plan
+from jax_convbatch import planners
 
 
 def bits(gradients):
@@ -92,7 +92,7 @@ PROGRAM = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 import jax_convbatch as jc
-from jax_convbatch import plan
+from jax_convbatch import planners
 from deform_oracle import arrays, problem, run
 p = problem((3, 20, 21, 96), (3, 3, 96, 32), offset_groups=2)
 a = arrays(p, exact=False).cast("float32")
@@ -193,7 +193,7 @@ def test_dw_is_a_sum_over_chunks_of_the_batch(monkeypatch):
     columns = 4 * p.y[1] * p.y[2] * 9 * 32
     with jax.default_device(jax.devices("cuda")[0]):
         whole = run(p, a.cast("float32"))
-        monkeypatch.setitem(plan.DEFAULT_WORKSPACE, "cuda", 2 * columns + 100)
+        monkeypatch.setitem(planners.DEFAULT_WORKSPACE, "cuda", 2 * columns + 100)
         options = dict(p.kwargs, mask=a.mask.astype("float32"))
 
         def loss(w):

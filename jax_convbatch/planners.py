@@ -1,0 +1,190 @@
+"""How each engine runs a convolution: slices, workspace, configuration.
+
+A planner says for one engine what it would take, or raises Unable; `plan.py` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jax_convbatch import targets
+from jax_convbatch.geometry import ConvGeometry
+
+# Bytes of workspace where the caller sets no limit. On the CPU the columns of a
+# slice should still be in the last-level cache when the GEMM reads them. On
+# CUDA a slice should be long enough to hide its launches and to fill the GPU,
+# while the buffer stays small beside the activations of a training step.
+DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
+
+IMPLICIT_CUDA_DTYPES = ("bfloat16", "float16", "float32")
+_ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: `engine` with `slice` samples at a time.
+
+    Attributes:
+      engine: a name of `ALGORITHMS` other than "auto".
+      reason: why this engine, in words.
+      slice: samples that are unrolled at a time.
+      workspace_bytes: size of the workspace buffer.
+      by_name_only: "auto" leaves it to the next engine, which is faster here.
+      epilogue: whether its kernel can form what follows a convolution, if the engine
+        is in `EPILOGUES`.
+      config: name of the engine's configuration, where it has several.
+      source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
+        this package) or "rule".
+    """
+
+    engine: str
+    reason: str
+    slice: int = 0
+    workspace_bytes: int = 0
+    by_name_only: bool = False
+    epilogue: bool = True
+    config: str = ""
+    source: str = "rule"
+
+
+class Unable(Exception):
+    """What an engine does not cover, in words."""
+
+
+def _plan_implicit_gemm(
+    op, geometry, dtype, out_dtype, platform, workspace_limit, precision, config
+) -> Plan:
+    if platform == "cpu":
+        return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
+    if dtype.name not in IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
+        raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
+    # Groups are multiplied in true float32, at any precision.
+    if dtype.name == "float32" and precision > 0 and geometry.groups == 1:
+        raise Unable("float32 at a higher precision than the default, TF32")
+    native = targets.implicit_gemm_plans(op, geometry, dtype.name)
+    if isinstance(native, str):
+        raise Unable(native)
+    plan = next((n for n in native if config in ("", n["config"])), None)
+    if plan is None:
+        raise Unable(f"a configuration {config!r}")
+    workspace = plan["workspace"]
+    if workspace_limit is not None and workspace > workspace_limit:
+        raise Unable(
+            f"its partial sums take {workspace} bytes, over the workspace_limit of "
+            f"{workspace_limit}"
+        )
+    reason = f"{plan['path']} of {plan['config']}"
+    return Plan(
+        "implicit_gemm",
+        reason,
+        0,
+        workspace,
+        by_name_only=not plan["preferred"],
+        epilogue=plan["epilogue"],
+        config=plan["config"],
+    )
+
+
+# Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
+_WGRAD_ROWS, _WGRAD_COLUMNS = 256, 512
+# Groups of no more channels have kernels without blocks: cpu/implicit/direct.cc.
+_DIRECT_CHANNELS = 8
+
+
+def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
+    """The pixels that wgrad sums are cut into parts, which are added in order.
+
+    Some 32 tasks, each of many pixels, whose sums take no more than 4 MiB together.
+    Over the limit the parts are formed one after the other, with the same bits.
+    """
+    reason = f"{targets.instruction_set()} kernels"
+    if op != "wgrad":
+        return Plan("implicit_gemm", reason)
+    rows = -(-g.column_size // _WGRAD_ROWS)
+    blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
+    least = 1024
+    if g.groups > 1 and g.C == g.K and g.C // g.groups <= _DIRECT_CHANNELS:
+        blocks, least = 1, 128
+    itemsize = max(dtype.itemsize, 4)
+    parts = min(
+        -(-32 // max(blocks, 1)),
+        g.N * g.output_pixels // least,
+        (4 << 20) // max(g.w_size * itemsize, 1),
+    )
+    # Powers of two share out evenly.
+    parts = 1 << max(parts, 1).bit_length() - 1
+    workspace = aligned(parts * g.w_size, itemsize) if parts > 1 else 0
+    if workspace_limit is not None and workspace > workspace_limit:
+        workspace = 0
+    return Plan("implicit_gemm", reason, parts, workspace)
+
+
+def _plan_columns(
+    engine, op, geometry, dtype, out_dtype, platform, workspace_limit, precision, config
+) -> Plan:
+    """im2col_gemm and per_sample: as many samples as the limit allows, or one."""
+    per_sample, fixed = _workspace(op, geometry, dtype, platform)
+    if workspace_limit is None:
+        limit = max(DEFAULT_WORKSPACE[platform], per_sample(1) + fixed)
+    else:
+        limit = int(workspace_limit)
+    samples = 1 if engine == "per_sample" else max(geometry.N, 1)
+    samples = largest_slice(per_sample, limit - fixed, samples)
+    if not samples:
+        raise ValueError(
+            f"workspace_limit={workspace_limit} bytes is too small for this {op}: "
+            f"one sample needs {per_sample(1) + fixed} bytes"
+        )
+    return Plan(engine, f"default on {platform}", samples, per_sample(samples) + fixed)
+
+
+def aligned(count: int, itemsize: int) -> int:
+    """Bytes of `count` items, rounded up as the native code carves them."""
+    return -(-count * itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _workspace(op: str, g: ConvGeometry, dtype: np.dtype, platform: str):
+    """Bytes for a number of samples (a function), and bytes besides."""
+    half = dtype.itemsize == 2
+    accumulator = max(dtype.itemsize, 4)
+    column_elements = g.output_pixels * g.column_size * g.groups
+    if platform == "cpu":
+        # The BLAS has no 16-bit types: columns, y and w are converted.
+        columns = 0 if g.is_pointwise and not half else column_elements
+        y = g.output_pixels * g.K if half else 0
+        fixed = aligned(g.w_size, 4) if half else 0
+        return (
+            lambda n: aligned(n * columns, accumulator) + aligned(n * y, 4),
+            fixed,
+        )
+    columns = 0 if g.is_pointwise else column_elements
+    itemsize = accumulator if op == "dgrad" else dtype.itemsize
+    if op != "wgrad":
+        return lambda n: aligned(n * columns, itemsize), 0
+    return (
+        lambda n: aligned(n * columns, itemsize) + aligned(n * g.w_size, accumulator),
+        aligned(g.w_size, accumulator),
+    )
+
+
+def largest_slice(cost, limit: int, most: int) -> int:
+    """The largest n <= most with cost(n) <= limit, or 0; cost is increasing."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "implicit_gemm": _plan_implicit_gemm,
+    "im2col_gemm": partial(_plan_columns, "im2col_gemm"),
+    "per_sample": partial(_plan_columns, "per_sample"),
+}
