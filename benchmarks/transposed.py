@@ -1,9 +1,11 @@
 """Transposed convolutions, value and gradients, beside `jax.lax.conv_transpose`.
 
-    python -m benchmarks transposed [--batch 8] [--dtype f32]
+    python -m benchmarks transposed [--batch 8] [--dtype f32] [--rows 28_4x4s2_64_32]
 
 x [N, H, W, C] and w [R, S, C, K], padding "SAME": y is `stride` times as high and
-wide as x. The gradients are those of x and w. Prints a table and writes STEM.json.
+wide as x. The gradients are those of x and w. On a GPU a program is eight calls with
+operands of their own, which hides what starting it costs. Prints a table and writes
+STEM.json.
 """
 
 from __future__ import annotations
@@ -22,26 +24,32 @@ from benchmarks import record, timing
 from benchmarks.cases import DTYPES
 from benchmarks.layer import TOLERANCE, difference
 
-# (H, W, C, K, R, S, stride) of x and w: upsampling of a decoder.
-ROWS = {"28_4x4s2_64_32": (28, 28, 64, 32, 4, 4, 2)}
+# (H, W, C, K, R, S, stride) of x and w: upsampling of a decoder, of a generator
+# (Radford et al., arXiv:1511.06434), of a U-Net (arXiv:1505.04597).
+ROWS = {
+    "28_4x4s2_64_32": (28, 28, 64, 32, 4, 4, 2),
+    "8_4x4s2_512_256": (8, 8, 512, 256, 4, 4, 2),
+    "16_4x4s2_256_128": (16, 16, 256, 128, 4, 4, 2),
+    "32_2x2s2_512_256": (32, 32, 512, 256, 2, 2, 2),
+}
 SIDES = {"ours": jc.conv_transpose, "xla": jax.lax.conv_transpose}
 WHAT = ("value", "gradients")
+CALLS = 8
 
 
 class TransposedSide:
-    """A side of a measurement: one call a program."""
+    """A side of a measurement: a program of one call for each of `sets`."""
 
-    calls = 1
-
-    def __init__(self, name: str, what: str, stride: int, x, w, dy):
+    def __init__(self, name: str, what: str, stride: int, sets):
         conv = partial(SIDES[name], strides=(stride, stride), padding="SAME")
         both = jax.grad(lambda x, w, dy: (conv(x, w) * dy).sum(), argnums=(0, 1))
         call = both if what == "gradients" else lambda x, w, dy: (conv(x, w),)
-        self.name, self._call, self._operands = name, jax.jit(call), (x, w, dy)
-        self.out = self._call(x, w, dy)
+        self.name, self.calls, self._sets = name, len(sets), sets
+        self._program = jax.jit(lambda sets: [call(*each) for each in sets])
+        self.out = self._program(sets)
 
     def queue(self) -> None:
-        self.out = self._call(*self._operands)
+        self.out = self._program(self._sets)
 
     def wait(self) -> None:
         jax.block_until_ready(self.out)
@@ -55,12 +63,13 @@ def measure(name: str, batch: int, dtype: str, what: str) -> dict:
     """
     h, w, c, k, r, s, stride = ROWS[name]
     shapes = (batch, h, w, c), (r, s, c, k), (batch, h * stride, w * stride, k)
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    arrays = [
-        jax.random.normal(key, n, dtype) for key, n in zip(keys, shapes, strict=True)
+    calls = CALLS if jax.default_backend() == "gpu" else 1
+    sets = [
+        [jax.random.normal(key, n, dtype) for key, n in zip(keys, shapes, strict=True)]
+        for keys in jax.random.split(jax.random.key(0), (calls, len(shapes)))
     ]
-    sides = [TransposedSide(side, what, stride, *arrays) for side in SIDES]
-    found = np.array(list(map(difference, sides[0].out, sides[1].out)))
+    sides = [TransposedSide(side, what, stride, sets) for side in SIDES]
+    found = np.array(list(map(difference, sides[0].out[0], sides[1].out[0])))
     if not (found < TOLERANCE[dtype]).all():
         raise SystemExit(f"{name}, {what}: the results differ by {found}")
     times = timing.microseconds(sides, seconds=0.1, repeats=9)
@@ -85,11 +94,15 @@ def main(arguments=None) -> None:
     )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--dtype", default="f32", choices=[*DTYPES, *DTYPES.values()])
+    parser.add_argument("--rows", default=",".join(ROWS), help="names, by commas")
     parser.add_argument("--out", type=Path, help="path without suffix")
     options = parser.parse_args(arguments)
     dtype = DTYPES.get(options.dtype, options.dtype)
     environment = record.environment()
-    rows = [measure(name, options.batch, dtype, what) for name in ROWS for what in WHAT]
+    names = options.rows.split(",")
+    if unknown := set(names) - set(ROWS):
+        parser.error(f"unknown rows {sorted(unknown)}; there are {', '.join(ROWS)}")
+    rows = [measure(n, options.batch, dtype, what) for n in names for what in WHAT]
     view = Table(title=f"transposed convolutions, {dtype}, batch {options.batch}")
     for heading in ("layer", "what", "ours, µs", "xla, µs", "xla / ours"):
         view.add_column(heading, justify="left" if heading[-1] in "rt" else "right")

@@ -21,6 +21,7 @@ from jax_convbatch.planners import (
     PLANNERS,
     Plan,
     Unable,
+    implicit_cuda_plans,
 )
 
 # Engines in order of preference, with the platforms they have code for.
@@ -181,7 +182,7 @@ def configs(
         return [""]
     if np.dtype(dtype).name not in IMPLICIT_CUDA_DTYPES:
         return []
-    native = targets.implicit_gemm_plans(op, geometry, np.dtype(dtype).name)
+    native = implicit_cuda_plans(op, geometry, np.dtype(dtype).name)
     return [] if isinstance(native, str) else [each["config"] for each in native]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from jax_convbatch import targets
+from jax_convbatch import dual, targets
 from jax_convbatch.geometry import ConvGeometry
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -37,6 +37,7 @@ class Plan:
       epilogue: whether its kernel can form what follows a convolution, if the engine
         is in `EPILOGUES`.
       config: name of the engine's configuration, where it has several.
+      dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -48,6 +49,7 @@ class Plan:
     by_name_only: bool = False
     epilogue: bool = True
     config: str = ""
+    dual: bool = False
     source: str = "rule"
 
 
@@ -65,7 +67,7 @@ def _plan_implicit_gemm(
     # Groups are multiplied in true float32, at any precision.
     if dtype.name == "float32" and precision > 0 and geometry.groups == 1:
         raise Unable("float32 at a higher precision than the default, TF32")
-    native = targets.implicit_gemm_plans(op, geometry, dtype.name)
+    native = implicit_cuda_plans(op, geometry, dtype.name)
     if isinstance(native, str):
         raise Unable(native)
     plan = next((n for n in native if config in ("", n["config"])), None)
@@ -78,15 +80,26 @@ def _plan_implicit_gemm(
             f"{workspace_limit}"
         )
     reason = f"{plan['path']} of {plan['config']}"
+    strided = dual.geometry(geometry) is not None
+    if strided:
+        reason += f", as {dual.OPS[op][0]} of the strided convolution"
     return Plan(
         "implicit_gemm",
         reason,
         0,
         workspace,
         by_name_only=not plan["preferred"],
-        epilogue=plan["epilogue"],
+        epilogue=plan["epilogue"] and not strided,
         config=plan["config"],
+        dual=strided,
     )
+
+
+def implicit_cuda_plans(op: str, g: ConvGeometry, dtype: str) -> list[dict] | str:
+    """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated."""
+    if strided := dual.geometry(g):
+        return targets.implicit_gemm_plans(dual.OPS[op][0], strided, dtype)
+    return targets.implicit_gemm_plans(op, g, dtype)
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.

@@ -20,7 +20,7 @@ import numpy as np
 from jax.lax import ConvDimensionNumbers, Precision
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, partition, plan
+from jax_convbatch import _compat, dual, partition, plan
 from jax_convbatch import geometry as geo
 from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
@@ -279,6 +279,8 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
         # A sum of nothing. XLA's layout copies of empty arrays divide by zero
         # on the CPU (jaxlib 0.10.2), so they must not reach the call.
         return jnp.zeros(shape, out_dtype)
+    if chosen.dual:
+        return _dual_call(op, chosen, (a, b), params, out_dtype)
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_{op.name}",
@@ -291,6 +293,20 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
     )
     out, _ = call(a, b, **attributes(chosen, params))
     return out
+
+
+def _dual_call(op: Op, chosen: Plan, operands, params: ConvParams, out_dtype):
+    """The same by a call of the strided convolution that this is the transpose of."""
+    turn = partial(
+        dual.reverse,
+        spec=params.dimension_numbers.rhs_spec,
+        groups=params.geometry.groups,
+    )
+    name, order = dual.OPS[op.name]
+    a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
+    chosen = dataclasses.replace(chosen, dual=False)
+    out = native_call(OPS[name], chosen, a, b, dual.params(params), out_dtype)
+    return turn(out) if op.result == "w" else out
 
 
 def attributes(chosen: Plan, params: ConvParams) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""Transposed convolutions as gradients of strided ones: the same sums."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import assume, given, settings
+from problems import Problem, exact, problems, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_right_but_for_rounding,
+)
+from test_implicit_gemm import NHWC
+
+import jax_convbatch as jc
+from jax_convbatch import dual, primitives
+from jax_convbatch.canonical import resolve
+
+
+def transposed(
+    n, size, c, k, taps, by=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1), groups=1
+):
+    conv = oracle.Conv((1, 1), padding, by, dilation, groups)
+    return Problem((n, *size, c), (*taps, c // groups, k), conv, NHWC)
+
+
+CASES = {
+    "4x4": transposed(2, (7, 9), 64, 32, (4, 4), padding=((2, 2), (2, 2))),
+    "2x2": transposed(3, (8, 6), 32, 64, (2, 2)),
+    "3x3": transposed(2, (6, 7), 24, 72, (3, 3), padding=((1, 2), (2, 1))),
+    "one axis": transposed(2, (9, 5), 16, 40, (5, 3), by=(3, 1)),
+    "wide steps": transposed(2, (5, 5), 8, 16, (2, 3), by=(4, 3)),
+    "dilated": transposed(
+        2, (6, 6), 16, 8, (3, 3), padding=((4, 3), (2, 5)), dilation=(2, 1)
+    ),
+    "more padding than taps": transposed(
+        2, (6, 6), 16, 24, (3, 3), padding=((5, 3), (3, 4))
+    ),
+    "negative padding": transposed(
+        2, (8, 8), 32, 16, (4, 4), padding=((-1, 2), (0, -2))
+    ),
+}
+DEPTHWISE = transposed(2, (9, 8), 32, 32, (4, 4), groups=32)
+GROUPED = transposed(2, (7, 7), 32, 32, (3, 3), groups=4)
+
+
+def params_of(case, x, w):
+    none = dict(batch_group_count=1, preferred_element_type=None)
+    return resolve(x, w, None, "im2col_gemm", None, **case.kwargs, **none).params
+
+
+@settings(max_examples=40)
+@given(case=problems(ranks=(1, 2, 3), empty=False))
+def test_the_strided_convolution_gives_the_same_sums(case):
+    assume(any(d > 1 for d in case.conv.input_dilation))
+    ones = (1,) * case.conv.rank
+    case = case._replace(conv=case.conv._replace(strides=ones))
+    x, w, dy = arrays(case, whole, "float32")
+    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
+    given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    params = params_of(case, given_["x"], given_["w"])
+    strided = dual.params(params)
+    for op in primitives.OPS.values():
+        name = dual.OPS[op.name][0]
+        chosen = strided.plan(name, "float32", "float64", "cpu")
+        call = functools.partial(
+            primitives.native_call,
+            op,
+            dataclasses.replace(chosen, dual=True),
+            params=params,
+            out_dtype=np.dtype("float32"),
+        )
+        got = jax.jit(call)(*(given_[role] for role in op.operands))
+        np.testing.assert_array_equal(case.canonical(op.result, got), right[op.result])
+
+
+def test_what_it_is_the_transpose_of():
+    case = CASES["4x4"]
+    x, w, _ = arrays(case, whole, "float32")
+    g = params_of(case, x, w).geometry
+    strided = dual.geometry(g)
+    assert strided.stride == (1, 2, 2) and strided.inputs == g.outputs
+    assert strided.pad == (0, 1, 1)
+    assert dual.geometry(strided) is None
+    assert dual.geometry(g._replace(stride=(1, 2, 1))) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    assert_exact(CASES[name], dtype)
+
+
+@pytest.mark.gpu
+def test_whole_numbers_of_groups_are_exact(hopper):
+    assert_exact(DEPTHWISE, "float32")
+    assert_exact(DEPTHWISE, "bfloat16")
+    assert_exact(GROUPED, "float16")
+
+
+@pytest.mark.gpu
+def test_it_is_what_auto_takes(hopper):
+    case = CASES["4x4"]
+    x, w, dy = arrays(case, whole, "bfloat16")
+
+    def both(x, w):
+        return jax.vjp(lambda *a: jc.conv_general_dilated(*a, **case.kwargs), x, w)
+
+    rows = jc.explain(lambda x, w, dy: (both(x, w)[0], both(x, w)[1](dy)), x, w, dy)
+    found = {row.op: (row.engine, row.reason) for row in rows}
+    assert len(found) == 3
+    for op, (engine, reason) in found.items():
+        assert engine == "implicit_gemm"
+        assert f"as {dual.OPS[op][0]} of the strided" in reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_right_but_for_rounding(hopper, name):
+    assert_right_but_for_rounding(CASES[name], "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["4x4", "3x3"])
+def test_bits_do_not_depend_on_the_batch_or_the_run(hopper, name):
+    assert_batch_invariant(CASES[name], "bfloat16")
+    assert_a_hundred_runs_agree(CASES[name], "bfloat16", algorithm="implicit_gemm")
