@@ -6,13 +6,15 @@
 checks every side on whole numbers, times them in turns on JAX's default device, and
 prints a table for each batch and dtype. Writes STEM.json and STEM.png. `roof` is the
 larger of bytes over the copy rate and operations over the rate of a large matrix
-product, both measured in the same run. On a CPU there is also the share of the peak:
+product, both measured in the same run. Interrupted, it keeps the rows that are done.
+On a CPU there is also the share of the peak:
 operations a second over those of a loop of multiply-adds, in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from pathlib import Path
 
@@ -178,9 +180,10 @@ def main(arguments=None) -> None:
     if any(case.dtype == "float64" for case in todo):
         jax.config.update("jax_enable_x64", True)
     pool, rows = Pool(todo), []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("ceilings", total=len(todo))
-        ceilings = Ceilings()
+    progress = Progress(console=console, transient=True)
+    ceilings = Ceilings()
+    with progress, contextlib.suppress(KeyboardInterrupt):  # keeps what there is
+        task = progress.add_task("timing", total=len(todo))
         for case in todo:
             progress.update(
                 task, description=f"{case.batch} {case.dtype} {case.op} {case.name}"
@@ -197,6 +200,8 @@ def main(arguments=None) -> None:
                 )
             )
             progress.advance(task)
+    if len(rows) < len(todo):
+        console.print(f"interrupted: {len(rows)} of {len(todo)} rows")
     result = {
         "environment": environment,
         "table": options.table,

@@ -6,13 +6,16 @@
 A training step is loss, gradients, batch statistics and SGD with momentum, jitted,
 its state donated, so that steps follow each other as in training. Both sides start
 from the same parameters, and their losses of the first steps are compared before
-anything is timed. Writes STEM.json and prints a table.
+anything is timed. Writes STEM.json and prints a table; interrupted, of the rows that
+are done.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -123,10 +126,12 @@ def _train(network, optimizer, state, x, labels):
 def measure(name: str, mode: str, batch: int, engine: str) -> dict:
     model = MODELS[name]
     ours = partial(jcb_linen.Conv, algorithm=engine)
-    sides = [
-        Steps(side, model, conv, batch, mode)
-        for side, conv in (("ours", ours), ("stock", nn.Conv))
-    ]
+    with ThreadPoolExecutor() as pool:  # they compile at once
+        made = [
+            pool.submit(Steps, side, model, conv, batch, mode)
+            for side, conv in (("ours", ours), ("stock", nn.Conv))
+        ]
+    sides = [side.result() for side in made]
     outputs = [side.first() for side in sides]
     # bf16 rounds at different places in both; three steps apart at the most.
     tolerance = 0.05 if model.dtype == "bfloat16" else 2e-3
@@ -201,7 +206,8 @@ def main(arguments=None) -> None:
     environment = record.environment()
     console = Console(width=None if Console().is_terminal else 120, soft_wrap=True)
     rows = []
-    with Progress(console=console, transient=True) as progress:
+    progress = Progress(console=console, transient=True)
+    with progress, contextlib.suppress(KeyboardInterrupt):
         for case in progress.track(todo, description="timing"):
             rows.append(measure(*case))
     stem = options.out or record.RESULTS / f"models-{record.slug(environment)}"

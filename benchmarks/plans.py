@@ -5,12 +5,16 @@
 
 times every engine and configuration of ours on the rows of the tables, as
 `jax_convbatch.tune` does, and writes jax_convbatch/tables/DEVICE.json. Rows that are
-there and not timed again stay. Every time goes to STEM.json.
+there and not timed again stay. Every time goes to STEM.json. Interrupted, it writes
+what is done.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -21,13 +25,32 @@ from benchmarks import record
 from benchmarks.cases import DTYPES, OPS, cases
 from benchmarks.jax_side import operation
 from jax_convbatch import choices, targets
-from jax_convbatch.tune import Problem, fastest, measure, problems_of
+from jax_convbatch.tune import Problem, Programs, fastest, problems_of, timed
+
+AHEAD = 4  # problems that are compiled while another is timed
 
 
 def problem_of(case) -> Problem:
     operands = [jax.ShapeDtypeStruct(s, case.dtype) for s in case.operands]
     (problem,) = problems_of(operation("auto", case), *operands)
     return problem
+
+
+def compiled(problems: list[Problem], platform: str):
+    """Problems with their programs; the next ones compile while one is timed."""
+    waiting = deque(problems)
+    with ThreadPoolExecutor(AHEAD) as pool:
+        under_way: deque = deque()
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < AHEAD:
+                    problem = waiting.popleft()
+                    found = pool.submit(Programs, problem, platform)
+                    under_way.append((problem, found))
+                problem, found = under_way.popleft()
+                yield problem, found.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def main(arguments=None) -> None:
@@ -40,6 +63,7 @@ def main(arguments=None) -> None:
     parser.add_argument("--dtype", help="default: bf16 and f32, hard rows in bf16")
     parser.add_argument("--batch", help="default: each table's own")
     parser.add_argument("--op", default=",".join(OPS))
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--into", type=Path, default=choices.TABLES)
     parser.add_argument("--out", type=Path, help="path without suffix")
     options = parser.parse_args(arguments)
@@ -59,11 +83,14 @@ def main(arguments=None) -> None:
     environment = record.environment()
     platform = targets.default_platform()
     times = {}
-    with Progress(console=console, transient=True) as progress:
-        for case in progress.track(todo, description="timing"):
-            problem = problem_of(case)
-            if problem not in times:
-                times[problem] = measure(problem, platform, seconds=0.005)
+    progress = Progress(console=console, transient=True)
+    with progress, contextlib.suppress(KeyboardInterrupt):  # keeps what there is
+        problems = list(dict.fromkeys(map(problem_of, todo)))
+        ready = compiled(problems, platform)
+        for problem, programs in progress.track(
+            ready, total=len(problems), description="timing"
+        ):
+            times[problem] = timed(programs, seconds=0.005, repeats=options.repeats)
     device = targets.device_name(platform)
     path = options.into / f"{choices.slug(device)}.json"
     old = choices.load(path, device) if path.exists() else {}

@@ -216,48 +216,70 @@ def _row(problem: Problem, entry: dict, times: Times) -> Row:
     )
 
 
+class Programs:
+    """A problem's candidates, compiled at once: one program of many calls each."""
+
+    def __init__(self, problem: Problem, platform: str):
+        self.op, self.params = primitives.OPS[problem.op], problem.params
+        self.dtype = problem.dtype
+        result = math.prod(self.params.shape(self.op.result))
+        result *= np.dtype(problem.out_dtype).itemsize
+        # As many calls as make a program that is long beside its start. On the CPU
+        # one: XLA would run them side by side.
+        calls = int(np.clip(_PROGRAM_BYTES // max(result, 1), SETS, SETS * SETS))
+        pairs = [(k % SETS, (k + k // SETS) % SETS) for k in range(calls)]
+        self.pairs = pairs[:1] if platform == "cpu" else pairs
+        shapes = [
+            [jax.ShapeDtypeStruct(self.params.shape(role), self.dtype)] * SETS
+            for role in self.op.operands
+        ]
+
+        def compiled(candidate: tuple[str, str]):
+            engine, config = candidate
+            forced = dataclasses.replace(self.params, algorithm=engine, config=config)
+            one = partial(
+                primitives.bind,
+                self.op.name,
+                params=forced,
+                out_dtype=problem.out_dtype,
+            )
+            program = jax.jit(partial(_many, one, self.pairs))
+            return program.lower(*shapes).compile()
+
+        candidates = problem.candidates(platform)
+        with ThreadPoolExecutor() as pool:
+            compiling = pool.map(compiled, candidates)
+            self.of = dict(zip(candidates, compiling, strict=True))
+
+    def operands(self) -> list[list[jax.Array]]:
+        keys = jax.random.split(jax.random.key(0, impl="rbg"), SETS)
+        return [
+            [_normal(key, self.params.shape(role), self.dtype) for key in keys]
+            for role in self.op.operands
+        ]
+
+
 def measure(
     problem: Problem, platform: str, seconds: float = 0.01, repeats: int = 5
 ) -> Times:
     """Microseconds of one call of every candidate, the rule's first."""
-    op, params = primitives.OPS[problem.op], problem.params
-    keys = jax.random.split(jax.random.key(0, impl="rbg"), SETS)
-    operands = [
-        [_normal(key, params.shape(role), problem.dtype) for key in keys]
-        for role in op.operands
-    ]
-    itemsize = np.dtype(problem.out_dtype).itemsize
-    result = math.prod(params.shape(op.result)) * itemsize
-    # As many calls as make a program that is long beside its start. On the CPU one:
-    # XLA would run them side by side.
-    calls = int(np.clip(_PROGRAM_BYTES // max(result, 1), SETS, SETS * SETS))
-    pairs = [(k % SETS, (k + k // SETS) % SETS) for k in range(calls)]
-    if platform == "cpu":
-        pairs = pairs[:1]
+    return timed(Programs(problem, platform), seconds, repeats)
 
-    def compiled(candidate: tuple[str, str]):
-        engine, config = candidate
-        forced = dataclasses.replace(params, algorithm=engine, config=config)
-        one = partial(
-            primitives.bind, op.name, params=forced, out_dtype=problem.out_dtype
-        )
-        program = jax.jit(partial(_many, one, pairs))
-        return program.lower(*operands).compile()
 
-    candidates = problem.candidates(platform)
-    with ThreadPoolExecutor() as pool:
-        programs = dict(zip(candidates, pool.map(compiled, candidates), strict=True))
+def timed(programs: Programs, seconds: float, repeats: int) -> Times:
+    """The same of programs that are compiled."""
+    operands = programs.operands()
     counts = {}
-    for candidate, program in programs.items():
+    for candidate, program in programs.of.items():
         _elapsed(program, operands, 1)
         once = _elapsed(program, operands, 2) / 2
         counts[candidate] = max(1, round(seconds / max(once, 1e-6)))
-    times: dict[tuple[str, str], list[float]] = {c: [] for c in candidates}
+    times: dict[tuple[str, str], list[float]] = {c: [] for c in programs.of}
     for _ in range(repeats):  # in turns: a GPU's clock moves
-        for candidate, program in programs.items():
+        for candidate, program in programs.of.items():
             count = counts[candidate]
             taken = _elapsed(program, operands, count)
-            times[candidate].append(taken / count / len(pairs) * 1e6)
+            times[candidate].append(taken / count / len(programs.pairs) * 1e6)
     return {candidate: statistics.median(each) for candidate, each in times.items()}
 
 

@@ -353,10 +353,11 @@ def test_plans_writes_the_table_of_this_device(tmp_path, monkeypatch, capsys):
     tables = tmp_path / "tables"
     command = f"--table tiny --dtype f32 --into {tables} --out {tmp_path / 'log'}"
 
-    def measure(problem, platform, seconds):
+    def timed(programs, seconds, repeats):
+        assert ("implicit_gemm", "") in programs.of
         return {("implicit_gemm", ""): 2.0, ("im2col_gemm", ""): 1.0}
 
-    monkeypatch.setattr(plans, "measure", measure)
+    monkeypatch.setattr(plans, "timed", timed)
     plans.main(f"{command} --op fprop".split())
     plans.main(f"{command} --op wgrad".split())
     device = targets.device_name("cpu")
