@@ -36,6 +36,11 @@ EDGES = {
     "wide channels": problem(2, (7, 5), 1025, 257, (1, 1)),
     "patches of 16": problem(2, (32, 48), 3, 768, (16, 16), (16, 16)),
     "patches of 4": problem(2, (32, 48), 3, 96, (4, 4), (4, 4)),
+    "patches of 4, not aligned": problem(2, (32, 44), 3, 96, (4, 4), (4, 4)),
+    "patches of 4, many channels": problem(3, (36, 40), 3, 328, (4, 4), (4, 4)),
+    "patches of 14": problem(3, (42, 112), 3, 72, (14, 14), (14, 14)),
+    "patches of 2, few channels": problem(130, (8, 16), 3, 40, (2, 2), (2, 2)),
+    "patches of a row of 144": problem(2, (6, 20), 36, 136, (3, 4), (3, 4)),
     "patches of 4, odd channels": problem(2, (24, 20), 5, 33, (4, 4), (4, 4)),
     "patches of 2": problem(2, (16, 20), 64, 128, (2, 2), (2, 2)),
     "patches and a rest": problem(2, (33, 49), 5, 12, (4, 4), (4, 4)),
@@ -87,6 +92,22 @@ def fields(case):
         for axis, value in zip("dhw", (rest, *values), strict=True):
             found[f"{name}_{axis}"] = value
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("patches of 16", "patches of 128x192"),
+        ("patches of 4", "patches of 128x64"),
+        ("patches of 4, many channels", "patches of 128x64"),
+        ("patches of 14", "patches of 128x192"),
+        ("patches of 2, few channels", "patches of 128x64"),
+        ("patches of 4, not aligned", "gathered tiles of 128x64"),
+    ],
+)
+def test_which_patches_have_a_kernel_for_dgrad(native, name, path):
+    plan = native("dgrad", fields(EDGES[name]), "bfloat16", H200)
+    assert f"{plan['path']} of {plan['config']}" == path
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])

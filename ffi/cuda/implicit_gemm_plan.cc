@@ -62,7 +62,8 @@ Op OpOf(const std::string& op) {
 nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g,
                   const hopper::Plan& plan) {
   constexpr const char* kPaths[] = {"tiles",  "padded tiles", "gathered tiles",
-                                    "strips", "sweeps",       "small tiles"};
+                                    "strips", "sweeps",       "small tiles",
+                                    "patches"};
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();

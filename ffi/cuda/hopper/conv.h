@@ -22,9 +22,18 @@ constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 // How operands come to the multiplier: by the copy engine; by it after their
 // channels were rounded up in the workspace; gathered by threads, where it
 // cannot express how they lie; for few input channels from strips of the image
-// in shared memory; for few output channels row by row, see sweep.cuh; or for
-// few channels of f32 by ordinary loads, see small_tf32.cuh.
-enum class Path { kCopies, kPads, kGathers, kStrips, kSweeps, kSmall };
+// in shared memory; for few output channels row by row, see sweep.cuh; for few
+// channels of f32 by ordinary loads, see small_tf32.cuh; or by the copy engine,
+// for filters as large as their stride, see patch_dgrad.cuh.
+enum class Path {
+  kCopies,
+  kPads,
+  kGathers,
+  kStrips,
+  kSweeps,
+  kSmall,
+  kPatches
+};
 
 // Two blocks of wgrad in a cluster that multiply the same x, or the same dy.
 enum class Pair { kNone, kX, kDy };

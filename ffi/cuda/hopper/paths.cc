@@ -3,6 +3,7 @@
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/gather_plan.h"
 #include "cuda/hopper/pad_plan.h"
+#include "cuda/hopper/patch_plan.h"
 #include "cuda/hopper/small_plan.h"
 #include "cuda/hopper/strip_plan.h"
 #include "cuda/hopper/sweep_plan.h"
@@ -76,6 +77,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   }
   const bool gatherable = type != Type::kTf32 && IsGatherable(g);
   if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
+    if (const auto patches = PlanPatchDgrad(g, multiprocessors)) return patches;
     return PlanGathers(op, g, multiprocessors);
   }
   if (gatherable) {
@@ -119,6 +121,8 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
     case Path::kSmall:
       return op == Op::kFprop ? SmallFprop(call, stage, stream)
                               : SmallDgrad(call, stage, stream);
+    case Path::kPatches:
+      return PatchDgrad(call, stage, stream);
     case Path::kSweeps:
       return op == Op::kFprop ? SweepFprop(call, stage, stream)
                               : SweepDgrad(call, stage, stream);
