@@ -225,6 +225,36 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
     return fun
 
 
+def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
+    """`local(a, b)`, two sums over the axes not in `kept` of arrays of one shape."""
+    fun = custom_partitioning(local)
+    names = [f"a{i}" for i in range(ndim)]
+    whole, left = " ".join(names), " ".join(names[i] for i in kept)
+    summed = [i for i in range(ndim) if i not in kept]
+
+    def partition(mesh, arg_shapes, result_shape):
+        mesh = _fine_mesh(mesh)
+        spec = [
+            _even_axes(mesh, entry, size) or None
+            for entry, size in zip(
+                _spec(arg_shapes[0], mesh), arg_shapes[0].shape, strict=True
+            )
+        ]
+        axes = [a for i in summed for a in spec[i] or ()]
+        lower = _per_device(local, mesh, axes)
+        out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
+        same = NamedSharding(mesh, PartitionSpec(*spec))
+        return mesh, lower, [out, out], (same, same)
+
+    fun.def_partition(
+        partition=partition,
+        sharding_rule=f"{whole}, {whole} -> {left}, {left}",
+        decode_shardings=False,
+        reduction_factors=tuple(names[i] for i in summed),
+    )
+    return fun
+
+
 def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
     """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule.
 

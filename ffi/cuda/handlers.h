@@ -39,6 +39,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaActBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaChannelSumsExecute);
 
 }  // namespace jax_convbatch
 

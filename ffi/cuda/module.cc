@@ -54,6 +54,7 @@ nb::dict Targets() {
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
   targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);
+  targets["jax_convbatch_channel_sums"] = Encapsulate(CudaChannelSumsExecute);
   return targets;
 }
 

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jax_convbatch.channel_sums import normalized
 from jax_convbatch.flax import _call, _deform
 
 
@@ -121,6 +122,7 @@ class ConvBlock(nn.Module):
             epsilon=self.epsilon,
             scale_init=self.scale_init,
             dtype=self.dtype,
+            ours=layer is Conv,
             name="norm",
         )
         size, strides = tuple(self.kernel_size), self.strides
@@ -210,19 +212,43 @@ class _Scaled(Conv):
 
 
 class _Norm(nn.BatchNorm):
-    """`BatchNorm`, or the scale and bias that it amounts to when frozen."""
+    """`BatchNorm`, or the scale and bias that it amounts to when frozen.
+
+    `ours`: its sums over the batch are `channel_sums`.
+    """
+
+    ours: bool = False
 
     @nn.compact
     def __call__(self, x, features: int = 0):  # type: ignore[override]
-        if not features:
+        if not features and not (self.ours and _sums_here(x, self)):
             return super().__call__(x)
+        training, features = not features, features or x.shape[-1]
         shape = (features,)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", self.scale_init, shape, self.param_dtype)
         bias = self.param("bias", self.bias_init, shape, self.param_dtype)
-        scale = scale * jax.lax.rsqrt(var.value + self.epsilon)
-        return scale, bias - mean.value * scale
+        if not training:
+            scale = scale * jax.lax.rsqrt(var.value + self.epsilon)
+            return scale, bias - mean.value * scale
+        y, *found = normalized(x, scale, bias, self.epsilon)
+        if not self.is_initializing():
+            for old, new in zip((mean, var), found, strict=True):
+                old.value = self.momentum * old.value + (1 - self.momentum) * new
+        return y
+
+
+def _sums_here(x, norm) -> bool:
+    """Whether `normalized` gives what BatchNorm does in training."""
+    dtype = norm.dtype or jnp.promote_types(x.dtype, norm.param_dtype)
+    return (
+        not norm.use_running_average
+        and x.size > 0
+        and x.dtype == dtype
+        and norm.param_dtype == jnp.float32
+        and x.dtype in (jnp.bfloat16, jnp.float16, jnp.float32)
+    )
 
 
 def _arrays(layer, inputs, channels: tuple[int, int]):

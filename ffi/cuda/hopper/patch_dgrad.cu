@@ -26,8 +26,8 @@ cudaError_t Launch(const ConvCall& call, PatchProblem problem, Stage stage,
   constexpr int kBytes = sizeof(PatchShared<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads, kBytes,
-           stream>>>(problem);
+  kernel<<<std::min(problem.tiles, call.plan.blocks * Config::kBlocks),
+           kThreads, kBytes, stream>>>(problem);
   return cudaGetLastError();
 }
 

@@ -19,12 +19,14 @@ inline constexpr int kPatchM = 128;  // of a tile
 inline constexpr int kMaxPatchSteps = 4;
 
 // Tiles of kColumns columns. kResident: all steps of the filter have room
-// beside the ring.
+// beside the ring. Where a tile takes longer to come and to go than to be
+// multiplied, two blocks share a multiprocessor.
 template <typename T_, int kColumns_, bool kResident_>
 struct PatchConfig {
   using T = T_;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kResident = kResident_;
+  static constexpr int kBlocks = kResident ? 2 : 1;  // of a multiprocessor
   static constexpr int kBytesA = kPatchM * 128, kBytesB = kColumns * 128;
   static constexpr int kStageBytes = kBytesA + (kResident ? 0 : kBytesB);
   static constexpr int kFilterBytes = kResident ? kMaxPatchSteps * kBytesB : 0;
@@ -33,8 +35,8 @@ struct PatchConfig {
   static constexpr int kBuffers = kColumns > 64 ? 1 : 2;
   static constexpr int kOutBytes = kConsumers * kBuffers * kTileBytes;
   static constexpr int kStages =
-      (226 * 1024 - kFilterBytes - kOutBytes) / kStageBytes;
-  static_assert(kStages >= 4);
+      (226 * 1024 / kBlocks - kFilterBytes - kOutBytes) / kStageBytes;
+  static_assert(kStages >= 3);
 };
 
 template <typename Config>
@@ -114,37 +116,50 @@ __device__ __forceinline__ void LayOut(const float (&acc)[kHalfN], uint32_t to,
   }
 }
 
-// By one warp: the runs of `count` patches from `patch` on, of `rows` filter
-// rows from `row` on. What lies together in dx is one copy.
-__device__ __forceinline__ void StoreRuns(const PatchProblem& problem,
-                                          uint32_t from, int patch, int count,
-                                          int row, int rows) {
-  const int across = problem.across.divisor();
-  const int64_t line = int64_t{across} * problem.run;  // of dx
-  uint32_t first_row = patch;
-  const int first_col = TakeDigit(problem.across, first_row);
-  const int lines = (first_col + count + across - 1) / across;
-  for (int i = threadIdx.x % 32; i < lines * rows; i += 32) {
-    const int r = i / lines, l = i - r * lines;
-    const int begin = l == 0 ? 0 : l * across - first_col;
-    const int end = min(count, (l + 1) * across - first_col);
-    const int col = l == 0 ? first_col : 0;
-    const int64_t to =
-        ((int64_t{first_row} + l) * problem.rows + row + r) * line +
-        col * problem.run;
-    StoreBytes(static_cast<uint16_t*>(problem.dx) + to,
-               from + (r * (kWarpgroup / 2) + begin) * problem.run * 2,
-               (end - begin) * problem.run * 2);
+// What a warpgroup stores: `count` patches from `patch` on, of each `rows`
+// filter rows from `row` on. What lies together in dx is one copy.
+struct PatchRuns {
+  int patch, count, row, rows;
+  int first_col, lines;
+  uint32_t first_line;  // of patches
+
+  __device__ PatchRuns(const PatchProblem& problem, int tile, int group) {
+    const int m = tile / problem.groups, n = tile - m * problem.groups;
+    patch = m * kPatchM + group * (kWarpgroup / 2);
+    count = max(0, min(kWarpgroup / 2, problem.patches - patch));
+    row = n * problem.together;
+    rows = min(problem.together, problem.rows - row);
+    first_line = patch;
+    first_col = TakeDigit(problem.across, first_line);
+    const int across = problem.across.divisor();
+    lines = (first_col + count + across - 1) / across;
   }
-  StoreCommit();
-}
+
+  // By one warp.
+  __device__ void Store(const PatchProblem& problem, uint32_t from) const {
+    const int across = problem.across.divisor();
+    const int total = count > 0 ? lines * rows : 0;
+    for (int i = threadIdx.x % 32; i < total; i += 32) {
+      const int r = i / lines, l = i - r * lines;
+      const int begin = max(0, l * across - first_col);
+      const int end = min(count, (l + 1) * across - first_col);
+      const int col = l == 0 ? first_col : 0;
+      const int64_t line =
+          (int64_t{first_line} + l) * problem.rows + row + r;  // of dx
+      const int64_t to = (line * across + col) * problem.run;
+      StoreBytes(static_cast<uint16_t*>(problem.dx) + to,
+                 from + (r * (kWarpgroup / 2) + begin) * problem.run * 2,
+                 (end - begin) * problem.run * 2);
+    }
+    StoreCommit();
+  }
+};
 
 template <typename Config>
 __device__ __forceinline__ void MultiplyPatches(const PatchProblem& problem,
                                                 int group,
                                                 PatchShared<Config>& shared) {
   using T = typename Config::T;
-  constexpr int kPatches = kWarpgroup / 2;
   RingPosition<Config::kStages> at;
   const uint32_t ring = SharedAddress(shared.ring);
   const uint32_t a = ring + group * kBoxBytes;
@@ -158,22 +173,18 @@ __device__ __forceinline__ void MultiplyPatches(const PatchProblem& problem,
   }
   int buffer = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+    const PatchRuns runs(problem, t, group);
     float acc[1][Config::kColumns / 2];
     MultiplyStages<T, Contiguous::kReduction, Contiguous::kReduction,
                    Config::kResident>(acc, problem.steps, a, b,
                                       Config::kStageBytes, shared.barriers, at);
-    const int m = t / problem.groups, n = t - m * problem.groups;
-    const int row = n * problem.together;
-    const int rows = min(problem.together, problem.rows - row);
     if (stores) StoreWaitRead<Config::kBuffers - 1>();
     NamedBarrier(1 + group, kWarpgroup);
     const uint32_t to = out + buffer * Config::kTileBytes;
-    LayOut<T>(acc[0], to, problem.run, rows * problem.run);
+    LayOut<T>(acc[0], to, problem.run, runs.rows * problem.run);
     FenceAsyncProxy();
     NamedBarrier(1 + group, kWarpgroup);
-    const int patch = m * kPatchM + group * kPatches;
-    const int count = min(kPatches, problem.patches - patch);
-    if (stores && count > 0) StoreRuns(problem, to, patch, count, row, rows);
+    if (stores) runs.Store(problem, to);
     buffer = buffer + 1 == Config::kBuffers ? 0 : buffer + 1;
   }
   // Shared memory belongs to the block until all is read.
@@ -181,7 +192,7 @@ __device__ __forceinline__ void MultiplyPatches(const PatchProblem& problem,
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, Config::kBlocks)
     PatchDgradKernel(const __grid_constant__ PatchProblem problem) {
   extern __shared__ __align__(1024) uint8_t patch_memory[];
   auto& shared = *reinterpret_cast<PatchShared<Config>*>(patch_memory);
@@ -192,10 +203,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
-    GiveRegisters<kProducerRegisters>();
+    if constexpr (Config::kBlocks == 1) GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) LoadPatches<Config>(problem, shared);
   } else {
-    TakeRegisters<kConsumerRegisters>();
+    if constexpr (Config::kBlocks == 1) TakeRegisters<kConsumerRegisters>();
     MultiplyPatches<Config>(problem, warpgroup - 1, shared);
   }
 }
