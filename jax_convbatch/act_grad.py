@@ -70,14 +70,15 @@ def _product(activation: str, saved, dy):
     return backward(saved.astype(wide), dy.astype(wide)).astype(dy.dtype)
 
 
-def _broadcast(db, shape, kept):
+def broadcast_kept(db, shape, kept):
+    """One number for each of the `kept` axes, repeated into `shape`."""
     order = sorted(range(len(kept)), key=kept.__getitem__)
     return jax.lax.broadcast_in_dim(db.transpose(order), shape, sorted(kept))
 
 
 def _stock_tangent(activation, kept, saved, dz, *db):
     for a in db:
-        dz = dz + _broadcast(a, dz.shape, kept)
+        dz = dz + broadcast_kept(a, dz.shape, kept)
     return _product(activation, saved, dz)
 
 
@@ -168,7 +169,7 @@ def _tangent_jvp(primals, tangents, *, activation, kept):
         terms.append([bind(saved, *map(_compat.instantiate_zeros, tangents[1:]))])
     if not _compat.is_zero(tangents[0]):
         for a in db:
-            dz = dz + _broadcast(a, dz.shape, kept)
+            dz = dz + broadcast_kept(a, dz.shape, kept)
         terms.append([_second(activation, saved, tangents[0], dz)])
     return out, _sum_of_lists(terms, [out])[0]
 
@@ -216,7 +217,7 @@ def _tangent_transpose(ct, saved, dz, *db, activation, kept):
 # --- vmap -----------------------------------------------------------------------
 
 
-def _at_one_axis(arrays, dims, size: int):
+def at_one_axis(arrays, dims, size: int):
     """The arrays with their mapped axis at the same place, and that place."""
     at = next(d for d in dims if d is not None)
     moved = [
@@ -228,19 +229,20 @@ def _at_one_axis(arrays, dims, size: int):
     return moved, at
 
 
-def _kept_with(at: int, kept):
+def kept_with(at: int, kept):
+    """`kept` where vmap's axis is number `at`, first among those that stay."""
     return (at, *(i + (i >= at) for i in kept))
 
 
 def _cotangent_batching(
     axis_data, args, dims, *, activation, kept, bias, bias_sharding
 ):
-    (saved, dy), at = _at_one_axis(args, dims, axis_data.size)
+    (saved, dy), at = at_one_axis(args, dims, axis_data.size)
     out = cotangent_p.bind(
         saved,
         dy,
         activation=activation,
-        kept=_kept_with(at, kept),
+        kept=kept_with(at, kept),
         bias=bias,
         bias_sharding=with_batch_axis(bias_sharding, 0, axis_data),
     )
@@ -252,13 +254,13 @@ def _tangent_batching(axis_data, args, dims, *, activation, kept):
     if dims[0] is None and dims[1] is None:
         dims = (0, *dims[1:])
         saved = jnp.broadcast_to(saved[None], (axis_data.size, *saved.shape))
-    (saved, dz), at = _at_one_axis((saved, dz), dims[:2], axis_data.size)
+    (saved, dz), at = at_one_axis((saved, dz), dims[:2], axis_data.size)
     if db and dims[2] is None:
         db = [jnp.broadcast_to(db[0], (axis_data.size, *db[0].shape))]
     elif db:
         db = [jnp.moveaxis(db[0], dims[2], 0)]
     out = tangent_p.bind(
-        saved, dz, *db, activation=activation, kept=_kept_with(at, kept)
+        saved, dz, *db, activation=activation, kept=kept_with(at, kept)
     )
     return out, at
 

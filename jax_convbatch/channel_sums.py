@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, partition, plan, targets
-from jax_convbatch.act_grad import _at_one_axis, _broadcast, _kept_with
+from jax_convbatch.act_grad import at_one_axis, broadcast_kept, kept_with
 from jax_convbatch.bias import result_sharding
 
 _NATIVE = ("bfloat16", "float16", "float32")
@@ -84,7 +84,7 @@ def _stock_sums(a, b, *, kept, narrow=None):
 
 
 def _stock_spread(g1, g2, b, *, kept, narrow=None):
-    g1, g2 = (_broadcast(g, b.shape, kept) for g in (g1, g2))
+    g1, g2 = (broadcast_kept(g, b.shape, kept) for g in (g1, g2))
     return g1 + g2 * b
 
 
@@ -192,8 +192,8 @@ def _spread_transpose(ct, g1, g2, b, **params):
 
 
 def _sums_batching(axis_data, args, dims, *, kept, narrow):
-    (a, b), at = _at_one_axis(args, dims, axis_data.size)
-    kept = _kept_with(at, kept)
+    (a, b), at = at_one_axis(args, dims, axis_data.size)
+    kept = kept_with(at, kept)
     return sums_p.bind(a, b, kept=kept, narrow=narrow), [0, 0]
 
 
@@ -210,7 +210,7 @@ def _spread_batching(axis_data, args, dims, *, kept, narrow):
         if dims[2] is None
         else ([b], dims[2])
     )
-    kept = _kept_with(at, kept)
+    kept = kept_with(at, kept)
     return spread_p.bind(*gs, b, kept=kept, narrow=narrow), at
 
 

@@ -102,6 +102,18 @@ def activate(layer, y, residual=None):
     return activation.fn(y) if activation else y
 
 
+def has_sums(x, dtype, param_dtype) -> bool:
+    """Whether `channel_sums.normalized` gives what a BatchNorm of these dtypes does."""
+    result = dtype or jnp.promote_types(x.dtype, param_dtype)
+    floats = (jnp.bfloat16, jnp.float16, jnp.float32)
+    return bool(
+        x.size
+        and x.dtype == result
+        and x.dtype in floats
+        and param_dtype == jnp.float32
+    )
+
+
 def _conv_bias_act(layer, x, w, bias, out_sharding=None, residual=None, **arguments):
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = _result_dtype(layer, x)

@@ -221,9 +221,12 @@ class _Norm(nn.BatchNorm):
 
     @nn.compact
     def __call__(self, x, features: int = 0):  # type: ignore[override]
-        if not features and not (self.ours and _sums_here(x, self)):
-            return super().__call__(x)
-        training, features = not features, features or x.shape[-1]
+        training = not features
+        if training:
+            ours = self.ours and not self.use_running_average
+            if not (ours and _call.has_sums(x, self.dtype, self.param_dtype)):
+                return super().__call__(x)
+            features = x.shape[-1]
         shape = (features,)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
@@ -237,18 +240,6 @@ class _Norm(nn.BatchNorm):
             for old, new in zip((mean, var), found, strict=True):
                 old.value = self.momentum * old.value + (1 - self.momentum) * new
         return y
-
-
-def _sums_here(x, norm) -> bool:
-    """Whether `normalized` gives what BatchNorm does in training."""
-    dtype = norm.dtype or jnp.promote_types(x.dtype, norm.param_dtype)
-    return (
-        not norm.use_running_average
-        and x.size > 0
-        and x.dtype == dtype
-        and norm.param_dtype == jnp.float32
-        and x.dtype in (jnp.bfloat16, jnp.float16, jnp.float32)
-    )
 
 
 def _arrays(layer, inputs, channels: tuple[int, int]):

@@ -12,6 +12,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jax_convbatch import activations
+from jax_convbatch.channel_sums import normalized
 from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.flax import _call, _deform
 
@@ -162,8 +163,10 @@ class ConvBlock(nnx.Module):
         fused = (
             type(layer) is Conv and layer.conv_general_dilated is conv_general_dilated
         )
-        if not (fused and norm.use_running_average):
+        if not fused:
             return _call.activate(self, norm(layer(inputs)), residual)
+        if not norm.use_running_average:
+            return _call.activate(self, _normalized(norm, layer(inputs)), residual)
         assert norm.scale is not None and norm.bias is not None
         scale = norm.scale[...] * jax.lax.rsqrt(norm.var[...] + norm.epsilon)
         bias = norm.bias[...] - norm.mean[...] * scale
@@ -171,6 +174,21 @@ class ConvBlock(nnx.Module):
         activated = SimpleNamespace(**{**vars(layer), "activation": self.activation})
         bias = bias.astype(kernel.dtype)
         return _call.conv(activated, inputs, kernel, bias, None, residual, scale)
+
+
+def _normalized(norm: nnx.BatchNorm, x):
+    """norm(x) in training, its sums over the batch by `channel_sums`."""
+    plain = type(norm) is nnx.BatchNorm and norm.axis == -1 and norm.use_fast_variance
+    plain &= norm.axis_name is None and norm.use_scale and norm.use_bias
+    if not plain or not _call.has_sums(x, norm.dtype, norm.param_dtype):
+        return norm(x)
+    assert norm.scale is not None and norm.bias is not None
+    parameters = norm.scale[...], norm.bias[...]
+    y, mean, var = normalized(x, *parameters, norm.epsilon)
+    for old, new in ((norm.mean, mean), (norm.var, var)):
+        mixed = norm.momentum * old[...] + (1 - norm.momentum) * new
+        old[...] = jax.lax.stop_gradient(mixed)
+    return y
 
 
 class DeformConv(nnx.Module):
