@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec as P
+from sharded import assert_spec, collectives, put
 
-from jax_convbatch import channel_sums
+from jax_convbatch import channel_sums, partition
 from jax_convbatch.flax import linen
 
 SHAPES = [(1, 1), (3, 5, 7, 8), (2, 9, 64), (700, 24), (5, 33), (40, 40, 2048)]
@@ -139,13 +140,24 @@ def test_the_norm_of_a_batch_of_batches(axis):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4)
 
 
-def test_statistics_of_a_sharded_batch_are_of_all_of_it():
-    devices = jax.devices()
-    if len(devices) < 2:
-        pytest.skip("needs several devices")
-    mesh = Mesh(np.array(devices[:2]), ("data",))
-    x, scale, bias, weight = norm_operands()
-    spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+def test_a_sharded_batch_is_summed_where_it_lies(mesh):
+    a, b = operands((16, 5, 8), "float32")
+
+    def local(a, b):
+        return channel_sums._stock_sums(a, b, kept=(2,))
+
+    spread = put(mesh, (a, b), P("data"), P("data"))
+    step = jax.jit(partition.partitioned_sums(local, 3, (2,)))
+    compiled = step.lower(*spread).compile()
+    assert collectives(compiled) == {"all-reduce"}
+    for got, want in zip(compiled(*spread), local(a, b), strict=True):
+        assert_spec(got)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_statistics_of_a_sharded_batch_are_of_all_of_it(mesh):
+    x, scale, bias, weight = norm_operands((8, 5, 6, 7))
+    (spread,) = put(mesh, (x,), P("data"))
     step = jax.jit(jax.grad(partial(loss, channel_sums.normalized), (0, 1, 2)))
     for a, b in zip(
         step(spread, scale, bias, weight), step(x, scale, bias, weight), strict=True
