@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, partition, plan, targets
+from jax_convbatch import _compat, partition, planners, targets
 from jax_convbatch.act_grad import at_one_axis, broadcast_kept, kept_with
 from jax_convbatch.bias import result_sharding
 
@@ -102,7 +102,7 @@ def _local_sums(kept, narrow, a, b):
             jax.ShapeDtypeStruct((channels,), np.float32),
             jax.ShapeDtypeStruct((channels,), np.float32),
             jax.ShapeDtypeStruct(
-                (plan.aligned(-(-rows // chunk) * 2 * channels, 4),), np.uint8
+                (planners.aligned(-(-rows // chunk) * 2 * channels, 4),), np.uint8
             ),
         ],
         input_layouts=[layout, layout],
