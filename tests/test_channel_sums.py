@@ -176,7 +176,7 @@ class Stock(nn.Module):
         )
 
 
-def assert_training_is_that_of_flax(dtype):
+def assert_training_is_that_of_flax(dtype, float32=1e-4):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((6, 9, 9, 5)), dtype)
     weight = rng.standard_normal((6, 9, 9, 8), np.float32)
@@ -194,7 +194,7 @@ def assert_training_is_that_of_flax(dtype):
         return jax.value_and_grad(loss, (0, 1), has_aux=True)(variables["params"], x)
 
     got, want = (jax.jit(partial(step, b))(variables, x) for b in (ours, theirs))
-    tolerance = 1e-4 if dtype == "float32" else 0.05
+    tolerance = float32 if dtype == "float32" else 0.05
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         a, b = np.float64(a), np.float64(b)
@@ -209,4 +209,5 @@ def test_training_a_block_is_that_of_flax(dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_training_a_block_is_that_of_flax_on_a_gpu(dtype):
-    assert_training_is_that_of_flax(dtype)
+    # Both convolve in TF32 there.
+    assert_training_is_that_of_flax(dtype, float32=1e-2)
