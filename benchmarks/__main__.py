@@ -24,14 +24,16 @@ def main() -> None:
         for name, text in COMMANDS.items():
             print(f"  {name:<10} {text}")
         sys.exit(0 if command in ("-h", "--help") else 2)
-    settings()
+    settings(command)
     importlib.import_module(f"benchmarks.{command}").main(arguments)
 
 
-def settings() -> None:
+def settings(command: str) -> None:
     """What has to be set before JAX starts."""
     # Leaves memory to PyTorch, which lives in the same process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
+    if command == "models":
+        return  # as their users run them
     # Calls that do not depend on each other run one after the other, as layers
     # do: a captured program would otherwise run them side by side.
     flag = "--xla_gpu_command_buffer_scheduling_mode=SERIALIZE"
