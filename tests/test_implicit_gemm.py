@@ -98,26 +98,46 @@ SPLITS = {
         problem(32, (7, 7), 512, 512, (3, 3), padding=SAME),
         "576x64/128c2",
     ),
-    "clusters of four": (problem(32, (56, 56), 256, 128, (1, 1), (2, 2)), "c4"),
-    "two blocks a multiprocessor share x": (
-        problem(64, (56, 56), 64, 256, (1, 1)),
-        "64x64/264",
+    "clusters of four": (
+        problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
+        "64x128/64c4",
     ),
-    "two blocks a multiprocessor share dy": (
-        problem(64, (56, 56), 256, 64, (1, 1)),
-        "64x64/264",
+    "clusters of eight": (problem(8, (28, 28), 512, 128, (1, 1)), "64x128/64c8"),
+    "clusters of eight, pieces": (
+        problem(32, (56, 56), 256, 128, (1, 1), (2, 2)),
+        "64x128/96c8",
+    ),
+    "clusters of two share x": (
+        problem(128, (56, 56), 64, 256, (1, 1)),
+        "64x64/240c2",
+    ),
+    "clusters of two share dy": (
+        problem(64, (14, 14), 256, 1024, (1, 1)),
+        "64x128/64c2",
     ),
     "blocks of large tiles share x": (
         problem(256, (28, 28), 128, 512, (1, 1)),
         "128x128/132",
     ),
-    "shares that do not end with tiles": (
+    "three warpgroups": (
         problem(64, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
-        "128x128/132",
+        "192x128/96",
+    ),
+    "shares that do not end with tiles": (
+        problem(256, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
+        "256x128/132",
     ),
     "channels that do not fill tiles": (
         problem(64, (14, 15), 328, 456, (3, 3), (2, 2), SAME),
         "128x128/108",
+    ),
+    "channels that do not fill small tiles": (
+        problem(8, (28, 28), 328, 136, (1, 1)),
+        "64x128/96c8",
+    ),
+    "channels that do not fill small tiles, 3x3": (
+        problem(9, (29, 27), 200, 136, (3, 3), padding=SAME),
+        "128x64/108c2",
     ),
 }
 WGRADS = {name: (case, "576x64") for name, case in HALO.items()} | SPLITS

@@ -71,6 +71,19 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// True in one lane of a warp, all of whose lanes ask.
+__device__ __forceinline__ bool ElectOne() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // ---- tensor copies ----------------------------------------------------------
 
 // So that the first copy need not wait for the map itself.
@@ -231,6 +244,34 @@ __device__ __forceinline__ void BarrierArriveAt(uint32_t barrier, int block) {
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}\n" ::"r"(barrier),
       "r"(block)
+      : "memory");
+}
+
+// The two halves of a cluster's barrier, for threads that do something between
+// them. What was written before is not waited for.
+__device__ __forceinline__ void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void ClusterWait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ uint32_t InCluster(uint32_t address, int block) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there)
+      : "r"(address), "r"(block));
+  return there;
+}
+
+// To a place in the cluster, announced there as 16 bytes of a copy.
+__device__ __forceinline__ void SendShared4(uint32_t to, uint32_t barrier,
+                                            float4 v) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+      "r"(barrier), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
 }
 

@@ -45,6 +45,11 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
                    const Problem& problem, Stage stage, cudaStream_t stream) {
   const bool whole =
       problem.tiles % problem.blocks == 0 || problem.cluster == problem.splits;
+  // Where two blocks add the sums of large tiles, those are whole.
+  if (problem.cluster > Config::kMaxCluster ||
+      (problem.cluster == 2 && Config::kMaxCluster == 2 && !whole)) {
+    return cudaErrorInvalidValue;
+  }
   cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   if (stage == Stage::kPrepare) {
@@ -104,21 +109,22 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr bool kNo = false, kYes = true;  // transposed; in pairs
   if (call.plan.pair != Pair::kNone) {
     if (m == 64 && n == 64)
-      return launch(WgradConfig<T, 64, 64, 6, kNo, 1, kYes>());
+      return launch(WgradConfig<T, 64, 64, 5, kNo, 1, kYes>());
     if (m == 64 && n == 128)
-      return launch(WgradConfig<T, 64, 128, 8, kNo, 1, kYes>());
+      return launch(WgradConfig<T, 64, 128, 8, kNo, 2, kYes>());
     if (m == 128 && n == 128)
       return launch(WgradConfig<T, 128, 128, 7, kNo, 2, kYes>());
     if (m == 256 && n == 128)
       return launch(WgradConfig<T, 256, 128, 4, kYes, 2, kYes>());
     return cudaErrorInvalidValue;
   }
-  if (m == 64 && n == 64) return launch(WgradConfig<T, 64, 64, 6, kNo, 1>());
-  if (m == 64 && n == 128) return launch(WgradConfig<T, 64, 128, 8, kNo, 1>());
-  if (m == 128 && n == 64) return launch(WgradConfig<T, 128, 64, 9, kNo>());
+  if (m == 64 && n == 64) return launch(WgradConfig<T, 64, 64, 5, kNo, 1>());
+  if (m == 64 && n == 128) return launch(WgradConfig<T, 64, 128, 8, kNo, 2>());
+  if (m == 128 && n == 64) return launch(WgradConfig<T, 128, 64, 8, kNo>());
   if (m == 128 && n == 128) return launch(WgradConfig<T, 128, 128, 7, kNo>());
   if (m == 128 && n == 256) return launch(WgradConfig<T, 128, 256, 4, kNo>());
-  if (m == 256 && n == 64) return launch(WgradConfig<T, 256, 64, 5, kNo>());
+  if (m == 192 && n == 128)
+    return launch(WgradConfig<T, 192, 128, 5, kNo, 3>());
   if (m == 256 && n == 128) return launch(WgradConfig<T, 256, 128, 4, kYes>());
   return cudaErrorInvalidValue;
 }

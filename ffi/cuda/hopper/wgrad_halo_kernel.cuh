@@ -16,7 +16,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgrad_pieces.cuh"
+#include "cuda/hopper/wgrad_clusters.cuh"
 #include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -37,15 +37,15 @@ struct HaloConfig {
   static constexpr int kConsumed = kTaps * kWarpgroup;
 
   static constexpr bool kTransposed = true;
+  static constexpr int kMaxCluster = 2;
 
   // Eight quads are one tap's.
   __device__ static bool Has(const WgradTiles&, int, int, int) { return true; }
 
-  __device__ static QuadsPlace<T> Place(const WgradTiles& tiles, int tile,
-                                        int block, int thread) {
-    return PlaceOf<T, true>(tiles, thread / kWarpgroup * kTaps + block,
-                            tile / tiles.n_tiles * 64,
-                            tile % tiles.n_tiles * 64, thread);
+  __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
+                                       int block, int thread) {
+    return {thread / kWarpgroup * kTaps + block, tile / tiles.n_tiles * 64,
+            tile % tiles.n_tiles * 64};
   }
 };
 
@@ -176,10 +176,9 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       return make_float4(a[0], a[1], a[2], a[3]);
     };
     if (problem.cluster > 1) {
-      WriteClusterPiece<Config>(problem, blockIdx.x, piece.tile, thread, ring,
-                                quad_of);
+      AddInTwo<Config>(problem, blockIdx.x, piece.tile, thread, ring, quad_of);
     } else {
-      WritePiece<Config>(problem, blockIdx.x, piece, thread, quad_of);
+      WritePiece<Config>(problem, blockIdx.x, piece, thread, ring, quad_of);
     }
   }
 }

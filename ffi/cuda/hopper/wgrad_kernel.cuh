@@ -7,7 +7,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_KERNEL_CUH_
 
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgrad_pieces.cuh"
+#include "cuda/hopper/wgrad_clusters.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -15,7 +15,7 @@ namespace jax_convbatch::hopper {
 template <int kBlocks>
 __device__ __forceinline__ int BlocksOf(const WgradTiles& tiles, int tile) {
   return min(kBlocks, tiles.taps * tiles.channel_blocks -
-                          tile / tiles.n_tiles * kBlocks);
+                          tiles.by_n_tiles.Divide(tile) * kBlocks);
 }
 
 // kTransposed: a warpgroup has 64 output channels by all filter rows of the
@@ -35,28 +35,48 @@ struct WgradConfig {
   static constexpr int kBlocks = kM / 64;  // of filter rows
   static constexpr int kXBytes = kBlocks * kBoxBytes;
   static constexpr int kStageBytes = kXBytes + kN / 64 * kBoxBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
-  static constexpr int kIssuers = kBlocks + kN / 64 < 4 ? kBlocks + kN / 64 : 4;
+  // Where a cluster's blocks, or warpgroups, put what others add.
+  static constexpr bool kSmall = kM * kN <= kSmallTile;
+  static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
+  static constexpr int kMaxCluster = kSmall ? 8 : 2;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 1024;
+  static constexpr int kIssuers = 4;
   // A warpgroup's: blocks of 64 rows, and columns.
   static constexpr int kGroups = kGroups_;
-  static constexpr int kRows = (kTransposed ? kN : kM) / 64 / kGroups;
-  static constexpr int kColumns = kTransposed ? kM : kN;
+  // Two warpgroups that have the same rows take stages in turns, each from a
+  // ring of its own, and then half of the columns each: one alone would leave
+  // the tensor cores waiting for its operands.
+  static constexpr int kRings = kM == 64 ? kGroups : 1;
+  static constexpr int kRingStages = kStages / kRings;
+  static constexpr int kRows =
+      kRings > 1 ? 1 : (kTransposed ? kN : kM) / 64 / kGroups;
+  static constexpr int kMultiplied = kTransposed ? kM : kN;  // columns
+  static constexpr int kColumns = kMultiplied / kRings;
   static constexpr int kColumnQuads = kColumns / 8;
   static constexpr int kQuads = kRows * kColumnQuads;  // of a thread
   static constexpr int kConsumed = kGroups * kWarpgroup;
   static constexpr int kThreads = kConsumed + kWarpgroup;
+  // Of three warpgroups: 32 x 128 + 160 x 384 registers are what an SM has.
+  static constexpr int kProducerRegisters =
+      kGroups == 3 ? 32 : hopper::kProducerRegisters;
+  static constexpr int kConsumerRegisters =
+      kGroups == 3 ? 160 : hopper::kConsumerRegisters;
   // Small tiles share a multiprocessor.
   static constexpr int kResident =
       kGroups == 1 && kSharedBytes < 113 << 10 ? 2 : 1;
 
   // Of the product's 64 x 64 blocks that a thread has parts of: rows, columns.
   __device__ static int Row(int block, int thread) {
+    if (kRings > 1) return 0;
     return thread / kWarpgroup * kRows + block / (kColumns / 64);
   }
-  __device__ static int Column(int block) { return block % (kColumns / 64); }
+  __device__ static int Column(int block, int thread) {
+    const int first = kRings > 1 ? thread / kWarpgroup * (kColumns / 64) : 0;
+    return first + block % (kColumns / 64);
+  }
   // Its filter rows, in the tile.
   __device__ static int FilterBlock(int block, int thread) {
-    return kTransposed ? Column(block) : Row(block, thread);
+    return kTransposed ? Column(block, thread) : Row(block, thread);
   }
 
   __device__ static bool Has(const WgradTiles& tiles, int tile, int block,
@@ -64,32 +84,57 @@ struct WgradConfig {
     return FilterBlock(block, thread) < BlocksOf<kBlocks>(tiles, tile);
   }
 
-  __device__ static QuadsPlace<T> Place(const WgradTiles& tiles, int tile,
-                                        int block, int thread) {
-    const int rows =
-        tile / tiles.n_tiles * kBlocks + FilterBlock(block, thread);
-    const int tap = rows / tiles.channel_blocks;
-    const int c = (rows - tap * tiles.channel_blocks) * 64;
-    const int k = tile % tiles.n_tiles * kN;
-    return PlaceOf<T, kTransposed>(
-        tiles, tap, c,
-        k + (kTransposed ? Row(block, thread) : Column(block)) * 64, thread);
+  __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
+                                       int block, int thread) {
+    uint32_t m_tile = tile;
+    const int n_tile = TakeDigit(tiles.by_n_tiles, m_tile);
+    const int rows = m_tile * kBlocks + FilterBlock(block, thread);
+    const int tap = tiles.by_channel_blocks.Divide(rows);
+    const int column = kTransposed ? Row(block, thread) : Column(block, thread);
+    return {tap, (rows - tap * tiles.channel_blocks) * 64,
+            n_tile * kN + column * 64};
   }
 };
 
-// The boxes of a stage are shared out among the issuing threads, one a warp.
 template <typename Config>
+struct WgradBarriers {
+  RingBarriers<Config::kRingStages> rings[Config::kRings];
+  uint64_t arrived;  // sums of the cluster's blocks
+
+  // By one thread.
+  __device__ void Init() {
+    for (auto& ring : rings) {
+      ring.Init(
+          1, (Config::kPair ? 2 : 1) * Config::kConsumed / Config::kRings / 32);
+    }
+    BarrierInit(SharedAddress(&arrived), 1);
+    FenceBarrierInit();
+    BarrierArriveExpect(SharedAddress(&arrived), Config::kSumBytes);
+  }
+};
+
+// Issuers, one a warp, take the stages in turns: to work out where a step's
+// pixels are takes one of them longer than to multiply a small tile. The whole
+// warp walks, so that what it works out is known to be the same in all lanes.
+// set_up() waits for the barriers to be set up.
+template <typename Config, typename SetUp>
 __device__ __forceinline__ void IssueWgradCopies(
     const WgradProblem& problem, int issuer, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
-  RingPosition<Config::kStages> at;
+    WgradBarriers<Config>& all_barriers, SetUp set_up) {
+  auto& barriers = all_barriers.rings[issuer % Config::kRings];
+  ring += issuer % Config::kRings * Config::kRingStages * Config::kStageBytes;
+  RingPosition<Config::kRingStages> at;
+  at.Skip(issuer / Config::kRings);
   // Of a pair: which one this is, and both.
   const int member = blockIdx.x % 2;
   const int rank = blockIdx.x % (2 * problem.cluster);
   const auto both = static_cast<uint16_t>(3 << (rank & ~1));
+  int next = issuer;  // of the piece's steps
+  bool is_set_up = false;
   PieceWalk walk(problem, ShareOf(problem));
   for (WgradPiece piece; walk.Next(&piece);) {
-    const int channel = piece.tile % problem.n_tiles * Config::kN;
+    uint32_t m_tile = piece.tile;
+    const int channel = TakeDigit(problem.by_n_tiles, m_tile) * Config::kN;
     // Boxes past the last tap or channel are left out, and what they would have
     // given is not written. (To have them filled with zeros takes several times
     // as long as to load them.)
@@ -100,80 +145,123 @@ __device__ __forceinline__ void IssueWgradCopies(
         offset_w[Config::kBlocks];
 #pragma unroll
     for (int m = 0; m < Config::kBlocks; ++m) {
-      const int block = piece.tile / problem.n_tiles * Config::kBlocks + m;
-      const int tap = block / problem.channel_blocks;
-      const int r = tap / problem.filter_width;
+      const int block = m_tile * Config::kBlocks + m;
+      const int tap = problem.by_channel_blocks.Divide(block);
+      const int r = problem.by_filter_width.Divide(tap);
       c[m] = (block - tap * problem.channel_blocks) * 64;
       offset_h[m] = r * problem.dilation_h;
       offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
     }
-    int round = 0;  // the first step of this round of the classes
-    int step = piece.begin;
-    for (int i = piece.Steps(problem); i > 0; --i) {
-      const unsigned pixel = (round + step) * 64u;
-      const unsigned row = pixel / unsigned(problem.cols);
-      const unsigned image = row / unsigned(problem.rows);
-      const int w =
-          problem.base_w + int(pixel - row * problem.cols) * problem.step_w;
-      const int h =
-          problem.base_h + int(row - image * problem.rows) * problem.step_h;
+    // Of each round of the classes, the piece has so many steps.
+    const int width = piece.end - piece.begin;
+    const int whole = Config::kIssuers / width;
+    const int rounds = whole * problem.classes;
+    const int rest = Config::kIssuers - whole * width;
+    int round = next / width * problem.classes;  // its first step
+    int step = piece.begin + next % width;
+    const int steps = piece.Steps(problem);
+    if (!is_set_up) set_up();
+    is_set_up = true;
+    for (; next < steps; next += Config::kIssuers) {
+      const uint32_t pixel = (round + step) * 64u;
+      uint32_t image = pixel;
+      const int col = static_cast<int>(TakeDigit(problem.by_cols, image));
+      const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
+      const int w = problem.base_w + col * problem.step_w;
+      const int h = problem.base_h + row * problem.step_h;
       const uint32_t full = SharedAddress(&barriers.full[at.stage]);
       const uint32_t x = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
-      // All arrive, boxes or not: who fell a round behind would wait on the
-      // wrong parity.
-      if (issuer == 0) {
+      if (ElectOne()) {
         BarrierArriveExpect(full, bytes);
-      } else {
-        BarrierArrive(full);
-      }
 #pragma unroll
-      for (int m = 0; m < Config::kBlocks; ++m) {
-        if (m % Config::kIssuers != issuer || m >= blocks) continue;
-        const uint32_t to = x + m * kBoxBytes;
-        if (Config::kPair && problem.shares_x) {
-          if (m % 2 != member) continue;
-          MulticastIm2col(to, problem.x, full, c[m], w, h, image, offset_w[m],
-                          offset_h[m], both);
-        } else {
-          LoadIm2col(to, problem.x, full, c[m], w, h, image, offset_w[m],
-                     offset_h[m]);
+        for (int m = 0; m < Config::kBlocks; ++m) {
+          if (m >= blocks) continue;
+          const uint32_t to = x + m * kBoxBytes;
+          if (Config::kPair && problem.shares_x) {
+            if (m % 2 != member) continue;
+            MulticastIm2col(to, problem.x, full, c[m], w, h, image, offset_w[m],
+                            offset_h[m], both);
+          } else {
+            LoadIm2col(to, problem.x, full, c[m], w, h, image, offset_w[m],
+                       offset_h[m]);
+          }
         }
-      }
 #pragma unroll
-      for (int n = 0; n < Config::kN / 64; ++n) {
-        if ((Config::kBlocks + n) % Config::kIssuers != issuer ||
-            n * 64 >= channels) {
-          continue;
-        }
-        const uint32_t to = x + Config::kXBytes + n * kBoxBytes;
-        if (Config::kPair && !problem.shares_x) {
-          if (n % 2 != member) continue;
-          MulticastTile2(to, problem.dy, full, channel + n * 64, pixel, both);
-        } else {
-          LoadTile2(to, problem.dy, full, channel + n * 64, pixel);
+        for (int n = 0; n < Config::kN / 64; ++n) {
+          if (n * 64 >= channels) continue;
+          const uint32_t to = x + Config::kXBytes + n * kBoxBytes;
+          if (Config::kPair && !problem.shares_x) {
+            if (n % 2 != member) continue;
+            MulticastTile2(to, problem.dy, full, channel + n * 64, pixel, both);
+          } else {
+            LoadTile2(to, problem.dy, full, channel + n * 64, pixel);
+          }
         }
       }
-      at.Advance();
-      if (++step == piece.end) {
-        step = piece.begin;
+      at.Skip(Config::kIssuers / Config::kRings);
+      step += rest;
+      round += rounds;
+      if (step >= piece.end) {
+        step -= width;
         round += problem.classes;
       }
     }
+    next -= steps;
+  }
+}
+
+// Of two warpgroups' sums of a tile, each adds one half of the columns, and has
+// them in the first of its accumulators.
+template <typename Config, int kCount>
+__device__ __forceinline__ void AddHalves(float (&acc)[kCount], int group,
+                                          int thread, uint32_t shared) {
+  constexpr int kHalf = kCount / 2;
+  const uint32_t at = shared + thread * 16;
+  auto slot = [&](int of_group, int i) {
+    return at + (of_group * kHalf + i) * (kWarpgroup * 4);
+  };
+  // All have multiplied, and read what they added last.
+  NamedBarrier(1, Config::kConsumed);
+  if (group == 0) {
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      StoreShared4(slot(1, i),
+                   make_float4(acc[kHalf + i], acc[kHalf + i + 1],
+                               acc[kHalf + i + 2], acc[kHalf + i + 3]));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      StoreShared4(slot(0, i),
+                   make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+      for (int j = i; j < i + 4; ++j) acc[j] = acc[kHalf + j];
+    }
+  }
+  NamedBarrier(1, Config::kConsumed);
+#pragma unroll
+  for (int i = 0; i < kHalf; i += 4) {
+    const float4 v = LoadShared4(slot(group, i));
+    acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
   }
 }
 
 template <typename Config>
 __device__ __forceinline__ void ConsumeWgrad(
     const WgradProblem& problem, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
+    WgradBarriers<Config>& all_barriers) {
+  constexpr int kRings = Config::kRings;
   const int thread = threadIdx.x - kWarpgroup;
-  const uint32_t own = thread / kWarpgroup * Config::kRows * kBoxBytes;
-  const uint32_t x = ring;
-  const uint32_t dy = ring + Config::kXBytes;
+  // The same in all lanes, and known to be.
+  const int group = __shfl_sync(~0u, thread / kWarpgroup, 0);
+  auto& barriers = all_barriers.rings[group % kRings];
+  const uint32_t own = kRings > 1 ? 0 : group * Config::kRows * kBoxBytes;
+  const uint32_t x =
+      ring + group % kRings * Config::kRingStages * Config::kStageBytes;
+  const uint32_t dy = x + Config::kXBytes;
   const uint32_t a = (Config::kTransposed ? dy : x) + own;
   const uint32_t b = Config::kTransposed ? x : dy;
-  RingPosition<Config::kStages> at;
+  RingPosition<Config::kRingStages> at;
   const int share = ShareOf(problem);
   int refills = 0;  // stages that will be filled again
   // Lanes 0 and 1 of a pair's warps, each at one of the two. Nobody arrives for
@@ -187,24 +275,40 @@ __device__ __forceinline__ void ConsumeWgrad(
       alone(empty);
     }
   };
+  const uint32_t sums = ring + Config::kStages * Config::kStageBytes;
+  int turn = group;  // of the piece's steps, the first that is this group's
   PieceWalk walk(problem, share);
   for (WgradPiece piece; walk.Next(&piece);) {
-    const int steps = piece.Steps(problem);
-    refills = steps - Config::kStages;
-    float acc[Config::kRows][Config::kColumns / 2];
+    const int all_steps = piece.Steps(problem);
+    int steps = all_steps;
+    if constexpr (kRings > 1) {
+      steps = (all_steps - turn + 1) / 2;
+      turn = (turn + all_steps) & 1;
+    }
+    refills = steps - Config::kRingStages;
+    float acc[Config::kRows][Config::kMultiplied / 2];
     MultiplyStages<typename Config::T, Contiguous::kRows, Contiguous::kRows>(
         acc, steps, a, b, Config::kStageBytes, barriers, at, Nothing(),
         release);
+    if constexpr (kRings > 1) {
+      AddHalves<Config>(acc[0], group, thread % kWarpgroup,
+                        problem.cluster > 1 ? ring : sums);
+    }
     auto quad_of = [&](int quad) {
       const float* v =
           &acc[quad / Config::kColumnQuads][quad % Config::kColumnQuads * 4];
       return make_float4(v[0], v[1], v[2], v[3]);
     };
     if (problem.cluster > 1) {
-      WriteClusterPiece<Config>(problem, share, piece.tile, thread, ring,
-                                quad_of);
+      if constexpr (Config::kSmall) {
+        if (!Config::kPair) ClusterWait();  // all have set up their barriers
+        ExchangeQuads<Config>(problem, share, piece.tile, thread, sums,
+                              SharedAddress(&all_barriers.arrived), quad_of);
+      } else {
+        AddInTwo<Config>(problem, share, piece.tile, thread, ring, quad_of);
+      }
     } else {
-      WritePiece<Config>(problem, share, piece, thread, quad_of);
+      WritePiece<Config>(problem, share, piece, thread, ring, quad_of);
     }
   }
 }
@@ -213,29 +317,33 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
     WgradKernel(const __grid_constant__ WgradProblem problem) {
   extern __shared__ uint8_t shared[];
-  __shared__ RingBarriers<Config::kStages> barriers;
+  __shared__ WgradBarriers<Config> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
   if (threadIdx.x == 32) {
     PrefetchMap(problem.x);
     PrefetchMap(problem.dy);
   }
-  if (threadIdx.x == 0)
-    barriers.Init(Config::kIssuers,
-                  (Config::kPair ? 2 : 1) * Config::kConsumed / 32);
-  if constexpr (Config::kPair) {
-    ClusterBarrier</*kWritten=*/false>();  // Init() has its own fence
-  } else {
-    __syncthreads();
-  }
-  if (threadIdx.x < kWarpgroup) {
-    if constexpr (Config::kGroups > 1) GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < Config::kIssuers) {
-      IssueWgradCopies<Config>(problem, threadIdx.x / 32, ring, barriers);
-      // Earlier, short launches take longer.
-      LaunchDependents();
+  if (threadIdx.x == 0) barriers.Init();
+  auto set_up = [&] {
+    if constexpr (Config::kPair) {
+      ClusterBarrier</*kWritten=*/false>();  // Init() has its own fence
+    } else {
+      __syncthreads();
+      if (Config::kSumBytes > 0 && problem.cluster > 1) ClusterArrive();
     }
+  };
+  if (threadIdx.x < kWarpgroup) {
+    if constexpr (Config::kGroups > 1)
+      GiveRegisters<Config::kProducerRegisters>();
+    // The same in all lanes, and known to be.
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    IssueWgradCopies<Config>(problem, warp, ring, barriers, set_up);
+    // Earlier, short launches take longer.
+    LaunchDependents();
   } else {
-    if constexpr (Config::kGroups > 1) TakeRegisters<kConsumerRegisters>();
+    if constexpr (Config::kGroups > 1)
+      TakeRegisters<Config::kConsumerRegisters>();
+    set_up();
     ConsumeWgrad<Config>(problem, ring, barriers);
   }
 }

@@ -28,6 +28,11 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   tiles.steps = static_cast<int>(steps);
   tiles.blocks = call.plan.blocks;
   tiles.classes = tiles.steps;
+  tiles.rounds = 1;
+  tiles.by_splits = FastDivmod<uint32_t>(1);
+  tiles.by_n_tiles = FastDivmod<uint32_t>(n_tiles);
+  tiles.by_channel_blocks = FastDivmod<uint32_t>(channel_blocks);
+  tiles.by_filter_width = FastDivmod<uint32_t>(g.S);
   tiles.cluster = call.plan.cluster;
   tiles.paired = call.plan.pair != Pair::kNone;
   tiles.shares_x = call.plan.pair == Pair::kX;
@@ -37,12 +42,15 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
 inline void SetSplits(WgradTiles* tiles) {
   const bool even = tiles->blocks % tiles->tiles == 0;
   tiles->splits = even ? tiles->blocks / tiles->tiles : 0;
+  if (even) tiles->by_splits = FastDivmod<uint32_t>(tiles->splits);
 }
 
 // The fewest classes that can be cut evenly.
 inline void SetClasses(WgradTiles* tiles) {
   const int classes = tiles->blocks / std::gcd(tiles->blocks, tiles->tiles);
-  if (classes <= tiles->steps) tiles->classes = classes;
+  if (classes > tiles->steps) return;
+  tiles->classes = classes;
+  tiles->rounds = tiles->steps / classes;
 }
 
 // False where the driver refuses.
@@ -64,6 +72,8 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   }
   problem->rows = static_cast<int>(g.P);
   problem->cols = static_cast<int>(walk.w.count);
+  problem->by_rows = FastDivmod<uint32_t>(problem->rows);
+  problem->by_cols = FastDivmod<uint32_t>(problem->cols);
   problem->base_h = static_cast<int>(walk.h.input);
   problem->base_w = static_cast<int>(walk.w.input);
   problem->step_h = walk.h.input_step;

@@ -5,6 +5,7 @@
 
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgrad_problem.h"
+#include "cuda/hopper/wgrad_store.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -16,9 +17,8 @@ struct WgradPiece {
   int tile, begin, end;
 
   __device__ int Steps(const WgradTiles& tiles) const {
-    const int rounds = tiles.steps / tiles.classes;
-    const int rest = tiles.steps - rounds * tiles.classes;
-    return rounds * (end - begin) + min(end, rest) - min(begin, rest);
+    const int rest = tiles.steps - tiles.rounds * tiles.classes;
+    return tiles.rounds * (end - begin) + min(end, rest) - min(begin, rest);
   }
 };
 
@@ -35,13 +35,15 @@ __device__ __forceinline__ WgradPiece PieceAt(const WgradTiles& tiles,
 // divisions of PieceAt.
 __device__ __forceinline__ WgradPiece SplitPiece(const WgradTiles& tiles,
                                                  int share) {
-  const unsigned splits = tiles.splits, classes = tiles.classes;
-  const unsigned tile = unsigned(share) / splits;
-  const unsigned split = share - tile * splits;
-  const unsigned least = classes / splits;
-  const unsigned rest = classes - least * splits;
-  return {int(tile), int(split * least + split * rest / splits),
-          int((split + 1) * least + (split + 1) * rest / splits)};
+  const auto& by_splits = tiles.by_splits;
+  uint32_t tile = share;
+  const uint32_t split = TakeDigit(by_splits, tile);
+  const uint32_t least = by_splits.Divide(tiles.classes);
+  const uint32_t rest = tiles.classes - least * by_splits.divisor();
+  auto begin = [&](uint32_t split) {
+    return int(split * least + by_splits.Divide(split * rest));
+  };
+  return {int(tile), begin(split), begin(split + 1)};
 }
 
 // The share of the line that this block has. A cluster of pairs has the shares
@@ -54,10 +56,10 @@ __device__ __forceinline__ int ShareOf(const WgradTiles& tiles) {
   const int clusters = tiles.splits / tiles.cluster;  // of a pair of tiles
   const int pair = group / clusters;
   const int split = group % clusters * tiles.cluster + rank / 2;
+  const int pair_row = tiles.by_n_tiles.Divide(pair);
   const int tile = tiles.shares_x
                        ? pair * 2 + rank % 2
-                       : (pair / tiles.n_tiles * 2 + rank % 2) * tiles.n_tiles +
-                             pair % tiles.n_tiles;
+                       : pair + (pair_row + rank % 2) * tiles.n_tiles;
   return tile * tiles.splits + split;
 }
 
@@ -124,82 +126,28 @@ __device__ __forceinline__ PieceRange PiecesOf(const WgradTiles& tiles,
           tiles.Begin(first) < begin};
 }
 
-// Where eight quads of a wgmma's thread lie in dw. A quad is four accumulators:
-// of eight columns of the product two, of two rows; eight quads are a block of
-// 64 columns.
-template <typename T>
-struct QuadsPlace {
-  T* first;
-  int64_t quad_stride, row_stride;
-  int quads;                   // that are in dw
-  bool has_first, has_second;  // of the two rows
-};
-
-// kTransposed: rows are output channels from k on, columns input channels from
-// c on; otherwise the other way round.
-template <typename T, bool kTransposed>
-__device__ __forceinline__ QuadsPlace<T> PlaceOf(const WgradTiles& tiles,
-                                                 int tap, int c, int k,
-                                                 int thread) {
-  const int row = thread % kWarpgroup / 32 * 16;
-  QuadsPlace<T> place;
-  if constexpr (kTransposed) {
-    // TransposeMatrix gives a lane two output channels of one input channel.
-    c += thread % 32 / 4;
-    k += row + thread % 4 * 2;
-    place.quad_stride = int64_t{8} * tiles.K;
-    place.row_stride = 8;
-    place.quads = (tiles.C - c + 7) / 8;
-    place.has_first = k < tiles.K;
-    place.has_second = k + 8 < tiles.K;
-  } else {
-    c += row + thread % 32 / 4;
-    place.quads = (tiles.K - k) / 8;
-    k += thread % 4 * 2;
-    place.quad_stride = 8;
-    place.row_stride = int64_t{8} * tiles.K;
-    place.has_first = c < tiles.C;
-    place.has_second = c + 8 < tiles.C;
-  }
-  place.first =
-      static_cast<T*>(tiles.dw) + (int64_t{tap} * tiles.C + c) * tiles.K + k;
-  return place;
-}
-
-// By whole warps.
-template <typename T, bool kTransposed>
-__device__ __forceinline__ void WriteQuad(const QuadsPlace<T>& place, int quad,
-                                          float4 v) {
-  uint32_t first = Pack<T>(v.x, v.y), second = Pack<T>(v.z, v.w);
-  if constexpr (kTransposed) {
-    first = TransposeMatrix(first);
-    second = TransposeMatrix(second);
-  }
-  if (quad >= place.quads) return;
-  T* to = place.first + quad * place.quad_stride;
-  if (place.has_first) *reinterpret_cast<uint32_t*>(to) = first;
-  if (place.has_second) {
-    *reinterpret_cast<uint32_t*>(to + place.row_stride) = second;
-  }
-}
-
 // A warpgroup's accumulators, on their way to dw or to the pieces. Config says
 // how a tile's accumulators lie: in kQuads quads for each of kConsumed threads;
-// Has() says whether a block of eight is in dw, Place() where.
+// Has() says whether a block of eight is in dw, Origin() where. `ring` is free
+// where the block has this piece alone.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
                                            const WgradPiece& piece, int thread,
-                                           Quad quad_of) {
+                                           uint32_t ring, Quad quad_of) {
   // Two loops: the short one should not be scattered over the other's code.
   if (piece.end - piece.begin == tiles.classes) {
+    if (tiles.splits > 0) {
+      NamedBarrier(1, Config::kConsumed);  // all have multiplied
+      StoreBlocks<Config>(tiles, piece.tile, thread, ring, quad_of);
+      return;
+    }
 #pragma unroll
     for (int block = 0; block < Config::kQuads / 8; ++block) {
       if (!Config::Has(tiles, piece.tile, block, thread)) continue;
-      const auto place = Config::Place(tiles, piece.tile, block, thread);
+      const auto place = PlaceOf<Config>(tiles, piece.tile, block, thread);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        WriteQuad<typename Config::T, Config::kTransposed>(
-            place, i, quad_of(block * 8 + i));
+        WriteQuad<Config>(place, i, quad_of(block * 8 + i));
       }
     }
     return;
@@ -220,80 +168,6 @@ __device__ __forceinline__ void Add(float4* sum, const float4& v) {
   sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
 }
 
-// The sums of a cluster's kCluster blocks of one tile, which lie in each from
-// `shared` on: in order, to dw or to the pieces. Each block forms its part.
-template <typename Config, int kCluster>
-__device__ __forceinline__ void AddClusterQuads(const WgradTiles& tiles,
-                                                int share, int tile, int thread,
-                                                uint32_t shared) {
-  constexpr int kOwn = Config::kQuads / kCluster;
-  constexpr int kBatch =
-      kOwn < 8 / kCluster ? kOwn : 8 / kCluster;  // at a time
-  static_assert(Config::kQuads % kCluster == 0 && kOwn % kBatch == 0 &&
-                8 % kBatch == 0);
-  const int begin = share % kCluster * kOwn;
-  const int members = tiles.paired ? 2 : 1;
-  const int member = blockIdx.x % members;
-  float4* to =
-      reinterpret_cast<float4*>(tiles.pieces) +
-      PieceSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
-      thread;
-  auto place = Config::Place(tiles, tile, begin / 8, thread);
-  for (int quad = begin; quad < begin + kOwn; quad += kBatch) {
-    if (kOwn > 8 / kCluster && quad % 8 == 0) {
-      place = Config::Place(tiles, tile, quad / 8, thread);
-    }
-    if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
-    float4 v[kBatch][kCluster];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-      for (int block = 0; block < kCluster; ++block) {
-        v[i][block] = LoadClusterShared(
-            shared + ((quad + i) * Config::kConsumed + thread) * 16,
-            block * members + member);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      float4 sum = v[i][0];
-#pragma unroll
-      for (int block = 1; block < kCluster; ++block) {
-        Add(&sum, v[i][block]);
-      }
-      if (tiles.cluster == tiles.splits) {
-        WriteQuad<typename Config::T, Config::kTransposed>(place,
-                                                           (quad + i) % 8, sum);
-      } else {
-        to[(quad + i) * Config::kConsumed] = sum;
-      }
-    }
-  }
-}
-
-// The same of a cluster's blocks, which have a piece of one tile each: their
-// sum, added in order. Overwrites the ring, from `shared` on.
-template <typename Config, typename Quad>
-__device__ __forceinline__ void WriteClusterPiece(const WgradTiles& tiles,
-                                                  int share, int tile,
-                                                  int thread, uint32_t shared,
-                                                  Quad quad_of) {
-  NamedBarrier(1, Config::kConsumed);  // all have multiplied
-#pragma unroll
-  for (int quad = 0; quad < Config::kQuads; ++quad) {
-    StoreShared4(shared + (quad * Config::kConsumed + thread) * 16,
-                 quad_of(quad));
-  }
-  ClusterBarrier();
-  if (tiles.cluster == 2) {
-    AddClusterQuads<Config, 2>(tiles, share, tile, thread, shared);
-  } else {
-    AddClusterQuads<Config, 4>(tiles, share, tile, thread, shared);
-  }
-  // No block ends while another reads its memory.
-  ClusterBarrier</*kWritten=*/false>();
-}
-
 // Adds the pieces of a tile. Of one thread of a tile's consumers, a thread here
 // has kEach of the quads that lie side by side. A block has `lanes` such sets;
 // kAddThreads / lanes groups of threads add as many runs of the pieces, each in
@@ -312,7 +186,7 @@ __global__ void __launch_bounds__(kAddThreads)
   const int quad = in_tile / Config::kConsumed * kEach;
   const int thread = in_tile % Config::kConsumed;
   const bool has = Config::Has(tiles, tile, quad / 8, thread);
-  const auto place = Config::Place(tiles, tile, quad / 8, thread);
+  const auto place = PlaceOf<Config>(tiles, tile, quad / 8, thread);
   const PieceRange range = PiecesOf(tiles, tile);
   if (range.count == 1) return;  // whole: in dw already
   const int groups = kAddThreads / lanes;
@@ -365,8 +239,7 @@ __global__ void __launch_bounds__(kAddThreads)
   if (!has) return;
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    WriteQuad<typename Config::T, Config::kTransposed>(place, quad % 8 + j,
-                                                       sum[j]);
+    WriteQuad<Config>(place, quad % 8 + j, sum[j]);
   }
 }
 

@@ -1,5 +1,6 @@
 // How wgrad runs.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "cuda/hopper/conv.h"
@@ -20,11 +21,11 @@ double BytesRead(const ConvGeometry& g) {
 struct Tiles {
   int m, n;
   int64_t m_tiles, n_tiles, steps;
-  int64_t rows;  // of m that are formed
-  // Of a step on a multiprocessor.
-  double multiplier_cycles, shared_cycles, copied_bytes;
+  int64_t rows;                            // of m that are formed
+  double multiplier_cycles, copied_bytes;  // of a step
 
   int64_t count() const { return m_tiles * n_tiles; }
+  bool small() const { return m * n <= kSmallTile; }
   int64_t piece_bytes() const { return rows * n * int64_t{sizeof(float)}; }
 };
 
@@ -33,42 +34,52 @@ struct Tiles {
 double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                     int multiprocessors) {
   constexpr double kCyclesPerMicrosecond = 1755;
-  constexpr double kCopiesPerCycle = 58.8;  // bytes
-  constexpr double kPerStep = 87.2, kOneWarpgroup = 25.5;
-  constexpr double kMemoryRate = 4.50e6;  // bytes a microsecond
-  constexpr double kPiecesRate = 2.08e6;  // written and read
-  constexpr double kAddLaunch = 0.351, kAddPiece = 0.00112;
-  constexpr double kCluster = 0.586, kClusterBlock = 0.0577;
-  constexpr double kClusterByte = 9.61e-6, kWholeByte = 7.33e-6;
-  constexpr double kPair = 0.45;
-  constexpr double kFixed = 4.35;
+  constexpr double kPerStep = 58.7, kOneWarpgroup = 8.18;
+  constexpr double kCopyRate = 11.61e6;  // bytes a microsecond
+  constexpr double kCopiedForBoth = 0.509;
+  constexpr double kTwoResident = 1.05;  // times the rate
+  constexpr double kMemoryRate = 3.98e6;
+  constexpr double kPiecesRate = 1.61e6;  // written and read
+  constexpr double kAddLaunch = 0.891, kAddPiece = 0.000193;
+  constexpr double kExchange = 1.22, kExchangeBlock = 0.059;
+  constexpr double kAddInTwo = 1.24, kAddInTwoByte = 6e-6;
+  constexpr double kWholeByte = 14.4e-6;
+  constexpr double kPair = 0.744;
+  constexpr double kFixed = 3;
+  constexpr double kOverlap = 3.5;  // the largest alone would be infinity
 
   const int64_t count = tiles.count();
   const bool even = plan.blocks % count == 0;
   const bool pair_x = plan.pair == Pair::kX, pair_dy = plan.pair == Pair::kDy;
-  const double copied = tiles.copied_bytes - 64.0 * pair_x * tiles.rows -
-                        64.0 * pair_dy * tiles.n;
-  const double cycles = std::max({tiles.multiplier_cycles, tiles.shared_cycles,
-                                  copied / kCopiesPerCycle}) +
-                        kPerStep + kOneWarpgroup * (tiles.m == 64);
   const int64_t resident = (plan.blocks - 1) / multiprocessors + 1;
-  const double not_overlapped = resident > 1 ? 0.152 : 0.306;
+  const double cycles =
+      static_cast<double>(resident) * tiles.multiplier_cycles + kPerStep +
+      kOneWarpgroup * (tiles.m == 64 && tiles.n == 64);
   const double steps =
       static_cast<double>((count * tiles.steps - 1) / plan.blocks + 1) *
-      cycles * static_cast<double>(resident) / kCyclesPerMicrosecond;
+      cycles / kCyclesPerMicrosecond;
+  const double shared =
+      64.0 * static_cast<double>(pair_x * tiles.rows + pair_dy * tiles.n);
+  const double copies = static_cast<double>(count * tiles.steps) *
+                        (tiles.copied_bytes - (1 - kCopiedForBoth) * shared) /
+                        kCopyRate;
   // Tiles that share pixels find some of them in the L2: most where blocks
   // start tiles together, or copy for each other.
-  const double again = even ? 0.264 : 1.26;
+  const double again = even ? 0.178 : 0.544;
   const double memory =
       (BytesRead(g) * (1 + again * (tiles.n_tiles > 1) * (pair_x ? 0.5 : 1)) +
        2.0 * g.y_size() *
            (1 + again * (tiles.m_tiles > 1) * (pair_dy ? 0.5 : 1))) /
-      kMemoryRate;
+      (kMemoryRate * (resident > 1 ? kTwoResident : 1));
   const double bytes = static_cast<double>(tiles.piece_bytes());
-  double time = std::max(steps, memory) +
-                not_overlapped * std::min(steps, memory) + kFixed;
+  double time =
+      std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
+                   std::pow(memory, kOverlap),
+               1 / kOverlap) +
+      kFixed;
   if (plan.cluster > 1) {
-    time += kCluster + kClusterBlock * plan.cluster + kClusterByte * bytes;
+    time += tiles.small() ? kExchange + kExchangeBlock * plan.cluster
+                          : kAddInTwo + kAddInTwoByte * bytes;
   }
   if (plan.pair != Pair::kNone) time += kPair;
   if (plan.workspace == 0) return time + kWholeByte * bytes;
@@ -79,28 +90,22 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
-  constexpr double kSharedBytesPerCycle = 164;
-  constexpr double kWritten = 1.06;  // as a share of what reading costs
+  // Where warpgroups take stages in turns, copies are what is waited for.
+  constexpr double kInTurns = 0.41;
   const WgradTiling tiling(g, Type::kBf16, m, n);
   const int64_t rows = std::min<int64_t>(m, tiling.filter_blocks * 64);
-  // A multiplication reads 64 rows of one side and up to 256 of the other.
-  const int longer = std::max(m, n), shorter = std::min(m, n);
-  const double reads =
-      n == 64 ? m / 64 * (64 + 64) : shorter / 64 * (64 + longer);
-  const double copied = static_cast<double>(rows + n) * 128;
   return {m,
           n,
           tiling.m_tiles,
           tiling.n_tiles,
           tiling.steps,
           rows,
-          m * n / 32.0,
-          (reads * 128 + kWritten * copied) / kSharedBytesPerCycle,
-          copied};
+          m * n / 32.0 * (m == 64 && n == 128 ? kInTurns : 1),
+          static_cast<double>(rows + n) * 128};
 }
 
 Tiles HaloTiles(const ConvGeometry& g) {
-  constexpr double kPerMultiplication = 270;
+  constexpr double kPerMultiplication = 288;
   const HaloTiling tiling(g);
   // Rows of padding are not multiplied: two of three rows at either end.
   const double multiplied = 1 - 2.0 / 3 / static_cast<double>(g.P);
@@ -111,17 +116,16 @@ Tiles HaloTiles(const ConvGeometry& g) {
           tiling.steps,
           kHaloM,
           tiling.multiplications() * kPerMultiplication * multiplied,
-          0,
           0};
 }
 
 // The plans that a choice of tiles has.
 std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
   const int64_t count = tiles.count();
-  const bool halo = tiles.m == kHaloM, small = tiles.m == 64;
-  const bool smallest = small && tiles.n == 64;  // two a multiprocessor
+  const bool small = tiles.small();
+  const bool smallest = tiles.m == 64 && tiles.n == 64;  // two a multiprocessor
   // Those that Run() in wgrad.cu has kernels for.
-  const bool pairs = small || (tiles.n == 128 && !halo);
+  const bool pairs = smallest || (tiles.n == 128 && tiles.m != 192);
   std::vector<Plan> plans;
   auto add = [&](int64_t blocks, int cluster, Pair pair) {
     Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};
@@ -135,12 +139,14 @@ std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
     plans.push_back(plan);
   };
   add(std::min<int64_t>(multiprocessors, count * tiles.steps), 1, Pair::kNone);
-  for (const int cluster : {1, 2, 4}) {
+  for (const int cluster : {1, 2, 4, 8}) {
     for (const Pair pair : {Pair::kNone, Pair::kX, Pair::kDy}) {
-      if (pair == Pair::kX && (!pairs || tiles.n_tiles % 2 != 0)) continue;
-      if (pair == Pair::kDy && (!pairs || tiles.m_tiles % 2 != 0)) continue;
-      const int size = cluster * (pair == Pair::kNone ? 1 : 2);
-      if (size > (small ? 4 : 2)) continue;
+      const bool paired = pair != Pair::kNone;
+      if (paired && !pairs) continue;
+      if (pair == Pair::kX && tiles.n_tiles % 2 != 0) continue;
+      if (pair == Pair::kDy && tiles.m_tiles % 2 != 0) continue;
+      const int size = cluster * (paired ? 2 : 1);
+      if (size > (!small ? 2 : paired ? 4 : 8)) continue;
       // Not every multiprocessor has three others beside it to form a cluster
       // with.
       const int64_t room =
@@ -148,14 +154,14 @@ std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
       auto add_splits = [&](int64_t blocks) {
         const int64_t splits =
             std::min(blocks / count, tiles.steps) / cluster * cluster;
-        // Large tiles' sums are worth adding where no pieces are left.
+        // Large tiles' sums are added in two.
         if (splits == 0 || (!small && cluster > 1 && splits != cluster)) return;
         // A pair's barriers cost more than few steps gain.
-        if (pair != Pair::kNone && tiles.steps / splits < 24) return;
+        if (paired && tiles.steps / splits < 24) return;
         add(count * splits, cluster, pair);
       };
       add_splits(room);
-      if (smallest && size == 2 && pair != Pair::kNone) add_splits(2 * room);
+      if (smallest && size > 1) add_splits(2 * room);
     }
   }
   return plans;
@@ -172,7 +178,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   }
   if (type == Type::kTf32) return PlanWgradTf32(g, multiprocessors);
   std::vector<Tiles> choices;
-  constexpr int kShapes[][2] = {{256, 128}, {128, 256}, {256, 64}, {128, 128},
+  constexpr int kShapes[][2] = {{256, 128}, {128, 256}, {192, 128}, {128, 128},
                                 {128, 64},  {64, 128},  {64, 64}};
   for (const auto& [m, n] : kShapes) choices.push_back(TilesOf(g, m, n));
   if (HaloTiling::Covers(g, type)) choices.push_back(HaloTiles(g));

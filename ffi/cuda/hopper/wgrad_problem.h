@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "cuda/fast_divmod.h"
+
 namespace jax_convbatch::hopper {
 
 // dw in tiles (wgrad_tiling.h). The steps of a tile are dealt out to classes in
@@ -26,6 +28,9 @@ struct WgradTiles {
   int blocks;
   int splits;   // blocks of each tile; 0 where shares do not end with tiles
   int cluster;  // of them add their sums before they write; 1: none
+  int rounds;   // steps of every class; some have one more
+  FastDivmod<uint32_t> by_splits, by_n_tiles, by_channel_blocks,
+      by_filter_width;
   // Blocks of two tiles in a cluster that copy x (otherwise dy) for each other.
   bool paired, shares_x;
 
@@ -40,6 +45,7 @@ struct WgradProblem : WgradTiles {
   CUtensorMap x;   // im2col, 64 pixels a box
   CUtensorMap dy;  // tiled, [pixels, K], 64 x 64 a box
   int rows, cols;  // P, Q
+  FastDivmod<uint32_t> by_rows, by_cols;
   int base_h, base_w, step_h, step_w, dilation_h, dilation_w;
 };
 

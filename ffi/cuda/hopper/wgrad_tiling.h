@@ -39,6 +39,10 @@ struct WgradTiling {
   int64_t tiles() const { return m_tiles * n_tiles; }
 };
 
+// Rows times columns of tiles of which up to eight blocks of a cluster add
+// their sums, in shared memory that is kept for them.
+inline constexpr int kSmallTile = 64 * 128;
+
 // Nine taps of 64 channels by 64 output channels in a tile: x is read once for
 // all taps (wgrad_halo_kernel.cuh).
 inline constexpr int kHaloM = 9 * 64, kHaloN = 64;

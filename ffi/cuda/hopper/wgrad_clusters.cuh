@@ -1,0 +1,131 @@
+// How the blocks of a cluster that share a tile of wgrad add their sums,
+// through distributed shared memory.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_CLUSTERS_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_CLUSTERS_CUH_
+
+#include <type_traits>
+
+#include "cuda/hopper/wgrad_pieces.cuh"
+
+namespace jax_convbatch::hopper {
+
+// ---- small tiles: each block sends the others what they add -----------------
+
+// A block forms the sum of its part of the quads, in order, to dw or to the
+// pieces. `sums` is where kCluster times that part has room, `arrived` what it
+// is announced by.
+template <typename Config, int kCluster, typename Quad>
+__device__ __forceinline__ void ExchangeAmong(const WgradTiles& tiles,
+                                              int share, int tile, int thread,
+                                              uint32_t sums, uint32_t arrived,
+                                              Quad quad_of) {
+  constexpr int kOwn = Config::kQuads / kCluster;
+  constexpr int kPartBytes = kOwn * Config::kConsumed * 16;
+  static_assert(Config::kQuads % kCluster == 0 &&
+                (kOwn % 8 == 0 || 8 % kOwn == 0));
+  const int members = tiles.paired ? 2 : 1;
+  const int member = blockIdx.x % members;
+  const int rank = share % kCluster;
+#pragma unroll
+  for (int block = 0; block < kCluster; ++block) {
+    const int to = block * members + member;
+    const uint32_t slot = InCluster(sums + rank * kPartBytes + thread * 16, to);
+    const uint32_t barrier = InCluster(arrived, to);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      SendShared4(slot + i * Config::kConsumed * 16, barrier,
+                  quad_of(block * kOwn + i));
+    }
+  }
+  const int begin = rank * kOwn;
+  float4* to =
+      reinterpret_cast<float4*>(tiles.pieces) +
+      PieceSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
+      thread;
+  constexpr int kBatch = kOwn < 8 ? kOwn : 8;  // of one block
+  auto place = PlaceOf<Config>(tiles, tile, begin / 8, thread);
+  BarrierWait(arrived, 0);
+#pragma unroll
+  for (int first = 0; first < kOwn; first += kBatch) {
+    const int quad = begin + first;
+    if (first > 0) place = PlaceOf<Config>(tiles, tile, quad / 8, thread);
+    if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t slot =
+          sums + ((first + i) * Config::kConsumed + thread) * 16;
+      float4 sum = LoadShared4(slot);
+#pragma unroll
+      for (int block = 1; block < kCluster; ++block) {
+        Add(&sum, LoadShared4(slot + block * kPartBytes));
+      }
+      if (tiles.cluster == tiles.splits) {
+        WriteQuad<Config>(place, (quad + i) % 8, sum);
+      } else {
+        to[(quad + i) * Config::kConsumed] = sum;
+      }
+    }
+  }
+}
+
+template <typename Config, typename Quad>
+__device__ __forceinline__ void ExchangeQuads(const WgradTiles& tiles,
+                                              int share, int tile, int thread,
+                                              uint32_t sums, uint32_t arrived,
+                                              Quad quad_of) {
+  auto among = [&](auto cluster) {
+    ExchangeAmong<Config, decltype(cluster)::value>(tiles, share, tile, thread,
+                                                    sums, arrived, quad_of);
+  };
+  switch (tiles.cluster) {
+    case 2:
+      return among(std::integral_constant<int, 2>());
+    case 4:
+      return among(std::integral_constant<int, 4>());
+    case 8:
+      return among(std::integral_constant<int, 8>());
+  }
+}
+
+// ---- large tiles: two blocks each read what they add ------------------------
+
+// The sums of the two blocks that a tile has go to dw: of each block one half
+// of the quads. Overwrites the ring, from `shared` on.
+template <typename Config, typename Quad>
+__device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
+                                         int tile, int thread, uint32_t shared,
+                                         Quad quad_of) {
+  constexpr int kOwn = Config::kQuads / 2, kBatch = 4;
+  static_assert(kOwn % kBatch == 0);
+  auto slot = [&](int quad) {
+    return shared + (quad * Config::kConsumed + thread) * 16;
+  };
+  NamedBarrier(1, Config::kConsumed);  // all have multiplied
+#pragma unroll
+  for (int quad = 0; quad < Config::kQuads; ++quad) {
+    StoreShared4(slot(quad), quad_of(quad));
+  }
+  ClusterBarrier();
+  const int begin = share % 2 * kOwn;
+  for (int quad = begin; quad < begin + kOwn; quad += kBatch) {
+    if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
+    const auto place = PlaceOf<Config>(tiles, tile, quad / 8, thread);
+    float4 v[kBatch][2];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      v[i][0] = LoadClusterShared(slot(quad + i), 0);
+      v[i][1] = LoadClusterShared(slot(quad + i), 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      Add(&v[i][0], v[i][1]);
+      WriteQuad<Config>(place, quad % 8 + i, v[i][0]);
+    }
+  }
+  // No block ends while another reads its memory.
+  ClusterBarrier</*kWritten=*/false>();
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WGRAD_CLUSTERS_CUH_

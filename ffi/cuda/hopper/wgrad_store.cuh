@@ -1,0 +1,138 @@
+// How the sums of wgrad's tiles get to dw.
+//
+// Of the wgmma's 64 x 64 blocks of a thread's tile, Config's kTransposed says
+// that rows are output channels and columns input channels (otherwise it is the
+// other way round), and Origin() where one lies in dw.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_STORE_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_STORE_CUH_
+
+#include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/wgrad_problem.h"
+
+namespace jax_convbatch::hopper {
+
+// A block: input channels of a tap from c on, output
+// channels from k on.
+struct BlockOrigin {
+  int tap, c, k;
+};
+
+// Where eight quads of a wgmma's thread lie in dw. A quad is four accumulators:
+// of eight columns of the product two, of two rows; eight quads are a block of
+// 64 columns.
+template <typename T>
+struct QuadsPlace {
+  T* first;
+  int64_t quad_stride, row_stride;
+  int quads;                   // that are in dw
+  bool has_first, has_second;  // of the two rows
+};
+
+template <typename Config>
+__device__ __forceinline__ QuadsPlace<typename Config::T> PlaceOf(
+    const WgradTiles& tiles, int tile, int block, int thread) {
+  using T = typename Config::T;
+  auto [tap, c, k] = Config::Origin(tiles, tile, block, thread);
+  const int row = thread % kWarpgroup / 32 * 16;
+  QuadsPlace<T> place;
+  if constexpr (Config::kTransposed) {
+    // TransposeMatrix gives a lane two output channels of one input channel.
+    c += thread % 32 / 4;
+    k += row + thread % 4 * 2;
+    place.quad_stride = int64_t{8} * tiles.K;
+    place.row_stride = 8;
+    place.quads = (tiles.C - c + 7) / 8;
+    place.has_first = k < tiles.K;
+    place.has_second = k + 8 < tiles.K;
+  } else {
+    c += row + thread % 32 / 4;
+    place.quads = (tiles.K - k) / 8;
+    k += thread % 4 * 2;
+    place.quad_stride = 8;
+    place.row_stride = int64_t{8} * tiles.K;
+    place.has_first = c < tiles.C;
+    place.has_second = c + 8 < tiles.C;
+  }
+  place.first =
+      static_cast<T*>(tiles.dw) + (int64_t{tap} * tiles.C + c) * tiles.K + k;
+  return place;
+}
+
+// By whole warps.
+template <typename Config>
+__device__ __forceinline__ void WriteQuad(
+    const QuadsPlace<typename Config::T>& place, int quad, float4 v) {
+  using T = typename Config::T;
+  uint32_t first = Pack<T>(v.x, v.y), second = Pack<T>(v.z, v.w);
+  if constexpr (Config::kTransposed) {
+    first = TransposeMatrix(first);
+    second = TransposeMatrix(second);
+  }
+  if (quad >= place.quads) return;
+  T* to = place.first + quad * place.quad_stride;
+  if (place.has_first) *reinterpret_cast<uint32_t*>(to) = first;
+  if (place.has_second) {
+    *reinterpret_cast<uint32_t*>(to + place.row_stride) = second;
+  }
+}
+
+// Sums of a tile, in whole rows of 64 output channels, by way of shared memory
+// from `shared` on, which nobody uses any more. By a tile's consumers.
+template <typename Config, typename Quad>
+__device__ __forceinline__ void StoreBlocks(const WgradTiles& tiles, int tile,
+                                            int thread, uint32_t shared,
+                                            Quad quad_of) {
+  using T = typename Config::T;
+  constexpr int kBlocks = Config::kQuads / 8;
+  const int lane = thread % 32, warp = thread % kWarpgroup / 32;
+  const uint32_t own = shared + thread / kWarpgroup * (kBlocks * kBoxBytes);
+  // A row is 64 output channels of an input channel, in chunks of 16 bytes. It
+  // lies swizzled: rows that are written at a time meet in no bank.
+  auto chunk_at = [&](int block, int row, int chunk) {
+    return own + block * kBoxBytes + row * 128 + (chunk ^ row % 8) * 16;
+  };
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const float4 u = quad_of(block * 8 + i), v = quad_of(block * 8 + i + 1);
+      const uint32_t a = Pack<T>(u.x, u.y), b = Pack<T>(u.z, u.w);
+      const uint32_t c = Pack<T>(v.x, v.y), d = Pack<T>(v.z, v.w);
+      // Lanes 8 j to 8 j + 7 say where the rows of matrix j are.
+      const int low = lane % 8, second = lane / 8 % 2, next = lane / 16;
+      if constexpr (Config::kTransposed) {
+        StoreMatrix4Transposed(
+            chunk_at(block, (i + next) * 8 + low, warp * 2 + second), a, b, c,
+            d);
+      } else {
+        StoreMatrix4(chunk_at(block, warp * 16 + second * 8 + low, i + next), a,
+                     b, c, d);
+      }
+    }
+  }
+  // A warp stores the 16 rows that it wrote, or of which it wrote a part.
+  if constexpr (Config::kTransposed) {
+    NamedBarrier(2 + thread / kWarpgroup, kWarpgroup);
+  } else {
+    __syncwarp();
+  }
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    if (!Config::Has(tiles, tile, block, thread)) continue;
+    const BlockOrigin origin = Config::Origin(tiles, tile, block, thread);
+    const int k = origin.k + lane % 8 * 8;
+    T* to = static_cast<T*>(tiles.dw) + int64_t{origin.tap} * tiles.C * tiles.K;
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const int row = warp * 16 + i + lane / 8;
+      const int c = origin.c + row;
+      if (c >= tiles.C || k >= tiles.K) continue;
+      *reinterpret_cast<float4*>(to + int64_t{c} * tiles.K + k) =
+          LoadShared4(chunk_at(block, row, lane % 8));
+    }
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WGRAD_STORE_CUH_
