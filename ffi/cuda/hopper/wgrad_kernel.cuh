@@ -35,19 +35,19 @@ struct WgradConfig {
   static constexpr int kBlocks = kM / 64;  // of filter rows
   static constexpr int kXBytes = kBlocks * kBoxBytes;
   static constexpr int kStageBytes = kXBytes + kN / 64 * kBoxBytes;
-  // Where a cluster's blocks, or warpgroups, put what others add.
   static constexpr bool kSmall = kM * kN <= kSmallTile;
+  // Where a cluster's blocks, or warpgroups, put what others add.
   static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
   static constexpr int kMaxCluster = kSmall ? 8 : 2;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 1024;
   static constexpr int kIssuers = 4;
-  // A warpgroup's: blocks of 64 rows, and columns.
   static constexpr int kGroups = kGroups_;
   // Two warpgroups that have the same rows take stages in turns, each from a
   // ring of its own, and then half of the columns each: one alone would leave
   // the tensor cores waiting for its operands.
   static constexpr int kRings = kM == 64 ? kGroups : 1;
   static constexpr int kRingStages = kStages / kRings;
+  // A warpgroup's: blocks of 64 rows, and columns.
   static constexpr int kRows =
       kRings > 1 ? 1 : (kTransposed ? kN : kM) / 64 / kGroups;
   static constexpr int kMultiplied = kTransposed ? kM : kN;  // columns

@@ -37,8 +37,8 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kPerStep = 58.7, kOneWarpgroup = 8.18;
   constexpr double kCopyRate = 11.61e6;  // bytes a microsecond
   constexpr double kCopiedForBoth = 0.509;
-  constexpr double kTwoResident = 1.05;  // times the rate
   constexpr double kMemoryRate = 3.98e6;
+  constexpr double kTwoResident = 1.05;   // times as much
   constexpr double kPiecesRate = 1.61e6;  // written and read
   constexpr double kAddLaunch = 0.891, kAddPiece = 0.000193;
   constexpr double kExchange = 1.22, kExchangeBlock = 0.059;
@@ -46,7 +46,8 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kWholeByte = 14.4e-6;
   constexpr double kPair = 0.744;
   constexpr double kFixed = 3;
-  constexpr double kOverlap = 3.5;  // the largest alone would be infinity
+  // Steps, copies and memory overlap: the longest counts most.
+  constexpr double kOverlap = 3.5;
 
   const int64_t count = tiles.count();
   const bool even = plan.blocks % count == 0;
@@ -90,7 +91,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
-  // Where warpgroups take stages in turns, copies are what is waited for.
+  // Warpgroups that take stages in turns wait for copies alone.
   constexpr double kInTurns = 0.41;
   const WgradTiling tiling(g, Type::kBf16, m, n);
   const int64_t rows = std::min<int64_t>(m, tiling.filter_blocks * 64);
