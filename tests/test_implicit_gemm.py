@@ -82,7 +82,7 @@ def test_four_channels_of_f32_are_enough(hopper, c):
 # Problems large enough for wgrad's kernel that reads x once for nine taps.
 HALO = {
     "odd": problem(64, (30, 17), 72, 136, (3, 3), padding=SAME),
-    "eight images": problem(8, (112, 112), 64, 64, (3, 3), padding=SAME),
+    "eight images": problem(8, (112, 112), 128, 64, (3, 3), padding=SAME),
     "rows that are left out": problem(
         129, (9, 7), 512, 512, (3, 3), padding=((2, 0), (-1, 3))
     ),
