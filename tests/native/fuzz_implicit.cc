@@ -91,6 +91,17 @@ ConvGeometry RandomGeometry(Random& random) {
   }
 }
 
+// A filter whose panels are made while others are multiplied: they do not fit
+// at once, and there are many rows.
+ConvGeometry LargeFilter() {
+  ConvGeometry g{};
+  g.N = 5, g.D = g.H = 1, g.W = 46, g.C = 400, g.K = 512;
+  g.T = g.R = 1, g.S = 2, g.O = g.P = 1, g.Q = 46, g.groups = 1;
+  g.stride = g.input_dilation = g.filter_dilation = {1, 1, 1};
+  g.pad.w = 1;
+  return g;
+}
+
 // Calls body(x, w, y) with the indices of every product of the convolution.
 template <typename Body>
 void ForEachProduct(const ConvGeometry& g, Body body) {
@@ -200,7 +211,7 @@ bool Check(const ConvGeometry& g, const Numbers& n, int64_t parts) {
 
 bool CheckOne(uint64_t seed) {
   Random random(seed);
-  const ConvGeometry g = RandomGeometry(random);
+  const ConvGeometry g = seed == 0 ? LargeFilter() : RandomGeometry(random);
   // -1, 0 and 1 and not all of them, so that every sum is exact in 16 bits.
   auto draw = [&](int64_t size) {
     std::vector<int> numbers(size);
@@ -222,8 +233,11 @@ bool CheckOne(uint64_t seed) {
     }
   }
   const int64_t parts = random.In(1, 3);
-  const bool right = Check<float>(g, n, parts) && Check<double>(g, n, parts) &&
-                     Check<Half>(g, n, parts) && Check<BFloat16>(g, n, parts);
+  bool right = Check<float>(g, n, parts);
+  if (seed > 0) {  // which is large, and for native types
+    right = right && Check<double>(g, n, parts) && Check<Half>(g, n, parts) &&
+            Check<BFloat16>(g, n, parts);
+  }
   if (!right) {
     std::printf(
         "%s, problem %llu: N %lld, x %lldx%lldx%lldx%lld, w "

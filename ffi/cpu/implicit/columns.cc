@@ -276,6 +276,25 @@ Ahead Columns::New(const void* image, Element type, Position at,
   return ahead;
 }
 
+Ahead Columns::All(const void* image, Element type, Position at, int64_t count,
+                   int64_t begin, int64_t end) const {
+  Ahead ahead;
+  const int64_t element = ElementSize(type);
+  for (int64_t k = begin; k < end;) {
+    const int64_t from = k % run_, until = std::min(run_, from + end - k);
+    const Offsets tap = OffsetsOf(k / run_ * run_taps_);
+    Position row = at;
+    for (int64_t i = 0; i < count && row.n < reading_.samples; ++i) {
+      const Run run = RunOf(row, tap, static_cast<const char*>(image), element,
+                            from, until);
+      ahead.Add(run.from, run.count * element);
+      Advance(&row, 1);
+    }
+    k += until - from;
+  }
+  return ahead;
+}
+
 template void Columns::Pack(const void*, Element, const Position&, int64_t,
                             int64_t, int64_t, float*) const;
 template void Columns::Pack(const void*, Element, const Position&, int64_t,

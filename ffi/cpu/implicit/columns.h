@@ -75,8 +75,21 @@ struct ColumnBlock {
 class Ahead {
  public:
   void Add(const void* from, int64_t bytes) {
-    if (count_ == kMost || bytes <= 0) return;
-    spans_[count_++] = {static_cast<const char*>(from), bytes};
+    if (bytes <= 0) return;
+    const char* at = static_cast<const char*>(from);
+    if (count_ > 0) {
+      // What goes on where the last one ends, or before, lengthens it.
+      Span& last = spans_[count_ - 1];
+      const int64_t more = at + bytes - (last.from + last.bytes);
+      if (at >= last.from && at <= last.from + last.bytes) {
+        if (more <= 0) return;
+        last.bytes += more;
+        lines_ += more / kLineBytes;
+        return;
+      }
+    }
+    if (count_ == kMost) return;
+    spans_[count_++] = {at, bytes};
     lines_ += bytes / kLineBytes + 1;
   }
   int64_t lines() const { return lines_; }
@@ -144,6 +157,9 @@ class Columns {
   // What `count` rows from `at` on read of the image that the rows above them,
   // in h, did not.
   Ahead New(const void* image, Element type, Position at, int64_t count) const;
+  // All that they read of it in columns [begin, end).
+  Ahead All(const void* image, Element type, Position at, int64_t count,
+            int64_t begin, int64_t end) const;
 
  private:
   // Where a tap reads, from the pixel that a row starts from.

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "direct.h"
+#include "filter.h"
 #include "scratch.h"
 #include "tasks.h"
 
 namespace jax_convbatch {
 namespace {
 
-constexpr int64_t kMostColumns = 512;
 // Blocks of a group: packed rows of all of them fit the scratch memory.
 constexpr int kMostTerms = kBlockDepth / kMaxRows;
 constexpr int64_t kDotRows = 8;
@@ -33,6 +33,7 @@ class Product {
         call_(++calls),
         dots_(f.type == kNative<A> && group_channels_ <= kMostDots &&
               reading_.group_channels % kernels_.vector == 0),
+        filter_(f, reading_, dots_),
         tile_(dots_ ? kDotRows : kernels_.rows) {
     int64_t work = 0;
     for (int64_t i = 0; i < reading_.count(); ++i) {
@@ -87,6 +88,7 @@ class Product {
     std::vector<ColumnBlock> blocks;
     // Where groups of blocks end, whose terms are one sum.
     std::vector<size_t> groups;
+    int64_t longest = 0;  // depth of a group
 
     Class(const Columns& left, Element type, int64_t task, int64_t row_block)
         : task(task), rows(left.rows(), row_block), blocks(left.Blocks(type)) {
@@ -98,6 +100,7 @@ class Product {
           groups.push_back(i);
         }
         groups.back() = i + 1;
+        longest = std::max(longest, blocks[i].end - blocks[first].begin);
       }
     }
   };
@@ -142,6 +145,19 @@ class Product {
     }
   }
 
+  // Where a fill ends that starts with group `first` and has room for panels of
+  // this depth: after one group at least.
+  static size_t FillEnd(const Class& c, size_t first, int64_t room) {
+    if (first == c.groups.size()) return first;
+    const int64_t begin = c.blocks[first > 0 ? c.groups[first - 1] : 0].begin;
+    size_t next = first + 1;
+    while (next < c.groups.size() &&
+           c.blocks[c.groups[next] - 1].end - begin <= room) {
+      ++next;
+    }
+    return next;
+  }
+
   // Whether sums are formed in the result itself.
   bool in_place() const { return f_.out_type == kNative<A>; }
 
@@ -160,25 +176,37 @@ class Product {
     // A large result that is written once need not be read into the caches.
     const Into into =
         streams_ && c.groups.size() == 1 ? Into::kStream : Into::kSet;
+    // Panels that do not all fit are made while others are multiplied, where
+    // that takes long enough.
+    const bool several = FillEnd(c, 0, most) < c.groups.size();
+    const int64_t half = kHalfBytes / int64_t{sizeof(A)} / padded;
+    const bool moves = several && width == padded && filter_.Lies(left) &&
+                       c.longest <= half &&
+                       (row_end - row) / tile_ * kMoved >= kFetchDepth;
+    const int64_t room = moves ? half : most;
+    A* panels = scratch.panels;
+    A* others = scratch.panels + half * padded;
     size_t next = 0;  // group of blocks
     do {
       // As many of them as there is room for panels.
       const size_t first = next;
       const size_t block = first > 0 ? c.groups[first - 1] : 0;
       const int64_t begin = depth > 0 ? c.blocks[block].begin : 0;
-      while (next < c.groups.size() &&
-             c.blocks[c.groups[next] - 1].end - begin <= most) {
-        ++next;
-      }
+      next = FillEnd(c, first, room);
       const int64_t end = depth > 0 ? c.blocks[c.groups[next - 1] - 1].end : 0;
       const Packed wanted{call_, index, group, column, begin};
       if (!(*scratch.packed == wanted) && next > first) {
         for (size_t b = block; b < c.groups[next - 1]; ++b) {
-          PackFilter(left, group, c.blocks[b].begin, c.blocks[b].end, column,
-                     width,
-                     scratch.panels + (c.blocks[b].begin - begin) * padded);
+          filter_.Pack(left, group, c.blocks[b].begin, c.blocks[b].end, column,
+                       width, panels + (c.blocks[b].begin - begin) * padded);
         }
         *scratch.packed = wanted;
+      }
+      Mover<A> mover;
+      if (moves && next < c.groups.size()) {
+        const size_t last = c.groups[FillEnd(c, next, room) - 1];
+        mover = filter_.Move(group, &c.blocks[c.groups[next - 1]],
+                             c.blocks.data() + last, column, width, others);
       }
       Columns::Position start = left.At(row);
       for (int64_t i = row; i < row_end; i += tile_) {
@@ -194,7 +222,9 @@ class Product {
         left.Advance(&start, rows);
         Ahead ahead;
         if (depth > 0 && i + rows < row_end) {
-          ahead = left.New(f_.image, f_.type, start, tile_);
+          ahead = several
+                      ? left.All(f_.image, f_.type, start, tile_, begin, end)
+                      : left.New(f_.image, f_.type, start, tile_);
         }
         const int64_t lines =
             CeilDiv(ahead.lines() * 2 * kernels_.vector * kFetchDepth,
@@ -206,12 +236,12 @@ class Product {
             const ColumnBlock& from = c.blocks[b];
             Terms<A>& to = terms[count];
             to.depth = from.end - from.begin;
-            to.panels = scratch.panels + (from.begin - begin) * padded;
+            to.panels = panels + (from.begin - begin) * padded;
             left.Point(f_.image, f_.type, now, rows, from,
                        scratch.left + count * kMaxRows * kRowLength, to.left);
           }
           MultiplyPanels(rows, count, terms, width, sums,
-                         j > 0 ? Into::kAdd : into, lines, &ahead);
+                         j > 0 ? Into::kAdd : into, lines, &ahead, &mover);
         }
         if (next == c.groups.size()) {
           for (int r = 0; r < rows; ++r) {
@@ -219,7 +249,15 @@ class Product {
           }
         }
       }
+      if (moves && next < c.groups.size()) {
+        mover.Finish();
+        std::swap(panels, others);
+        const int64_t made = c.blocks[c.groups[next - 1]].begin;
+        *scratch.packed = {call_, index, group, column, made};
+      }
     } while (next < c.groups.size());
+    // Later tasks look for panels in the first half.
+    if (panels != scratch.panels) *scratch.packed = {};
   }
 
   // Makes complete sums into the result, where they are not that already.
@@ -246,7 +284,7 @@ class Product {
         const Scratch<A> scratch = Scratch<A>::Get();
         const Packed wanted{call_, index, 0, 0, 0};
         if (!(*scratch.packed == wanted)) {
-          PackDirectFilter(left, scratch.panels);
+          filter_.PackDirect(left, scratch.panels);
           *scratch.packed = wanted;
         }
         std::fill_n(scratch.sums, channels_, A(0));
@@ -271,26 +309,10 @@ class Product {
     }
   }
 
-  // [taps, input channels of a group, output channels].
-  void PackDirectFilter(const Columns& left, A* to) const {
-    const A* filter = static_cast<const A*>(f_.filter);
-    const int64_t group = group_channels_;
-    for (int64_t tap = 0; tap < left.taps(); ++tap) {
-      const A* from = filter + left.FilterTap(tap) * group * channels_;
-      for (int64_t c = 0; c < group; ++c) {
-        for (int64_t k = 0; k < channels_; ++k) {
-          // dgrad swaps the two channels within their group.
-          *to++ = f_.dgrad ? from[k % group * channels_ + k / group * group + c]
-                           : from[c * channels_ + k];
-        }
-      }
-    }
-  }
-
   // Asks for `lines` lines of what comes next, now and then.
   void MultiplyPanels(int rows, int blocks, Terms<A>* terms, int64_t columns,
-                      A* const* sums, Into into, int64_t lines,
-                      Ahead* ahead) const {
+                      A* const* sums, Into into, int64_t lines, Ahead* ahead,
+                      Mover<A>* mover) const {
     if (dots_) {
       const int few = static_cast<int>(columns);
       return kernels_.multiply_dots(rows, blocks, terms, few, sums, into);
@@ -301,63 +323,12 @@ class Product {
       for (Terms<A>* t = terms; t != terms + blocks; ++t) {
         t->lines = lines;
         t->ahead = ahead->Take(CeilDiv(t->depth, kFetchDepth), &t->lines);
+        t->move = {};
       }
+      if (rows == kernels_.rows) mover->Take(terms, blocks);
       kernels_.multiply(false, rows, blocks, terms,
                         there > kernels_.vector ? pair : kernels_.vector, sums,
                         j, there, into);
-    }
-  }
-
-  // Rows [begin, end) of the filter's matrix, `width` columns from `column`.
-  void PackFilter(const Columns& left, int64_t group, int64_t begin,
-                  int64_t end, int64_t column, int64_t width, A* to) const {
-    const ConvGeometry& g = f_.g;
-    const char* data = static_cast<const char*>(f_.filter);
-    const int64_t size = ElementSize(f_.type);
-    const int64_t channels = reading_.group_channels;
-    if (dots_) return PackDots(left, group, begin, end, to);
-    const void* rows[std::max(kMostColumns, kBlockDepth)];
-    for (int64_t k = begin; k < end;) {
-      const int64_t from = k % channels;
-      const int64_t count = std::min(channels - from, end - k);
-      const int64_t tap = left.FilterTap(k / channels);
-      if (!f_.dgrad) {
-        const int64_t first = group * group_channels_ + column;
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t row = tap * channels + from + i;
-          rows[k - begin + i] = data + (row * g.K + first) * size;
-        }
-        k += count;
-        continue;
-      }
-      // Transposed: a column of this matrix is a row of the filter's.
-      for (int64_t j = 0; j < width; ++j) {
-        const int64_t row = tap * group_channels_ + column + j;
-        rows[j] = data + (row * g.K + group * channels + from) * size;
-      }
-      kernels_.pack_transposed(f_.type, rows, end - begin, k - begin, count,
-                               width, to);
-      k += count;
-    }
-    if (!f_.dgrad) {
-      kernels_.pack_panels(f_.type, rows, end - begin, width, to);
-    }
-  }
-
-  // The same rows, columns of all of the group's channels one after the other.
-  void PackDots(const Columns& left, int64_t group, int64_t begin, int64_t end,
-                A* to) const {
-    const A* filter = static_cast<const A*>(f_.filter);
-    const int64_t channels = reading_.group_channels, K = f_.g.K;
-    for (int64_t j = 0; j < group_channels_; ++j) {
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t tap = left.FilterTap(k / channels), c = k % channels;
-        // dgrad swaps the channels.
-        const int64_t at =
-            f_.dgrad ? (tap * group_channels_ + j) * K + group * channels + c
-                     : (tap * channels + c) * K + group * group_channels_ + j;
-        *to++ = filter[at];
-      }
     }
   }
 
@@ -367,6 +338,7 @@ class Product {
   const int64_t channels_, group_channels_, call_;
   // Whether vectors are of terms rather than of channels.
   const bool dots_;
+  const Filter<A> filter_;
   const int64_t tile_;  // rows that are multiplied at a time
   int64_t rows_ = 0, most_rows_ = 0, depth_ = 0, alike_ = 1;
   Pieces columns_{0, 0};

@@ -36,10 +36,25 @@ struct Run {
 // overwritten past the caches, which wants rows aligned as vectors are.
 enum class Into : int { kSet, kAdd, kStream };
 
+// Other panels, made meanwhile from a matrix that holds `pairs` pairs of
+// vectors for each row of theirs: every kFetchDepth terms the next kMoved
+// pairs, of which `left` are in the first row. A row's pairs go to places
+// `step` elements apart; after its last one, `from` and `to` go on by these
+// turns. What is `later` elements further is asked for. Or nothing, where
+// `from` is null.
+constexpr int64_t kMoved = 2;
+template <typename A>
+struct Move {
+  const A* from;
+  A* to;
+  int64_t step, left, pairs, from_turn, to_turn, later;
+};
+
 // A block of both operands: pointers to its rows of the left one, and panels of
 // the right one, of which that of column j is at panels + j * depth. Meanwhile
 // cache lines from `ahead` on are asked for, `lines` of them every kFetchDepth
-// terms.
+// terms. All blocks of a tile have something to move, or none has; if they do,
+// the tile has `rows` rows and two whole vectors of columns.
 template <typename A>
 struct Terms {
   int64_t depth;
@@ -47,6 +62,7 @@ struct Terms {
   const A* left[kMaxRows];
   const char* ahead;
   int64_t lines;
+  Move<A> move;
 };
 constexpr int64_t kFetchDepth = 32, kLineBytes = 64;
 

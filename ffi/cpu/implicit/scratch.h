@@ -13,6 +13,10 @@ namespace jax_convbatch {
 
 // The panels of a block should stay in the L2, with the results beside them.
 constexpr int64_t kPanelBytes = 3 << 18;
+// Panels that are multiplied while the next ones are made: each has a half.
+constexpr int64_t kHalfBytes = 1 << 19;
+constexpr int64_t kBothBytes = 2 * kHalfBytes;
+static_assert(kPanelBytes <= kBothBytes, "");
 constexpr int64_t kSumBytes = 1 << 20;
 
 // Which panels a thread has packed last. `call` tells calls apart.
@@ -38,15 +42,14 @@ struct Scratch {
     thread_local std::unique_ptr<char, Free> memory;
     if (!memory) {
       memory.reset(static_cast<char*>(std::aligned_alloc(
-          4096, (kLeft + kPanelBytes + 2 * kSumBytes + 4095) / 4096 * 4096)));
+          4096, (kLeft + kBothBytes + 2 * kSumBytes + 4095) / 4096 * 4096)));
       if (!memory) throw std::bad_alloc();
     }
     thread_local Packed packed;
     char* at = memory.get();
     return {reinterpret_cast<A*>(at), reinterpret_cast<A*>(at + kLeft),
-            reinterpret_cast<A*>(at + kLeft + kPanelBytes),
-            reinterpret_cast<A*>(at + kLeft + kPanelBytes + kSumBytes),
-            &packed};
+            reinterpret_cast<A*>(at + kLeft + kBothBytes),
+            reinterpret_cast<A*>(at + kLeft + kBothBytes + kSumBytes), &packed};
   }
 };
 

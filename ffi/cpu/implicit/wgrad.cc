@@ -182,7 +182,7 @@ class Product {
                      const Scratch<A>& scratch, A* const* sums,
                      Into into) const {
     const int pair = 2 * kernels_.vector;
-    Terms<A> terms{depth, scratch.panels, {}, nullptr, 0};
+    Terms<A> terms{depth, scratch.panels, {}, nullptr, 0, {}};
     for (int64_t i = 0; i < rows; i += kernels_.rows) {
       terms.left[0] = scratch.left + i;
       const int tile =
