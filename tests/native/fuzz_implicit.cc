@@ -95,7 +95,7 @@ ConvGeometry RandomGeometry(Random& random) {
 // at once, and there are many rows.
 ConvGeometry LargeFilter() {
   ConvGeometry g{};
-  g.N = 5, g.D = g.H = 1, g.W = 46, g.C = 400, g.K = 512;
+  g.N = 5, g.D = g.H = 1, g.W = 46, g.C = 600, g.K = 512;
   g.T = g.R = 1, g.S = 2, g.O = g.P = 1, g.Q = 46, g.groups = 1;
   g.stride = g.input_dilation = g.filter_dilation = {1, 1, 1};
   g.pad.w = 1;

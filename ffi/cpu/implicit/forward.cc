@@ -177,11 +177,11 @@ class Product {
     const Into into =
         streams_ && c.groups.size() == 1 ? Into::kStream : Into::kSet;
     // Panels that do not all fit are made while others are multiplied, where
-    // that takes long enough.
+    // that takes long enough and most of them are not the first ones.
     const bool several = FillEnd(c, 0, most) < c.groups.size();
     const int64_t half = kHalfBytes / int64_t{sizeof(A)} / padded;
-    const bool moves = several && width == padded && filter_.Lies(left) &&
-                       c.longest <= half &&
+    const bool moves = several && c.groups.size() > 2 && width == padded &&
+                       filter_.Lies(left) && c.longest <= half &&
                        (row_end - row) / tile_ * kMoved >= kFetchDepth;
     const int64_t room = moves ? half : most;
     A* panels = scratch.panels;
