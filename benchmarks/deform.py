@@ -5,14 +5,19 @@
 checks every side on whole numbers at quarters of pixels, then times them in turns on
 JAX's default device: the forward pass, and forward and backward with the gradients of
 x, offset, w, bias and mask. An engine with ":loop" after it is called once for each
-sample, in one program. torchvision is a peer where it is installed; its input
-gradient adds with atomics on a GPU. Prints a table and writes STEM.json.
+sample, in one program. Prints each row when it is done, and writes STEM.json.
+
+torchvision is a peer where it is installed, called as its users do, NCHW; its input
+gradient adds with atomics on a GPU. In float32 there are two of it: "torchvision"
+multiplies as TF32, as JAX does by default, and "torchvision f32" has PyTorch's own
+default. It has no bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import jax_convbatch as jcb
 from benchmarks import record, timing
@@ -28,9 +32,10 @@ from benchmarks.check import LOOSE, WrongResult
 from benchmarks.workloads import DEFORM, arguments, shapes
 
 PASSES = ("forward", "forward+backward")
-GPU_CALLS = 8  # in one program, as in jax_side.py
+GPU_CALLS = 4  # in one program, as in jax_side.py
 
 
+@partial(jax.jit, static_argnames=("batch", "row", "offset_groups", "dtype", "exact"))
 def operands(batch: int, row, offset_groups: int, dtype: str, seed: int, exact=False):
     """x, offset, w, bias, mask and dy; whole numbers and quarters where `exact`."""
     x, w, y = shapes(batch, row)
@@ -114,9 +119,9 @@ class OurSide:
 
         def many(sets):
             if self._loop:
-                out = [[one(*sample) for sample in samples] for samples in sets]
+                out = [[self._one(*sample) for sample in samples] for samples in sets]
             else:
-                out = [one(*operands) for operands in sets]
+                out = [self._one(*operands) for operands in sets]
             return jax.lax.optimization_barrier(out)
 
         self._program = jax.jit(many).lower(self._rounds[0]).compile()
@@ -152,12 +157,11 @@ def torch_problem() -> str | None:
 class TorchSide:
     """torchvision.ops.deform_conv2d on the same sets, NCHW as it wants them."""
 
-    name = "torchvision"
-
-    def __init__(self, row, offset_groups: int, backward: bool, sets):
+    def __init__(self, row, backward: bool, sets, tf32: bool):
         import torch
 
-        self._torch, self._backward = torch, backward
+        self.name = "torchvision" if tf32 else "torchvision f32"
+        self._torch, self._backward, self._tf32 = torch, backward, tf32
         *_, self._stride, self._pad, self._dilation, _ = row
         self._gpu = jax.default_backend() == "gpu"
         jax.block_until_ready(sets)
@@ -181,6 +185,7 @@ class TorchSide:
     def _one(self, tensors, dy):
         from torchvision.ops import deform_conv2d
 
+        self._torch.backends.cuda.matmul.allow_tf32 = self._tf32
         x, offset, w, bias, mask = tensors
         y = deform_conv2d(
             x, offset, w, bias, self._stride, self._pad, self._dilation, mask
@@ -227,54 +232,61 @@ def expected_of(row, offset_groups: int, operands) -> list:
     return side.once(wide)
 
 
-def measure(name: str, engines, with_torch: bool, batch, seconds: float, repeats: int):
-    """The rows of one workload, one for each pass."""
-    own, row, offset_groups, dtype = DEFORM[name]
-    batch = batch or own
+def sides_of(row, offset_groups: int, dtype: str, engines, torch: bool, which, sets):
+    backward = which != "forward"
+    sides: list = []
+    for engine in engines:
+        try:
+            sides.append(OurSide(engine, row, offset_groups, backward, sets))
+        except ValueError as refusal:  # an engine asked for by name, in its words
+            print(f"without {engine} in {which}: {refusal}")
+    if torch and dtype != "bfloat16":
+        for tf32 in (True, False) if dtype == "float32" else (True,):
+            sides.append(TorchSide(row, backward, sets, tf32))
+    return sides
+
+
+def measure(case, engines, with_torch: bool, passes, seconds: float, repeats: int):
+    """The rows of one (name, batch, dtype), one for each pass, as they are done."""
+    name, batch, dtype = case
+    own, row, offset_groups, own_dtype = DEFORM[name]
+    batch, dtype = batch or own, dtype or own_dtype
     count = GPU_CALLS if jax.default_backend() == "gpu" else 3
     sets = [operands(batch, row, offset_groups, dtype, i) for i in range(count)]
     exact = operands(min(batch, 2), row, offset_groups, dtype, 0, exact=True)
     expected = expected_of(row, offset_groups, exact)
-    rows = []
-    for which in PASSES:
-        backward = which != "forward"
-        sides: list = [OurSide(e, row, offset_groups, backward, sets) for e in engines]
-        if with_torch:
-            sides.append(TorchSide(row, offset_groups, backward, sets))
+    for which in passes:
+        sides = sides_of(row, offset_groups, dtype, engines, with_torch, which, sets)
         for side in sides:
             check(side, exact, expected, dtype)
         times = timing.microseconds(sides, seconds, repeats)
-        rows.append(
-            {
-                "name": name,
-                "row": row,
-                "batch": batch,
-                "offset_groups": offset_groups,
-                "dtype": dtype,
-                "pass": which,
-                "sides": {n: timing.summary(t) for n, t in times.items()},
-            }
-        )
-    return rows
+        yield {
+            "name": name,
+            "row": row,
+            "batch": batch,
+            "offset_groups": offset_groups,
+            "dtype": dtype,
+            "pass": which,
+            "sides": {n: timing.summary(t) for n, t in times.items()},
+        }
 
 
-def show(console: Console, rows) -> None:
-    names = list(dict.fromkeys(n for row in rows for n in row["sides"]))
-    table = Table(title="median us of one call")
-    for column in ("row", "N", "dtype", "pass", *names):
-        table.add_column(column, justify="right" if column in names else "left")
-    first = names[0]
-    for row in rows:
-        base = row["sides"][first]["median_us"]
-        cells = []
-        for n in names:
-            time = row["sides"][n]["median_us"]
-            ratio = "" if n == first else f" ({time / base:.2f})"
-            cells.append(f"{time:.0f}{ratio}")
-        table.add_row(row["name"], str(row["batch"]), row["dtype"], row["pass"], *cells)
-    console.print(table)
-    if len(names) > 1:
-        console.print(f"In brackets: times that of {first}.")
+def line(row) -> str:
+    """Times of one call, and in brackets how many times the first side's."""
+    base = next(iter(row["sides"].values()))["median_us"]
+    cells = []
+    for name, side in row["sides"].items():
+        ratio = side["median_us"] / base
+        cells.append(f"{name} {side['median_us']:.0f} us ({ratio:.2f})")
+    case = f"{row['name']} N={row['batch']} {row['dtype']} {row['pass']}"
+    return f"{case}: {', '.join(cells)}"
+
+
+def some(text: str, known, parser) -> list[str]:
+    names = text.split(",") if text else list(known)
+    if unknown := set(names) - set(known):
+        parser.error(f"no {', '.join(sorted(unknown))} among {', '.join(known)}")
+    return names
 
 
 def options_of(arguments=None) -> argparse.Namespace:
@@ -284,18 +296,19 @@ def options_of(arguments=None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", help="some of " + ", ".join(DEFORM))
+    parser.add_argument("--op", help="some of " + ", ".join(PASSES))
+    parser.add_argument("--dtype", help="instead of the row's own; several with commas")
     parser.add_argument("--engine", default="auto,xla")
     parser.add_argument("--peers", default="torch", choices=("torch", "none"))
     parser.add_argument("--batch", type=int, help="instead of the row's own")
-    parser.add_argument("--seconds", type=float, default=0.02, help="of one timing")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.01, help="of one timing")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
     )
     options = parser.parse_args(arguments)
-    options.rows = options.rows.split(",") if options.rows else list(DEFORM)
-    if unknown := set(options.rows) - set(DEFORM):
-        parser.error(f"no row {', '.join(sorted(unknown))}")
+    options.rows = some(options.rows, DEFORM, parser)
+    options.op = some(options.op, PASSES, parser)
     return options
 
 
@@ -306,23 +319,25 @@ def main(arguments=None) -> None:
     problem = "left out" if options.peers == "none" else torch_problem()
     if problem:
         console.print(f"without torchvision: {problem}")
+    dtypes = options.dtype.split(",") if options.dtype else [None]
+    cases = [(name, options.batch, dtype) for name in options.rows for dtype in dtypes]
+    stem = options.out or record.RESULTS / f"deform-{record.slug(environment)}"
     rows: list = []
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(options.rows))
-        for name in options.rows:
-            progress.update(task, description=name)
-            engines = options.engine.split(",")
-            rows += measure(
-                name,
-                engines,
+        task = progress.add_task("", total=len(cases) * len(options.op))
+        for case in cases:
+            progress.update(task, description=case[0])
+            for row in measure(
+                case,
+                options.engine.split(","),
                 not problem,
-                options.batch,
+                options.op,
                 options.seconds,
                 options.repeats,
-            )
-            progress.advance(task)
-    show(console, rows)
-    stem = options.out or record.RESULTS / f"deform-{record.slug(environment)}"
+            ):
+                rows.append(row)
+                console.print(line(row), highlight=False)
+                progress.advance(task)
     written = record.save({"environment": environment, "rows": rows}, stem)
     console.print(f"wrote {written}")
 

@@ -322,8 +322,9 @@ def test_deform_times_both_passes(tmp_path, capsys, monkeypatch):
         assert row["sides"].keys() == {"auto", "auto:loop"}
         assert all(side["median_us"] > 0 for side in row["sides"].values())
     assert "forward+backward" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        deform.main(["--rows", "tiny,other"])
+    for wrong in (["--rows", "tiny,other"], ["--op", "sideways"]):
+        with pytest.raises(SystemExit):
+            deform.main(wrong)
 
 
 def test_deform_refuses_a_wrong_gradient(monkeypatch):
@@ -338,7 +339,7 @@ def test_deform_refuses_a_wrong_gradient(monkeypatch):
 
     monkeypatch.setattr(deform.OurSide, "once", wrong)
     with pytest.raises(check.WrongResult, match="auto: doffset"):
-        deform.measure("tiny", ["auto"], False, None, 0.001, 1)
+        list(deform.measure(("tiny", None, None), ["auto"], False, deform.PASSES, 0, 1))
 
 
 def test_results_that_are_kept_name_what_they_ran_on():
