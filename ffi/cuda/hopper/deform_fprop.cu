@@ -52,9 +52,14 @@ cudaError_t Run(const DeformCall& call, const DeformProblem& problem,
                 Stage stage, cudaStream_t stream) {
   using Config = DeformConfig<T, kN, kStages>;
   const int blocks = call.plan.blocks;
-  return call.plan.split == 1
-             ? Launch<Config, 1>(problem, blocks, stage, stream)
-             : Launch<Config, 2>(problem, blocks, stage, stream);
+  switch (call.plan.split) {
+    case 1:
+      return Launch<Config, 1>(problem, blocks, stage, stream);
+    case 2:
+      return Launch<Config, 2>(problem, blocks, stage, stream);
+    default:
+      return Launch<Config, 4>(problem, blocks, stage, stream);
+  }
 }
 
 template <typename T>
@@ -106,7 +111,7 @@ cudaError_t DeformFprop(const DeformCall& call, Stage stage,
   problem.offset_groups = static_cast<int>(call.offset_groups);
   problem.image_pixels = FastDivmod<uint32_t>(g.output_pixels());
   problem.cell_row = FastDivmod<uint32_t>(g.W + 1);
-  problem.taps = FastDivmod<uint32_t>(g.taps());
+  problem.taps = static_cast<int>(g.taps());
   problem.offset_channels = FastDivmod<uint32_t>(g.C / call.offset_groups);
   problem.n_tiles = FastDivmod<uint32_t>(g.groups * group_n_tiles);
   problem.group_n_tiles = FastDivmod<uint32_t>(group_n_tiles);

@@ -24,10 +24,9 @@ struct DeformProblem {
   void* y;
   int height, width, channels;           // of x
   int group_channels, group_outputs, K;  // C / groups, K / groups
-  int pixels, offset_groups;
-  FastDivmod<uint32_t> image_pixels;  // P Q
-  FastDivmod<uint32_t> cell_row;      // cells of an image row: W + 1
-  FastDivmod<uint32_t> taps;
+  int pixels, offset_groups, taps;
+  FastDivmod<uint32_t> image_pixels;     // P Q
+  FastDivmod<uint32_t> cell_row;         // cells of an image row: W + 1
   FastDivmod<uint32_t> offset_channels;  // C / offset_groups
   FastDivmod<uint32_t> n_tiles;          // of a pixel, those of all groups
   FastDivmod<uint32_t> group_n_tiles;

@@ -3,9 +3,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_DEFORM_SAMPLING_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_DEFORM_SAMPLING_CUH_
 
-#include "cuda/hopper/deform.h"
-#include "cuda/hopper/deform_problem.h"
-#include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/deform_tiles.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -40,7 +38,7 @@ __device__ __forceinline__ DeformCell Decode(const DeformProblem& problem,
       up & left | (up & right) << 1 | (down & left) << 2 | (down & right) << 3};
 }
 
-// The sum of weights times 16 bytes of channels, rounded for the multiplier.
+// The sum of weights times 16 bytes of channels, as the multiplier takes it.
 template <typename T>
 __device__ __forceinline__ uint4 Blend(const float4& weight, const uint4& a,
                                        const uint4& b, const uint4& c,
@@ -51,11 +49,9 @@ __device__ __forceinline__ uint4 Blend(const float4& weight, const uint4& a,
   };
   auto word = [&](uint32_t a, uint32_t b, uint32_t c, uint32_t d) -> uint32_t {
     if constexpr (std::is_same_v<T, float>) {
-      const float sum = blend(__uint_as_float(a), __uint_as_float(b),
-                              __uint_as_float(c), __uint_as_float(d));
-      uint32_t rounded;
-      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(sum));
-      return rounded;
+      // The multiplier drops the bits that TF32 has not.
+      return __float_as_uint(blend(__uint_as_float(a), __uint_as_float(b),
+                                   __uint_as_float(c), __uint_as_float(d)));
     } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
       auto low = [](uint32_t v) { return __uint_as_float(v << 16); };
       auto high = [](uint32_t v) { return __uint_as_float(v & 0xFFFF0000u); };
@@ -79,29 +75,58 @@ __device__ __forceinline__ void StoreShared(uint32_t to, const uint4& v) {
                : "memory");
 }
 
-// A sampling warp has kPixels / 8 of a tile's pixels, 4 at a time: 8 lanes, 16
-// bytes each, are a pixel's 128 bytes.
-inline constexpr int kSamplingWarps = 8;
-
-// A warp's cells of two stages, one being blended and the next being loaded.
-template <int kPixels>
+// A warp's cells of a run, tap by tap.
 struct alignas(16) DeformTable {
-  static constexpr int kRows = kPixels / kSamplingWarps;
-  float4 weight[2][kRows];
-  int2 place[2][kRows];  // at, inside
+  float4 weight[kSampledTaps * kSampledRows];
+  int2 place[kSampledTaps * kSampledRows];  // at, inside
 
-  // By the lanes that have a row.
-  __device__ __forceinline__ void Put(int which, int lane,
-                                      const DeformCell& cell) {
-    weight[which][lane] = cell.weight;
-    place[which][lane] = make_int2(cell.at, int(cell.inside));
+  // By all lanes, with all entries on the way at once.
+  template <typename Config>
+  __device__ __forceinline__ void Fill(const DeformProblem& problem,
+                                       const DeformWalk<Config>& walk,
+                                       int first_row) {
+    constexpr int kEach = (kSampledTaps * kSampledRows + 31) / 32;
+    const int lane = threadIdx.x % 32;
+    const int count = (walk.tap_end - walk.tap_begin) * kSampledRows;
+    const int offset_group = walk.OffsetGroup(problem);
+    DeformEntry entries[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = lane + 32 * i;
+      const int pixel = walk.tile.pixel + first_row + at % kSampledRows;
+      entries[i] = {make_float4(0, 0, 0, 0), -1, 0};
+      if (at >= count || pixel >= problem.pixels) continue;
+      const int64_t entry =
+          (int64_t{pixel} * problem.offset_groups + offset_group) *
+              problem.taps +
+          walk.tap_begin + at / kSampledRows;
+      entries[i] = {__ldg(problem.corners + entry),
+                    __ldg(problem.cells + entry),
+                    int(problem.image_pixels.Divide(pixel)) * problem.height *
+                        problem.width};
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = lane + 32 * i;
+      if (at >= kSampledTaps * kSampledRows) continue;
+      const DeformCell cell = Decode(problem, entries[i]);
+      weight[at] = cell.weight;
+      place[at] = make_int2(cell.at, int(cell.inside));
+    }
   }
+};
+
+template <typename Config>
+struct DeformShared {
+  RingBarriers<Config::kStages> ring;
+  DeformTable tables[kSamplingWarps];
 };
 
 // Bytes of x.
 struct DeformSource {
   const uint8_t* at;  // a lane's first channel of this stage
-  int64_t pixel, row;
+  int pixel;
+  int64_t row;
   bool there;  // whether the lane has channels
 };
 
@@ -109,7 +134,10 @@ struct DeformSource {
 __device__ __forceinline__ void LoadCorners(uint4 (&corner)[4],
                                             const DeformSource& source,
                                             const int2& place) {
-  const uint8_t* at = source.at + int64_t{place.x} * source.pixel;
+  const uint8_t* at;
+  asm("mad.wide.s32 %0, %1, %2, %3;"
+      : "=l"(at)
+      : "r"(place.x), "r"(source.pixel), "l"(source.at));
   auto pointer = [&](int k) {
     return reinterpret_cast<const uint4*>(at + (k & 2 ? source.row : 0) +
                                           (k & 1 ? source.pixel : 0));
@@ -123,6 +151,119 @@ __device__ __forceinline__ void LoadCorners(uint4 (&corner)[4],
       corner[k] = uint4{};
       if (source.there && place.y >> k & 1) corner[k] = __ldg(pointer(k));
     }
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void CopyFilter(const DeformProblem& problem, int k,
+                                           int channel, int tap, uint32_t to,
+                                           uint64_t* full) {
+  // As few copies as there can be: it is a sampling thread that issues them.
+  constexpr int kBox = 128 / sizeof(typename Config::T);
+  BarrierArriveExpect(SharedAddress(full), Config::kN * 128);
+  if (problem.whole_boxes) {
+    LoadTile4(to, problem.weights, SharedAddress(full), 0, channel, k / kBox,
+              tap);
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < Config::kN; n += kBox) {
+    LoadTile3(to + n * 128, problem.weights, SharedAddress(full), k + n,
+              channel, tap);
+  }
+}
+
+// The stages of all of this block's tiles, by the sampling warps: 8 lanes, 16
+// bytes each, are a pixel's 128 bytes, and a warp blends 4 pixels at a time.
+// Once it has, it loads later ones into the same registers, so that loads are
+// always on the way. `wait` is called before the first stage of a tile.
+template <typename Config, typename Wait>
+__device__ __forceinline__ void SampleTiles(const DeformProblem& problem,
+                                            const DeformRange& range, int first,
+                                            int clusters, uint32_t ring,
+                                            DeformShared<Config>& shared,
+                                            Wait wait) {
+  using T = typename Config::T;
+  constexpr int kPixels = kSampledRows / 4, kBuffers = Config::kBuffers;
+  static_assert(kPixels % kBuffers == 0);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int in_pixel = lane % 8, row = lane / 8;
+  const int first_row = warp * kSampledRows;
+  auto& table = shared.tables[warp];
+  // A row's place in the swizzle is that of its number modulo 8.
+  const uint32_t line = ring + (first_row + row) * 128;
+  const uint32_t in_line[2] = {uint32_t(in_pixel ^ row) << 4,
+                               uint32_t(in_pixel ^ (row + 4)) << 4};
+  static_assert(kSampledRows % 8 == 0);
+  if (first >= problem.tiles) return;
+
+  DeformSource source;
+  source.pixel = problem.channels * int(sizeof(T));
+  source.row = int64_t{source.pixel} * problem.width;
+  DeformWalk<Config> walk;
+  walk.Start(problem, range, first);
+  // Of the stage that is loaded.
+  int slot, tap, channel, k;
+  bool starts;
+  auto turn = [&] {
+    if (walk.run_begins) {
+      __syncwarp();
+      table.Fill(problem, walk, first_row);
+      __syncwarp();
+      walk.run_begins = false;
+    }
+    slot = (walk.tap - walk.tap_begin) * kSampledRows + row;
+    tap = walk.tap, channel = walk.chunk * Config::kChannels;
+    k = walk.tile.channel;
+    starts = walk.left == range.end - range.first;
+    const int own = channel + in_pixel * (16 / int(sizeof(T)));
+    source.there = own < problem.group_channels;
+    source.at =
+        static_cast<const uint8_t*>(problem.x) +
+        (walk.tile.group * problem.group_channels + own) * int64_t{sizeof(T)};
+    walk.Advance(problem, range, clusters);
+  };
+
+  float4 weights[kBuffers];
+  uint4 corners[kBuffers][4];
+  auto load = [&](int buffer, int i) {
+    weights[buffer] = table.weight[slot + 4 * i];
+    LoadCorners(corners[buffer], source, table.place[slot + 4 * i]);
+  };
+  const int tiles = (problem.tiles - 1 - first) / clusters + 1;
+  const int stages = tiles * (range.end - range.first);
+  turn();
+#pragma unroll
+  for (int i = 0; i < kBuffers; ++i) load(i, i);
+  RingPosition<Config::kStages> at;
+#pragma unroll 1
+  for (int j = 0; j < stages; ++j) {
+    if (starts && j > 0) wait();
+    BarrierWait(SharedAddress(&shared.ring.empty[at.stage]), at.round ^ 1);
+    const uint32_t stage = at.stage * Config::kStageBytes;
+    if (threadIdx.x == 0) {
+      CopyFilter<Config>(problem, k, channel, tap,
+                         ring + stage + Config::kColumnBytes,
+                         &shared.ring.full[at.stage]);
+    }
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) {
+      const int buffer = i % kBuffers;
+      auto& corner = corners[buffer];
+      StoreShared(line + stage + i * 512 + in_line[i % 2],
+                  Blend<T>(weights[buffer], corner[0], corner[1], corner[2],
+                           corner[3]));
+      constexpr int kAhead = kPixels - kBuffers;  // the last of this stage
+      if (i < kAhead) {
+        load(buffer, i + kBuffers);
+      } else if (j + 1 < stages) {
+        if (i == kAhead) turn();
+        load(buffer, i - kAhead);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) BarrierArrive(SharedAddress(&shared.ring.full[at.stage]));
+    at.Advance();
   }
 }
 
