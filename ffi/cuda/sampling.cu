@@ -7,20 +7,21 @@
 namespace jax_convbatch {
 namespace {
 
-// Outputs of a block, and threads that share the channels of an entry: 128
-// bytes at a time, so that the pixels of a tile stay in the first-level cache
-// while all its entries read them.
+// Outputs of a block, and threads that share the channels of an entry.
 constexpr int kThreads = 256;
-constexpr Tile kTile{4, 8};
-constexpr int kLanes = 8;
+constexpr Tile kTile{2, 8};
+constexpr int kLanes = 32;
 // Blocks of a multiprocessor: said, or the compiler saves registers and has one
 // load in flight where there could be four.
 constexpr int kBlocks = 4;
 // Entries in shared memory: all of a tile for 3x3 filters.
-constexpr int kEntries = 288;
-// The same of CornerGrads. A thread keeps the sums of kOwn entries.
+constexpr int kEntries = 144;
+// The same of CornerGrads: 128 bytes of channels at a time, so that the pixels
+// of a tile stay in the first-level cache while all its entries read them. A
+// thread keeps the sums of kOwn entries.
 constexpr int kGradThreads = 128;
 constexpr Tile kGradTile{2, 8};
+constexpr int kGradLanes = 8;
 constexpr int kOwn = 9;
 
 // Where an entry reads: the 4 corners, in vectors from the sample's first
@@ -227,7 +228,7 @@ cudaError_t CornerGrads(cudaStream_t stream, const ConvGeometry& g,
     using A = Accumulator<T>;
     constexpr int kVector = decltype(vector)::value;
     const SamplingShape shape(g, samples, at.offset_groups, kVector,
-                              /*inputs=*/false, kGradTile, kLanes,
+                              /*inputs=*/false, kGradTile, kGradLanes,
                               /*most_parts=*/1);
     const int bytes = kGradThreads / shape.lanes * kOwn *
                       static_cast<int>(sizeof(int4) + sizeof(int));
