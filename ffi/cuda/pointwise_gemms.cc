@@ -1,6 +1,7 @@
 #include "cuda/pointwise_gemms.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace jax_convbatch {
 namespace {
@@ -14,6 +15,24 @@ hopper::Op OpOf(Operation operation) {
     default:
       return hopper::Op::kWgrad;
   }
+}
+
+// The rule's plan, but for images so small that tiles of 128 x 64 are one wave:
+// sums of columns are long, and small tiles read them too often.
+std::optional<hopper::Plan> PlanProduct(hopper::Op op, const ConvGeometry& g,
+                                        int multiprocessors) {
+  auto plan = hopper::PlanPath(op, g, hopper::Type::kTf32, multiprocessors);
+  if (!plan || op != hopper::Op::kFprop ||
+      plan->path != hopper::Path::kCopies) {
+    return plan;
+  }
+  const int64_t tiles =
+      (g.N * g.output_pixels() + 127) / 128 * ((g.K + 63) / 64);
+  if (tiles <= multiprocessors && 4 * tiles >= 3 * multiprocessors) {
+    plan->tile_m = 128;
+    plan->tile_n = 64;
+  }
+  return plan;
 }
 
 }  // namespace
@@ -44,8 +63,8 @@ int64_t PointwiseGemms::Workspace(int64_t slice) const {
   int64_t bytes = 0;
   for (const int64_t samples : {slice, g_.N % slice}) {
     if (samples == 0) continue;
-    const auto plan = hopper::PlanPath(operation_, Images(samples),
-                                       hopper::Type::kTf32, multiprocessors_);
+    const auto plan =
+        PlanProduct(operation_, Images(samples), multiprocessors_);
     if (!plan) return -1;
     bytes = std::max(bytes, plan->workspace);
   }
@@ -57,8 +76,7 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
                                 const void* rhs, void* result,
                                 void* workspace) const {
   const ConvGeometry images = Images(samples);
-  const auto plan = hopper::PlanPath(operation_, images, hopper::Type::kTf32,
-                                     multiprocessors_);
+  const auto plan = PlanProduct(operation_, images, multiprocessors_);
   if (!plan) return cudaErrorInvalidValue;
   return hopper::RunPath(
       operation_,

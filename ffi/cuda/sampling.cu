@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "cuda/dtypes.h"
 #include "cuda/sampling.h"
@@ -65,6 +66,19 @@ struct SampleTable {
   int rows[kEntries];
 };
 
+// Columns are more than the L2 holds, and should not push the images out of it.
+template <typename T, int kVector>
+__device__ void StoreOnce(Vector<T, kVector>* to,
+                          const Vector<T, kVector>& from) {
+  if constexpr (sizeof(from) == 16) {
+    uint4 bits;
+    memcpy(&bits, &from, sizeof(bits));
+    __stcs(reinterpret_cast<uint4*>(to), bits);
+  } else {
+    *to = from;
+  }
+}
+
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     SampleKernel(const __grid_constant__ SamplingShape s,
@@ -112,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           result.values[v] = Convert<T>(sum);
         }
         const int row = table.rows[i];
-        if (row >= 0) to[row] = result;
+        if (row >= 0) StoreOnce(to + row, result);
       }
     }
   }

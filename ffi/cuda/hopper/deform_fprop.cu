@@ -52,14 +52,9 @@ cudaError_t Run(const DeformCall& call, const DeformProblem& problem,
                 Stage stage, cudaStream_t stream) {
   using Config = DeformConfig<T, kN, kStages>;
   const int blocks = call.plan.blocks;
-  switch (call.plan.split) {
-    case 1:
-      return Launch<Config, 1>(problem, blocks, stage, stream);
-    case 2:
-      return Launch<Config, 2>(problem, blocks, stage, stream);
-    default:
-      return Launch<Config, 4>(problem, blocks, stage, stream);
-  }
+  return call.plan.split == 1
+             ? Launch<Config, 1>(problem, blocks, stage, stream)
+             : Launch<Config, 2>(problem, blocks, stage, stream);
 }
 
 template <typename T>
