@@ -76,6 +76,19 @@ ONE_GROUP = problem((2, 12, 13, 32), (3, 3, 32, 64))
 @pytest.mark.parametrize("batch", [1, 33, 64, 65])
 @pytest.mark.parametrize("p", [PROBLEMS["torchvision"], ONE_GROUP], ids=["groups", ""])
 def test_a_sample_does_not_depend_on_its_batch(platform, p, batch):
+    assert_batch_invariant(p, batch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 33])
+def test_a_sample_does_not_depend_on_the_tile_of_its_products(batch):
+    """33 samples are one wave of tiles of 128x64, which other batches do not have."""
+    with jax.default_device(jax.devices("cuda")[0]):
+        assert_batch_invariant(problem((2, 12, 13, 32), (3, 3, 32, 160)), batch)
+
+
+def assert_batch_invariant(p, batch):
+    """The last samples of 65 have the bits that they have without the others."""
     whole_batch = p._replace(x=(65, *p.x[1:]))
     a = arrays(whole_batch, exact=False).cast("float32")
     want = bits(run(whole_batch, a))
