@@ -225,10 +225,10 @@ def check(side, operands, expected, dtype: str) -> None:
             raise WrongResult(f"{side.name}: {name} is wrong")
 
 
-def expected_of(row, offset_groups: int, operands) -> list:
+def expected_of(row, offset_groups: int, backward: bool, operands) -> list:
     """What must come out, in f32 by `jax.lax` gathers, of one sample's worth."""
     wide = [a.astype("float32") for a in operands]
-    side = OurSide("xla", row, offset_groups, True, [wide])
+    side = OurSide("xla", row, offset_groups, backward, [wide])
     return side.once(wide)
 
 
@@ -254,7 +254,8 @@ def measure(case, engines, with_torch: bool, passes, seconds: float, repeats: in
     count = GPU_CALLS if jax.default_backend() == "gpu" else 3
     sets = [operands(batch, row, offset_groups, dtype, i) for i in range(count)]
     exact = operands(min(batch, 2), row, offset_groups, dtype, 0, exact=True)
-    expected = expected_of(row, offset_groups, exact)
+    backward = any(which != "forward" for which in passes)
+    expected = expected_of(row, offset_groups, backward, exact)
     for which in passes:
         sides = sides_of(row, offset_groups, dtype, engines, with_torch, which, sets)
         for side in sides:
