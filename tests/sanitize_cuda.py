@@ -18,6 +18,7 @@ import deform_oracle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import test_deform_fused
 import test_direct
 import test_few_channels
 import test_implicit_gemm
@@ -90,6 +91,14 @@ def deformable(name, dtype):
     ]
 
 
+def deformable_fused(name, dtype):
+    """The forward pass without columns in memory."""
+    p = test_deform_fused.CASES[name]
+    a = deform_oracle.arrays(p)
+    call = test_deform_fused.forward(p, algorithm="implicit_gemm")
+    return (call(*test_deform_fused.operands(p, a, dtype)),)
+
+
 WIDTHS = (("bfloat16", 24), ("bfloat16", 13), ("float32", 20))
 
 
@@ -110,6 +119,10 @@ def runs():
     for name in deform_oracle.PROBLEMS:
         call = functools.partial(deformable, name, "float32")
         found[f"im2col_gemm, deformable, {name}"] = call
+    for name in ("one_tap", "64", "groups"):
+        for dtype in ("bfloat16", "float32"):
+            call = functools.partial(deformable_fused, name, dtype)
+            found[f"implicit_gemm, deformable, {name}, {dtype}"] = call
     return found
 
 
