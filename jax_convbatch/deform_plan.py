@@ -186,11 +186,13 @@ def _plan_columns(problem: Problem) -> Plan:
 def _implicit_products(problem: Problem) -> Callable[[int], int] | None:
     """The workspace of products of samples by implicit_gemm, where that multiplies.
 
-    Columns are images of so many channels then, and the filter is 1x1. It is for
-    TF32 that cuBLAS has nothing as fast (ffi/cuda/pointwise_gemms.h).
+    Columns are images of so many channels then, and the filter is 1x1. For TF32
+    cuBLAS has nothing as fast (ffi/cuda/pointwise_gemms.h).
     """
     op, _, g, _, dtype, _, precision, _ = problem
-    if dtype.name != "float32" or precision > 0 or g.groups > 1:
+    tf32 = dtype.name == "float32" and precision == 0
+    half = dtype.name in ("bfloat16", "float16") and op == "fprop"
+    if not (tf32 or half) or g.groups > 1:
         return None
 
     def plans(samples: int):

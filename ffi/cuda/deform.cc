@@ -16,6 +16,7 @@
 #include "cuda/conv_gemms.h"
 #include "cuda/dtypes.h"
 #include "cuda/handlers.h"
+#include "cuda/hopper_device.h"
 #include "cuda/pointwise_gemms.h"
 #include "cuda/sampling.h"
 #include "cuda/status.h"
@@ -42,6 +43,7 @@ struct Call {
   int64_t offset_groups;
   ffi::DataType dtype;
   Arithmetic arithmetic;
+  std::optional<hopper::Type> type;  // in implicit_gemm's kernels
   int64_t slice;
   How how;
 
@@ -52,6 +54,7 @@ struct Call {
         offset_groups(o.offset_groups),
         dtype(dtype),
         arithmetic(ArithmeticOf(dtype, o.precision)),
+        type(HopperType(dtype, o.precision)),
         slice(std::clamp<int64_t>(
             o.slice, 1,
             std::min({g.N, MaxSamples(g), MaxSampled(g, offset_groups)}))),
@@ -110,9 +113,12 @@ class Gemms {
             call.g) {
     const bool wgrad = call.operation == Operation::kWgrad;
     if (call.how.config == "implicit_gemm") {
-      pointwise_.emplace(call.operation, call.g);
+      constexpr auto kTf32 = hopper::Type::kTf32;
+      supported_ = call.type &&
+                   (call.operation == Operation::kFprop || *call.type == kTf32);
+      pointwise_.emplace(call.operation, call.g, call.type.value_or(kTf32));
       const int64_t bytes = pointwise_->Workspace(call.slice);
-      supported_ = bytes >= 0;
+      supported_ = supported_ && bytes >= 0;
       if (supported_) space_ = workspace.Take<char>(bytes);
       if (wgrad && call.slice < call.g.N)
         sums_.emplace(call.g, 1, call.arithmetic, workspace);
@@ -124,8 +130,7 @@ class Gemms {
   // After the workspace was checked.
   ffi::Error Prepare() {
     if (!pointwise_) return cublas_.FindAlgorithm();
-    const bool tf32 = call_.arithmetic.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    if (supported_ && tf32 && call_.g.groups == 1) return ffi::Error::Success();
+    if (supported_ && call_.g.groups == 1) return ffi::Error::Success();
     return ffi::Error::InvalidArgument(
         "jax_convbatch: the kernels of implicit_gemm do not multiply these "
         "columns: " +

@@ -20,9 +20,10 @@ hopper::Op OpOf(Operation operation) {
 // The rule's plan, but for images so small that tiles of 128 x 64 are one wave:
 // sums of columns are long, and small tiles read them too often.
 std::optional<hopper::Plan> PlanProduct(hopper::Op op, const ConvGeometry& g,
+                                        hopper::Type type,
                                         int multiprocessors) {
-  auto plan = hopper::PlanPath(op, g, hopper::Type::kTf32, multiprocessors);
-  if (!plan || op != hopper::Op::kFprop ||
+  auto plan = hopper::PlanPath(op, g, type, multiprocessors);
+  if (!plan || op != hopper::Op::kFprop || type != hopper::Type::kTf32 ||
       plan->path != hopper::Path::kCopies) {
     return plan;
   }
@@ -37,8 +38,9 @@ std::optional<hopper::Plan> PlanProduct(hopper::Op op, const ConvGeometry& g,
 
 }  // namespace
 
-PointwiseGemms::PointwiseGemms(Operation operation, const ConvGeometry& g)
-    : operation_(OpOf(operation)), g_(g) {
+PointwiseGemms::PointwiseGemms(Operation operation, const ConvGeometry& g,
+                               hopper::Type type)
+    : operation_(OpOf(operation)), g_(g), type_(type) {
   int device;
   if (cudaGetDevice(&device) == cudaSuccess) {
     cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount,
@@ -64,7 +66,7 @@ int64_t PointwiseGemms::Workspace(int64_t slice) const {
   for (const int64_t samples : {slice, g_.N % slice}) {
     if (samples == 0) continue;
     const auto plan =
-        PlanProduct(operation_, Images(samples), multiprocessors_);
+        PlanProduct(operation_, Images(samples), type_, multiprocessors_);
     if (!plan) return -1;
     bytes = std::max(bytes, plan->workspace);
   }
@@ -76,12 +78,11 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
                                 const void* rhs, void* result,
                                 void* workspace) const {
   const ConvGeometry images = Images(samples);
-  const auto plan = PlanProduct(operation_, images, multiprocessors_);
+  const auto plan = PlanProduct(operation_, images, type_, multiprocessors_);
   if (!plan) return cudaErrorInvalidValue;
-  return hopper::RunPath(
-      operation_,
-      {images, hopper::Type::kTf32, *plan, lhs, rhs, result, workspace},
-      multiprocessors_, stage, stream);
+  return hopper::RunPath(operation_,
+                         {images, type_, *plan, lhs, rhs, result, workspace},
+                         multiprocessors_, stage, stream);
 }
 
 }  // namespace jax_convbatch

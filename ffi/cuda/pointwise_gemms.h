@@ -1,7 +1,7 @@
 // The matrix products over columns by the kernels of implicit_gemm, for which
-// columns are images of column_size() channels under a 1x1 filter. For f32 as
-// TF32 of one group, on Hopper: cuBLAS has no kernels of that generation for
-// operands that lie as ours do.
+// columns are images of column_size() channels under a 1x1 filter. For one
+// group, on Hopper, of f32 as TF32 (cuBLAS has no kernels of that generation
+// for operands that lie as ours do), and fprop of 16-bit types.
 #ifndef JAX_CONVBATCH_CUDA_POINTWISE_GEMMS_H_
 #define JAX_CONVBATCH_CUDA_POINTWISE_GEMMS_H_
 
@@ -18,7 +18,7 @@ namespace jax_convbatch {
 class PointwiseGemms {
  public:
   // `g` is of the convolution over the whole batch. On the current device.
-  PointwiseGemms(Operation operation, const ConvGeometry& g);
+  PointwiseGemms(Operation operation, const ConvGeometry& g, hopper::Type type);
 
   // Bytes that products of slices of the batch need; negative where one cannot
   // run.
@@ -35,6 +35,7 @@ class PointwiseGemms {
 
   hopper::Op operation_;
   const ConvGeometry& g_;
+  hopper::Type type_;
   int multiprocessors_ = 0;
 };
 
