@@ -17,7 +17,7 @@ ROLES = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 L2_BYTES = 64 << 20  # a little more than an H200's
-PROGRAM_BYTES = 3 << 30  # of results alive in one program
+PROGRAM_BYTES = 8 << 30  # of results alive in one program
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,15 @@ class Case:
         No two calls take the same pair, so that XLA can merge none, and between
         two uses of a set lies more than an L2 where the arrays are that large. On a
         GPU there are enough calls to hide what it costs to start a program: 13 us
-        on an H200, where a small convolution takes 5.
+        on an H200, where a small convolution takes 5 and a large one 40.
         """
         sets = int(np.clip(-(-3 * L2_BYTES // self.least_bytes), 3, 8))
         if platform == "cpu":
             return [(i, i) for i in range(sets)]
+        sets = max(sets, 6)
         itemsize = jnp.dtype(self.dtype).itemsize
         result = int(np.prod(self.result)) * itemsize
-        calls = 64 if self.least_bytes < 16 << 20 else 16
+        calls = 64 if self.least_bytes < 16 << 20 else 32
         calls = int(np.clip(PROGRAM_BYTES // max(result, 1), sets, calls))
         calls = min(calls, sets * sets)
         return [(k % sets, (k + k // sets) % sets) for k in range(calls)]
