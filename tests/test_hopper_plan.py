@@ -106,11 +106,16 @@ def test_small_batches_of_deep_layers_need_no_pieces_in_wgrad(native, dtype):
 
 
 def test_short_sums_of_1x1_layers_take_tiles_whose_weights_stay(native):
-    def tile(op, name):
-        return native(op, geometry(256, RESNET50_V1[name]), "bfloat16", H200)["config"]
+    def tile(op, name, batch=256):
+        g = geometry(batch, RESNET50_V1[name])
+        return native(op, g, "bfloat16", H200)["config"]
 
-    assert tile("fprop", "28_1x1_128_512") == tile("fprop", "56_1x1_64_256") == "64x128"
-    assert tile("dgrad", "28_1x1_512_128") == tile("dgrad", "56_1x1_256_64") == "64x128"
+    assert (
+        tile("fprop", "28_1x1_128_512") == tile("dgrad", "28_1x1_512_128") == "64x128"
+    )
+    # The same, stored as whole lines.
+    assert tile("fprop", "56_1x1_64_256") == tile("dgrad", "56_1x1_256_64") == "64x256"
+    assert tile("fprop", "56_1x1_64_256", 8) == "64x128"  # too few tiles
     assert tile("fprop", "28_1x1_512_128") != "64x128"
 
 

@@ -57,6 +57,8 @@ EDGES = {
     ),
     "weights that stay, fprop": problem(40, (30, 30), 72, 136, (1, 1)),
     "weights that stay, dgrad": problem(40, (30, 30), 136, 40, (1, 1)),
+    "whole lines, fprop": problem(80, (30, 31), 64, 320, (1, 1)),
+    "whole lines, dgrad": problem(80, (30, 31), 320, 40, (1, 1)),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
     "sixteen": problem(3, (16, 16), 16, 16, (3, 3), padding=SAME),
     "sixteen, narrow": problem(400, (9, 7), 16, 16, (3, 3), padding=SAME),

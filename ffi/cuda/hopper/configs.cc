@@ -10,26 +10,28 @@ struct Tile {
   int m, n;
 };
 
-bool HasWindows(Op op, const ConvGeometry& g, Type type) {
-  if (op == Op::kFprop) {
-    return TileWindow(type, InputOf(g), OutputOf(g), FpropPart(g)).has_value();
+// Those of bf16 and f16.
+std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
+  std::vector<Tile> tiles = {
+      {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
+  const bool fprop = op == Op::kFprop;
+  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  if (parts.size() != 1) return tiles;
+  const Activations in = fprop ? InputOf(g) : OutputOf(g);
+  const Activations out = fprop ? OutputOf(g) : InputOf(g);
+  if (TileWindow(type, in, out, parts[0])) {
+    tiles.push_back({kWindowPixels, kWindowChannels});
   }
-  const auto parts = DgradParts(g);
-  return parts.size() == 1 &&
-         TileWindow(type, OutputOf(g), InputOf(g), parts[0]).has_value();
+  if (StoresLines(in, out, parts[0])) {
+    tiles.push_back({kLineTilePixels, kLineTileChannels});
+  }
+  return tiles;
 }
 
 // Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
 // for, and the window kernel's.
 std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type) {
-  if (type != Type::kTf32) {
-    std::vector<Tile> tiles = {
-        {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
-    if (HasWindows(op, g, type)) {
-      tiles.push_back({kWindowPixels, kWindowChannels});
-    }
-    return tiles;
-  }
+  if (type != Type::kTf32) return TilesOf16Bits(op, g, type);
   std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
   if (op == Op::kDgrad) tiles.push_back({128, 128});
   return tiles;

@@ -16,114 +16,13 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_KERNEL_CUH_
 
+#include "cuda/hopper/conv_config.cuh"
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
 
 namespace jax_convbatch::hopper {
-
-// The warpgroups take turns with tiles of kM x kN, so that one stores while the
-// other multiplies, or multiply the halves of one tile together.
-enum class Work { kInTurns, kTogether };
-
-// kStores: buffers for finished tiles. kZeros: whether there may be parts that
-// no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
-// kReduction where input channels are (dgrad).
-// kResident: stages of weights that stay in shared memory, all that a tile
-// sums, where every tile of a block has the same channels; 0: they come anew.
-template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
-          bool kZeros_, Contiguous kWeights_, int kResident_ = 0>
-struct ConvConfig {
-  using T = T_;
-  static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
-  static constexpr int kStores = kStores_;
-  static constexpr bool kTogether = kWork == Work::kTogether;
-  static constexpr bool kZeros = kZeros_;
-  static constexpr Contiguous kWeights = kWeights_;
-
-  static constexpr int kInputBytes = kM * 128;
-  static constexpr int kResident = kResident_;
-  static constexpr int kWeightBytes = kN * 128;
-  static constexpr int kStageBytes =
-      kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
-  static constexpr int kTileBytes = kM * kN * 2;  // of the output
-  // What one warpgroup multiplies, and the warps that use a stage.
-  static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
-  static constexpr int kWarps =
-      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
-};
-
-// A tile of so many stages is bound by the tensor cores, not by its stores.
-inline constexpr int kPacedIterations = 4;
-
-template <typename Config>
-struct ConvBarriers {
-  RingBarriers<Config::kStages> ring;
-  StoreBarriers<Config::kStores> stores;
-  uint64_t turn[kConsumers];      // the other warpgroup's tile is under way
-  uint64_t residual[kConsumers];  // it is there for the warpgroup's next tile
-  uint64_t resident;              // the weights that stay are there
-
-  __device__ void Init() {  // by one thread
-    ring.Init(Config::kResident > 0 ? 1 : 2, Config::kWarps);
-    BarrierInit(SharedAddress(&resident), 1);
-    stores.Init(Config::kWarps);
-    for (uint64_t& barrier : turn) {
-      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
-    }
-    for (uint64_t& barrier : residual) {
-      BarrierInit(SharedAddress(&barrier), 1);
-    }
-    FenceBarrierInit();
-  }
-};
-
-// Addresses in shared memory. Swizzled boxes start at multiples of 1024.
-template <typename Config>
-struct ConvShared {
-  static constexpr int kStoreOffset = Config::kStages * Config::kStageBytes;
-  static constexpr int kZeroOffset =
-      kStoreOffset + Config::kStores * Config::kTileBytes;
-  static constexpr int kResidentOffset =
-      kZeroOffset + (Config::kZeros ? kBoxBytes : 0);
-  static constexpr int kBarrierOffset =
-      kResidentOffset + Config::kResident * Config::kWeightBytes;
-  static constexpr int kBytes = kBarrierOffset + sizeof(ConvBarriers<Config>);
-};
-
-// A tile of the launch: part, first pixel, first channel, and how many stages
-// it takes. It may lie past the part's end: then it is nothing.
-struct ConvTile {
-  const ConvPart* part;
-  int pixel, channel, iterations;
-};
-
-template <typename Config, int kParts>
-__device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
-                                           int tile) {
-  const int unit = kParts == 1 ? tile : tile / problem.parts;
-  const int group = unit / problem.n_tiles;
-  const int channel = (unit - group * problem.n_tiles) * Config::kN;
-  const int pixel = group * Config::kM;
-  if constexpr (kParts == 1) {
-    const ConvPart* part = &problem.part[0];
-    return {part, pixel, channel, part->iterations};
-  }
-  // What lies side by side in the output is written together; the order
-  // rotates, so that every block gets tiles of all parts.
-  const ConvPart* part = &problem.part[(tile + unit) % problem.parts];
-  return {part, pixel, channel, pixel < part->pixels ? part->iterations : 0};
-}
-
-// Calls visit(tile) for the tiles of this block, in order.
-template <typename Config, int kParts, typename Visit>
-__device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
-                                         Visit visit) {
-  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
-    visit(TileAt<Config>(problem, t));
-  }
-}
 
 // One thread issues the input's copies, one in another warp the weights': it
 // helps small tiles, which are bound by how fast copies are issued.
@@ -281,7 +180,7 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
                                          problem.channels);
     } else {
       wait_free();
-      WriteTile<typename Config::T>(acc, to, written);
+      WriteTile<typename Config::T, Config::kLines>(acc, to, written);
     }
   });
 }
@@ -320,6 +219,8 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   const uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
   auto& [written, free] = barriers.stores;
   int turns = 0;
+  // Tiles whose stores would hold up the loads of others.
+  int before_last = (problem.tiles - 1 - int(blockIdx.x)) / int(gridDim.x);
   auto residual = [&](int turn) {
     if constexpr (After::kPresent) {
       if (after.residual == nullptr) return;
@@ -330,14 +231,19 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   };
   for (int turn = 0; turn < kStores - 1; ++turn) residual(turn);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
+    const bool paced = before_last-- > 0 && tile.iterations >= kPacedIterations;
     if (tile.iterations > 0) {
       residual(turns + kStores - 1);
       const int buffer = turns % kStores;
       BarrierWait(SharedAddress(&written[buffer]), turns / kStores & 1);
-      StoreTile<kM, kN, kParts == 1>(
-          *tile.part, stores + buffer * Config::kTileBytes, kBoxBytes,
-          tile.iterations >= kPacedIterations, tile.pixel, tile.channel,
-          problem.channels);
+      const uint32_t from = stores + buffer * Config::kTileBytes;
+      if constexpr (Config::kLines) {
+        StoreLines<kM, kN>(*tile.part, from, tile.pixel, tile.channel);
+      } else {
+        StoreTile<kM, kN, kParts == 1>(*tile.part, from, kBoxBytes, paced,
+                                       tile.pixel, tile.channel,
+                                       problem.channels);
+      }
       StoreWaitRead<kStores - 1>();
       // What was written kStores - 1 turns before this one has been read.
       if (++turns >= kStores) {
@@ -366,7 +272,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
       memory + ConvShared<Config>::kBarrierOffset);
   const uint32_t shared = SharedAddress(memory);
-  if (threadIdx.x == 0) barriers.Init();
+  // Each by a warp that issues no loads.
+  if (threadIdx.x == 96) barriers.Init();
+  if (threadIdx.x == 64) {
+    PrefetchMap(problem.part[0].input);
+    PrefetchMap(problem.weights);
+    PrefetchMap(problem.part[0].output);
+  }
   if constexpr (Config::kZeros) {
     uint8_t* zeros = memory + ConvShared<Config>::kZeroOffset;
     for (int i = threadIdx.x; i < kBoxBytes / 16; i += kThreads) {
@@ -376,9 +288,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
 
+  // Small tiles need no more registers than each warpgroup has.
+  constexpr bool kTrades =
+      After::kPresent || Config::kGroupM * Config::kN > 64 * 128;
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
-    GiveRegisters<kProducerRegisters>();
+    if constexpr (kTrades) GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
       IssueCopies<Config, Operand::kInput>(problem, shared, barriers.ring);
     } else if (threadIdx.x == 32) {
@@ -393,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       IssueStores<Config>(problem, after, shared, barriers);
     }
   } else {
-    TakeRegisters<kConsumerRegisters>();
+    if constexpr (kTrades) TakeRegisters<kConsumerRegisters>();
     Consume<Config>(problem, after, warpgroup - 1, shared, barriers);
   }
 }

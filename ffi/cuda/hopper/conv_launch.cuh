@@ -27,7 +27,8 @@ bool AddPart(const ConvCall& call, const Activations& in,
              const Activations& out, const PartAxes& axes,
              const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
   const PartAxis &h = axes.h, &w = axes.w;
-  ConvPart& part = problem->part[problem->parts++];
+  ConvPart& part = problem->part[problem->parts];
+  problem->parts = problem->parts + 1;
   part.taps_h = h.taps;
   part.taps_w = w.taps;
   part.rows = static_cast<int>(h.count);
@@ -52,6 +53,11 @@ bool AddPart(const ConvCall& call, const Activations& in,
       return EncodeTiled(&part.output, call.type, call.result,
                          {out.c, part.pixels}, {channels, boxes.store_pixels},
                          Copy::kStore);
+    case Output::kLines:  // box by box of 64 channels within a line
+      return EncodeStrided(
+          &part.output, call.type, call.result,
+          {channels, out.c / channels, part.pixels}, {channels, out.c},
+          {channels, call.plan.tile_n / channels, kLinePixels}, Copy::kStore);
     case Output::kThreads:
       part.output_data = call.result;
       return true;
@@ -95,9 +101,10 @@ cudaError_t LaunchConv(const ConvProblem<kParts>& problem, const After& after,
       RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   // Every tile of a block has the same channels.
-  if (Config::kResident > 0) blocks -= blocks % problem.n_tiles;
-  kernel<<<std::min(problem.tiles, blocks), kThreads,
-           ConvShared<Config>::kBytes, stream>>>(problem, after);
+  if (Config::kResident > 0) blocks -= blocks % int(problem.n_tiles);
+  constexpr int kBytes = ConvShared<Config>::kBytes;
+  kernel<<<std::min(problem.tiles, blocks), kThreads, kBytes, stream>>>(problem,
+                                                                        after);
   return cudaGetLastError();
 }
 
@@ -111,8 +118,12 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
   // What the window kernel does not take, with the same bits.
   if (call.plan.tile_m == kWindowPixels) call.plan.tile_m = 256;
   ConvProblem<kParts> problem{};
+  const bool lines = call.plan.tile_m == kLineTilePixels &&
+                     call.plan.tile_n == kLineTileChannels;
   const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
-                           kParts == 1 ? Output::kMatrix : Output::kWalk};
+                           kParts > 1 ? Output::kWalk
+                           : lines    ? Output::kLines
+                                      : Output::kMatrix};
   if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
@@ -145,6 +156,12 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
     }
     return launch(
         ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
+  }
+  if constexpr (kParts == 1 && !After::kPresent) {
+    if (lines && StoresLines(in, out, parts[0])) {
+      return launch(ConvConfig<T, kLineTilePixels, kLineTileChannels, kInTurns,
+                               8, 4, false, kWeights, 1, true>());
+    }
   }
   if (m == 256 && n == 64) {
     return launch(

@@ -150,6 +150,12 @@ Im2colWalk OutputWalk(const Activations& out, const PartAxes& part,
           h.output_step, w.output_step, pixels};
 }
 
+bool StoresLines(const Activations& in, const Activations& out,
+                 const PartAxes& part) {
+  return part.h.taps.count == 1 && part.w.taps.count == 1 && in.c <= 64 &&
+         out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kLineTileChannels;
+}
+
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
                 const PartAxes& part) {
   constexpr double kLimit = 1 << 30;

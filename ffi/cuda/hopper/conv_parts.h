@@ -8,7 +8,7 @@
 
 #include "conv_geometry.h"
 #include "cuda/hopper/conv.h"
-#include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/tap_axis.h"
 #include "cuda/hopper/tensor_map.h"
 
 namespace jax_convbatch::hopper {
@@ -77,6 +77,14 @@ std::vector<PartAxes> DgradParts(const ConvGeometry& g);
 // How a part reads and writes, in boxes of so many pixels.
 Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels);
 Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels);
+
+// Tiles that are stored as whole lines of channels, Output::kLines.
+inline constexpr int kLineTilePixels = 64, kLineTileChannels = 256;
+
+// Whether the convolution kernel has them for the only part: 1x1 filters that
+// one stage of a tile holds whole, and channels in whole boxes. Not for TF32.
+bool StoresLines(const Activations& in, const Activations& out,
+                 const PartAxes& part);
 
 // Whether taps and corners fit the copy engine's instruction, and the tiles
 // 32 bits.

@@ -22,7 +22,7 @@ Heaviest HeaviestOf(const Activations& in, const Activations& out,
 
 // The largest tile that still gives every multiprocessor work.
 Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
-                 int multiprocessors) {
+                 bool lines, int multiprocessors) {
   auto tiles = [&](int64_t pixels, int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };
@@ -30,6 +30,10 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
   if (out.c > 64) {
     if (tiles(all, 128, 128) >= 2 * multiprocessors) {
       // Their weights stay in shared memory.
+      if (lines && tiles(all, kLineTilePixels, kLineTileChannels) >=
+                       16 * multiprocessors) {
+        return {kLineTilePixels, kLineTileChannels, multiprocessors, 0};
+      }
       if (parts == 1 && part.taps == 1 && part.stages <= 2) {
         return {64, 128, multiprocessors, 0};
       }
@@ -71,7 +75,8 @@ Plan BestTile(Type type, const Activations& in, const Activations& out,
       return {kWindowPixels, kWindowChannels, multiprocessors, 0};
     }
   }
-  return LargestTile(out, HeaviestOf(in, out, parts[0]), count,
+  const bool lines = count == 1 && StoresLines(in, out, parts[0]);
+  return LargestTile(out, HeaviestOf(in, out, parts[0]), count, lines,
                      multiprocessors);
 }
 

@@ -9,18 +9,18 @@
 
 #include <cstdint>
 
+#include "cuda/hopper/divisor.h"
+#include "cuda/hopper/tap_axis.h"
+
 namespace jax_convbatch::hopper {
 
-// The taps that one part of the output uses along one axis: tap index
-// `tap + i * tap_step` reads at `i * offset_step` from the base pixel.
-struct TapAxis {
-  int count, tap, tap_step, offset_step;
-};
-
-// How a part's pixels are stored: as rows of one matrix, as they are walked, or
-// by threads where the walk passes the image's border. (The copy engine traps
-// where a walk that is stored passes it, or a tile begins before it.)
-enum class Output { kMatrix, kWalk, kThreads };
+// How a part's pixels are stored: as rows of one matrix, by boxes of 64
+// channels; the same by boxes of kLinePixels whole lines of up to 256 channels;
+// as they are walked, or by threads where the walk passes the image's border.
+// (The copy engine traps where a walk that is stored passes it, or a tile
+// begins before it.)
+enum class Output { kMatrix, kLines, kWalk, kThreads };
+inline constexpr int kLinePixels = 32;
 
 // Pixels of the output that use the same taps: all of them, or in a strided
 // dgrad those of one residue class. They form a grid of rows x cols an image.
@@ -29,7 +29,7 @@ struct ConvPart {
   CUtensorMap output;
   void* output_data;  // kThreads
   TapAxis taps_h, taps_w;
-  int rows, cols;
+  Divisor rows, cols;
   int pixels;      // over all images
   int iterations;  // taps x blocks of 64 channels
   // The base pixel of the part's first output, and where that output lies.
@@ -43,8 +43,8 @@ struct ConvProblem {
   int channels;         // N: of the output
   int channel_blocks;   // of the reduction, 64 each
   int filter_width;     // S
-  int n_tiles;          // tiles along the channels
-  int parts;
+  Divisor n_tiles;      // tiles along the channels
+  Divisor parts;
   int tiles;  // of all parts, as many of each
   ConvPart part[kParts];
 };

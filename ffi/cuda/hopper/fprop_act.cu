@@ -8,13 +8,12 @@ namespace {
 
 // Two warpgroups that work together on a tile multiply nothing while they write
 // it. Where writing is long beside multiplying, they take turns with its
-// halves, which gives the same bits.
+// halves, which gives the same bits. Residuals come in boxes, not in lines.
 Plan InHalves(const ConvCall& call) {
   const ConvGeometry& g = call.g;
   Plan plan = call.plan;
   const int64_t iterations = g.taps() * ((g.C + 63) / 64);
-  if (plan.tile_m == 128 && plan.tile_n == 256 &&
-      iterations <= kPacedIterations) {
+  if (plan.tile_n == 256 && iterations <= kPacedIterations) {
     plan.tile_n = 128;
   }
   return plan;

@@ -25,22 +25,24 @@ struct alignas(8) StoreBarriers {
 };
 
 // Writes a warpgroup's accumulators: acc[m] holds 64 pixels, 2 kHalfN channels.
-template <typename T, int kRows, int kHalfN>
+// With kLines all channels of a pixel lie side by side, not in boxes.
+template <typename T, bool kLines = false, int kRows, int kHalfN>
 __device__ __forceinline__ void WriteTile(const float (&acc)[kRows][kHalfN],
                                           uint32_t buffer, uint64_t* written) {
   // A lane addresses row `lane % 16` of its warp's 16, 8 columns to the left or
   // to the right.
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-  const uint32_t line = buffer + row * 128;
+  constexpr int kBoxes = kHalfN / 32;  // along the channels
 #pragma unroll
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
     for (int j = 0; j < kHalfN / 4; j += 2) {  // 8 columns each
-      const int box = m * (kHalfN / 32) + j / 8;
+      const int line = kLines ? (m * 64 + row) * kBoxes + j / 8
+                              : (m * kBoxes + j / 8) * 64 + row;
       const int eight = j % 8 + lane / 16;
       const float* v = &acc[m][4 * j];
-      StoreMatrix4(line + box * kBoxBytes + ((eight ^ row % 8) << 4),
+      StoreMatrix4(buffer + line * 128 + ((eight ^ line % 8) << 4),
                    Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
                    Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
     }
@@ -84,6 +86,17 @@ __device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
         StoreWaitRead<0>();
       }
     }
+  }
+  StoreCommit();
+}
+
+// Of tiles that lie as lines, 32 pixels at a time.
+template <int kM, int kN>
+__device__ __forceinline__ void StoreLines(const ConvPart& part,
+                                           uint32_t buffer, int pixel,
+                                           int channel) {
+  for (int m = 0; m < kM && pixel + m < part.pixels; m += kLinePixels) {
+    StoreTile3(part.output, buffer + m * kN * 2, 0, channel / 64, pixel + m);
   }
   StoreCommit();
 }

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/tap_axis.h"
 
 namespace jax_convbatch::hopper {
 

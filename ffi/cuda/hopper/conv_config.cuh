@@ -1,0 +1,120 @@
+// What a block of the convolution kernel is made of: its configuration, its
+// shared memory, and the tiles that it works on.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_CONFIG_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_CONFIG_CUH_
+
+#include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/store_tile.cuh"
+
+namespace jax_convbatch::hopper {
+
+// The warpgroups take turns with tiles of kM x kN, so that one stores while the
+// other multiplies, or multiply the halves of one tile together.
+enum class Work { kInTurns, kTogether };
+
+// kStores: buffers for finished tiles. kZeros: whether there may be parts that
+// no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
+// kReduction where input channels are (dgrad).
+// kResident: stages of weights that stay in shared memory, all that a tile
+// sums, where every tile of a block has the same channels; 0: they come anew.
+// kLines: tiles are written and stored as whole rows of kN channels, not as
+// boxes of 64 channels.
+template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
+          bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
+          bool kLines_ = false>
+struct ConvConfig {
+  using T = T_;
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
+  static constexpr int kStores = kStores_;
+  static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr bool kZeros = kZeros_;
+  static constexpr Contiguous kWeights = kWeights_;
+
+  static constexpr int kResident = kResident_;
+  static constexpr bool kLines = kLines_;
+
+  static constexpr int kInputBytes = kM * 128;
+  static constexpr int kWeightBytes = kN * 128;
+  static constexpr int kStageBytes =
+      kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
+  static constexpr int kTileBytes = kM * kN * 2;  // of the output
+  // What one warpgroup multiplies, and the warps that use a stage.
+  static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
+  static constexpr int kWarps =
+      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+};
+
+// A tile of so many stages is bound by the tensor cores, not by its stores.
+inline constexpr int kPacedIterations = 4;
+
+template <typename Config>
+struct ConvBarriers {
+  RingBarriers<Config::kStages> ring;
+  StoreBarriers<Config::kStores> stores;
+  uint64_t turn[kConsumers];      // the other warpgroup's tile is under way
+  uint64_t residual[kConsumers];  // it is there for the warpgroup's next tile
+  uint64_t resident;              // the weights that stay are there
+
+  __device__ void Init() {  // by one thread
+    ring.Init(Config::kResident > 0 ? 1 : 2, Config::kWarps);
+    BarrierInit(SharedAddress(&resident), 1);
+    stores.Init(Config::kWarps);
+    for (uint64_t& barrier : turn) {
+      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
+    for (uint64_t& barrier : residual) {
+      BarrierInit(SharedAddress(&barrier), 1);
+    }
+    FenceBarrierInit();
+  }
+};
+
+// Addresses in shared memory. Swizzled boxes start at multiples of 1024.
+template <typename Config>
+struct ConvShared {
+  static constexpr int kStoreOffset = Config::kStages * Config::kStageBytes;
+  static constexpr int kZeroOffset =
+      kStoreOffset + Config::kStores * Config::kTileBytes;
+  static constexpr int kResidentOffset =
+      kZeroOffset + (Config::kZeros ? kBoxBytes : 0);
+  static constexpr int kBarrierOffset =
+      kResidentOffset + Config::kResident * Config::kWeightBytes;
+  static constexpr int kBytes = kBarrierOffset + sizeof(ConvBarriers<Config>);
+};
+
+// A tile of the launch: part, first pixel, first channel, and how many stages
+// it takes. It may lie past the part's end: then it is nothing.
+struct ConvTile {
+  const ConvPart* part;
+  int pixel, channel, iterations;
+};
+
+template <typename Config, int kParts>
+__device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
+                                           int tile) {
+  const int unit = kParts == 1 ? tile : tile / problem.parts;
+  const int group = unit / problem.n_tiles;
+  const int channel = (unit - group * problem.n_tiles) * Config::kN;
+  const int pixel = group * Config::kM;
+  if constexpr (kParts == 1) {
+    const ConvPart* part = &problem.part[0];
+    return {part, pixel, channel, part->iterations};
+  }
+  // What lies side by side in the output is written together; the order
+  // rotates, so that every block gets tiles of all parts.
+  const ConvPart* part = &problem.part[(tile + unit) % problem.parts];
+  return {part, pixel, channel, pixel < part->pixels ? part->iterations : 0};
+}
+
+// Calls visit(tile) for the tiles of this block, in order.
+template <typename Config, int kParts, typename Visit>
+__device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
+                                         Visit visit) {
+  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+    visit(TileAt<Config>(problem, t));
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_CONFIG_CUH_
