@@ -207,7 +207,7 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
         ("to three", ("sweeps of", "strips of", "padded tiles of")),
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
-        ("patches of 16", ("tiles of", "gathered tiles of", "tiles of")),
+        ("patches of 16", ("tiles of", "patches of", "tiles of")),
         ("dilated far", ("gathered tiles of", "default", "strips of")),
     ],
 )
