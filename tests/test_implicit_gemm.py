@@ -355,7 +355,7 @@ def test_f32_at_a_higher_precision_is_refused_by_name(hopper):
 @pytest.mark.parametrize(
     ("x", "w", "kwargs"),
     [
-        ((2, 8, 8, 8), (3, 3, 8, 8), {"input_dilation": 2, "padding": 1}),
+        ((2, 8, 8, 8), (3, 3, 8, 8), {"input_dilation": 2, "strides": 2, "padding": 1}),
         ((2, 4, 8, 8, 8), (3, 3, 3, 8, 8), {}),
     ],
 )

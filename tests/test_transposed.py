@@ -24,10 +24,10 @@ from jax_convbatch.canonical import resolve
 
 
 def transposed(
-    n, size, c, k, taps, by=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1), groups=1
+    n, size, c, k, taps, by=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1)
 ):
-    conv = oracle.Conv((1, 1), padding, by, dilation, groups)
-    return Problem((n, *size, c), (*taps, c // groups, k), conv, NHWC)
+    conv = oracle.Conv((1, 1), padding, by, dilation)
+    return Problem((n, *size, c), (*taps, c, k), conv, NHWC)
 
 
 CASES = {
@@ -46,8 +46,6 @@ CASES = {
         2, (8, 8), 32, 16, (4, 4), padding=((-1, 2), (0, -2))
     ),
 }
-DEPTHWISE = transposed(2, (9, 8), 32, 32, (4, 4), groups=32)
-GROUPED = transposed(2, (7, 7), 32, 32, (3, 3), groups=4)
 
 
 def params_of(case, x, w):
@@ -96,13 +94,6 @@ def test_what_it_is_the_transpose_of():
 @pytest.mark.parametrize("name", CASES)
 def test_whole_numbers_are_exact(hopper, name, dtype):
     assert_exact(CASES[name], dtype)
-
-
-@pytest.mark.gpu
-def test_whole_numbers_of_groups_are_exact(hopper):
-    assert_exact(DEPTHWISE, "float32")
-    assert_exact(DEPTHWISE, "bfloat16")
-    assert_exact(GROUPED, "float16")
 
 
 @pytest.mark.gpu
