@@ -222,7 +222,7 @@ class Product {
         left.Advance(&start, rows);
         Ahead ahead;
         if (depth > 0 && i + rows < row_end) {
-          ahead = several
+          ahead = moves
                       ? left.All(f_.image, f_.type, start, tile_, begin, end)
                       : left.New(f_.image, f_.type, start, tile_);
         }
