@@ -222,9 +222,8 @@ class Product {
         left.Advance(&start, rows);
         Ahead ahead;
         if (depth > 0 && i + rows < row_end) {
-          ahead = moves
-                      ? left.All(f_.image, f_.type, start, tile_, begin, end)
-                      : left.New(f_.image, f_.type, start, tile_);
+          ahead = moves ? left.All(f_.image, f_.type, start, tile_, begin, end)
+                        : left.New(f_.image, f_.type, start, tile_);
         }
         const int64_t lines =
             CeilDiv(ahead.lines() * 2 * kernels_.vector * kFetchDepth,
