@@ -2,17 +2,22 @@
 
     python -m benchmarks layer [--table resnet50_v1] [--batch 8,256] [--dtype bf16]
                                [--activation relu] [--engine auto] [--peers torch]
+                               [--parts] [--limit SECONDS]
 
 A call is y and the gradients of x, w and bias, jitted. Stock is
 `jax.lax.conv_general_dilated` and jax.numpy; on a GPU PyTorch stands beside it,
 replayed from a CUDA graph, where it is installed (--peers none leaves it out). All are
-compared with ours before they are timed, in turns. Prints a table and writes STEM.json.
+compared with ours before they are timed, in turns. --parts times what ours is made of
+besides: the convolution alone, the layer's forward pass, dgrad, wgrad and the bias
+gradient. --limit begins no row after so many seconds. Prints tables and writes
+STEM.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import time
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +29,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_convbatch as jcb
-from benchmarks import record, timing, torch_side, workloads
+from benchmarks import ceilings, record, timing, torch_side, workloads
 from benchmarks.cases import DTYPES, L2_BYTES, Case, cases
 from benchmarks.jax_side import NHWC
 from benchmarks.torch_layer import TorchLayerSide
 from jax_convbatch import activations, plan
+from jax_convbatch.bias import bias_grad
 
 MOST_SETS = 8  # of operands
 
@@ -64,15 +70,33 @@ def step(side: str, row, activation: str, x, w, bias, dy):
     return y, *pullback(dy)
 
 
-class LayerSide:
-    """A side of a measurement: a program of many calls, with operands of their own.
+def parts(engine: str, row, activation: str) -> dict:
+    """What our layer does, as functions of (x, w, bias, dy), each a tuple."""
+    conv = partial(jcb.conv, algorithm=engine, **workloads.arguments(row))
+    forward = layer(engine, row, activation)
+    return {
+        "fprop": lambda x, w, bias, dy: (conv(x, w),),
+        "forward": lambda x, w, bias, dy: (forward(x, w, bias),),
+        "dgrad": lambda x, w, bias, dy: jax.linear_transpose(lambda x: conv(x, w), x)(
+            dy
+        ),
+        "wgrad": lambda x, w, bias, dy: jax.linear_transpose(lambda w: conv(x, w), w)(
+            dy
+        ),
+        "bgrad": lambda x, w, bias, dy: (bias_grad(dy, -1),),
+    }
 
-    On the CPU, where XLA would run them at once, a program is one call.
+
+class LayerSide:
+    """A side of a measurement: a program of many calls of one(x, w, bias, dy).
+
+    Each has operands of its own. On the CPU, where XLA would run them at once, a
+    program is one call.
     """
 
-    def __init__(self, name: str, row, activation: str, sets):
+    def __init__(self, name: str, one, sets):
         self.name = name
-        self._one = jax.jit(partial(step, name, row, activation))
+        self._one = jax.jit(one)
         self._out, self._turn, self._sets = None, 0, sets
         alone = jax.default_backend() == "cpu"
         self._rounds = [[operands] for operands in sets] if alone else [sets]
@@ -97,7 +121,7 @@ def _many(one, sets):
     """A number made of each call's results: arrays that a program returns are copied,
     and take it long to start where they are many."""
     results = jax.lax.optimization_barrier([one(*operands) for operands in sets])
-    return jnp.stack([sum(a[(0,) * a.ndim] for a in result) for result in results])
+    return jnp.stack([a[(0,) * a.ndim] for result in results for a in result])
 
 
 def combinations(sets) -> list[tuple]:
@@ -130,15 +154,20 @@ def operands(row, batch: int, dtype: str):
     ]
 
 
-def measure(case: Case, activation: str, engine: str, torch: bool = False) -> dict:
-    """One row of the result.
+def measure(
+    case: Case, activation: str, engine: str, torch: bool = False, copy: float = 0
+) -> dict:
+    """One row of the result; with the parts of ours where `copy` is the copy rate.
 
     Raises:
       SystemExit: the sides' results differ.
     """
     name, row, batch, dtype = case.name, case.row, case.batch, case.dtype
     sets = combinations(operands(row, batch, dtype))
-    sides: list = [LayerSide(side, row, activation, sets) for side in (engine, "stock")]
+    sides: list = [
+        LayerSide(side, partial(step, side, row, activation), sets)
+        for side in (engine, "stock")
+    ]
     if torch:
         sides.append(TorchLayerSide(row, activation, sets))
     first, *others = [side.once() for side in sides]
@@ -150,11 +179,23 @@ def measure(case: Case, activation: str, engine: str, torch: bool = False) -> di
                 f"{name}, batch {batch}: y, dx, dw and db differ from {side.name}'s by "
                 f"{found}"
             )
+    pieces = parts(engine, row, activation) if copy else {}
+    sides += [LayerSide(part, one, sets) for part, one in pieces.items()]
     times = timing.microseconds(sides)
     measured = {"ours" if s is sides[0] else s.name: times[s.name] for s in sides}
     us = {side: timing.summary(them) for side, them in measured.items()}
     found_us = {side: figures["median_us"] for side, figures in us.items()}
     ours = found_us.pop("ours")
+    us_of = {part: found_us.pop(part) for part in pieces}
+    if us_of:
+        backward = ours - us_of["forward"]
+        rest = backward - us_of["dgrad"] - us_of["wgrad"]
+        read = math.prod(case.shape["y"]) * jnp.dtype(dtype).itemsize
+        us |= {
+            "forward_over_fprop": round(us_of["forward"] / us_of["fprop"], 3),
+            "rest_of_backward": round(rest / backward, 3),
+            "bgrad_of_copy": round(read / us_of["bgrad"] * 1e6 / copy, 3),
+        }
     return {
         "name": name,
         "row": row,
@@ -195,6 +236,25 @@ def table(rows, title: str) -> Table:
     return view
 
 
+PARTS_HEADINGS = {
+    "forward_over_fprop": "forward / fprop",
+    "rest_of_backward": "rest of backward",
+    "bgrad_of_copy": "bgrad / copy rate",
+}
+
+
+def parts_table(rows, title: str) -> Table:
+    view = Table(title=title)
+    view.add_column("layer")
+    names = ("fprop", "forward", "dgrad", "wgrad", "bgrad")
+    for heading in (*(f"{name}, µs" for name in names), *PARTS_HEADINGS.values()):
+        view.add_column(heading, justify="right")
+    for row in rows:
+        times = [f"{row[name]['median_us']:.1f}" for name in names]
+        view.add_row(row["name"], *times, *(f"{row[r]:.2f}" for r in PARTS_HEADINGS))
+    return view
+
+
 def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks layer",
@@ -209,6 +269,8 @@ def main(arguments=None) -> None:
     add("--activation", default="relu", choices=activations.ACTIVATIONS)
     add("--engine", default="auto", choices=plan.ALGORITHMS)
     add("--peers", default="torch", choices=("torch", "none"))
+    add("--parts", action="store_true")
+    add("--limit", type=float, default=math.inf, metavar="SECONDS")
     add("--out", type=Path)
     options = parser.parse_args(arguments)
     dtype = DTYPES[options.dtype]
@@ -221,19 +283,31 @@ def main(arguments=None) -> None:
     batches = [int(n) for n in options.batch.split(",")]
     names = options.rows.split(",") if options.rows else None
     todo = cases(options.table, ["fprop"], batches, [dtype], names)
+    copy = ceilings.copy_rate() if options.parts else 0
+    start = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         for case in progress.track(todo, description="timing"):
-            found.append(measure(case, options.activation, options.engine, torch))
+            if time.monotonic() - start > options.limit:
+                break
+            found.append(measure(case, options.activation, options.engine, torch, copy))
     environment = record.environment()
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
     for batch in batches:
         same = [row for row in found if row["batch"] == batch]
+        if not same:
+            continue
         title = f"conv + bias + {options.activation}, forward and backward, {dtype}"
         console.print(table(same, f"{title}, batch {batch}"))
+        if options.parts:
+            rate = f"copy rate {copy / 1e9:.0f} GB/s"
+            console.print(
+                parts_table(same, f"the parts of ours, batch {batch}, {rate}")
+            )
     stem = options.out or record.RESULTS / (
         f"layer-{options.table}-{options.dtype}-{record.slug(environment)}"
     )
-    path = record.save({"environment": environment, "rows": found}, stem)
+    result = {"environment": environment, "copy_gb_per_s": copy / 1e9, "rows": found}
+    path = record.save(result, stem)
     console.print(f"wrote {path}")
 
 

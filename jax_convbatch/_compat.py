@@ -41,6 +41,7 @@ __all__ = [
     "defjvp",
     "deflinear",
     "devices_known",
+    "has_explicit_axes",
     "instantiate_zeros",
     "is_constant_shape",
     "is_linear_input",
@@ -155,6 +156,11 @@ def is_zero(tangent) -> bool:
 
 def is_linear_input(operand) -> bool:
     return ad.is_undefined_primal(operand)
+
+
+def has_explicit_axes(array) -> bool:
+    """Whether its type names a sharding of its own (explicit meshes)."""
+    return bool(typeof(array).sharding.mesh.explicit_axes)
 
 
 def zero_tangent(primal):

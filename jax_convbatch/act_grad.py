@@ -34,7 +34,8 @@ def cotangent(
 
     Args:
       activation: a name of `activations.ACTIVATIONS`.
-      saved: y or z, as `Activation.saves_output` says; shape and dtype of dy.
+      saved: y or z, as `Activation.saves_output` says; shape and dtype of dy. Or
+        for relu y's signs, as `activations.signs_of` makes them.
       dy: f64, f32, f16 or bf16.
       channel_axis: the bias's.
       bias: whether db [K] is wanted.
@@ -63,11 +64,18 @@ def tangent(activation: str, saved, dz, db, channel_axis: int) -> jax.Array:
 # `kept` as in bias.py: the axes that db keeps, batch axes of vmap first.
 
 
-def _product(activation: str, saved, dy):
+def _product(activation: str, kept, saved, dy):
     """act'(saved) dy, in f32 where the dtype is narrower."""
+    if _are_signs(saved):
+        passes = activations.are_positive(saved, kept[-1])
+        return jnp.where(passes, dy, jnp.zeros_like(dy))
     backward = activations.ACTIVATIONS[activation].backward
     wide = jnp.promote_types(dy.dtype, jnp.float32)
     return backward(saved.astype(wide), dy.astype(wide)).astype(dy.dtype)
+
+
+def _are_signs(saved) -> bool:
+    return saved.dtype == np.uint8
 
 
 def broadcast_kept(db, shape, kept):
@@ -79,7 +87,7 @@ def broadcast_kept(db, shape, kept):
 def _stock_tangent(activation, kept, saved, dz, *db):
     for a in db:
         dz = dz + broadcast_kept(a, dz.shape, kept)
-    return _product(activation, saved, dz)
+    return _product(activation, kept, saved, dz)
 
 
 def _tangent_lowering(ctx, *arrays, activation, kept):
@@ -119,7 +127,7 @@ def _local_cotangent(platform, activation, kept, bias, saved, dy):
 
 
 def _stock_cotangent(activation, kept, bias, saved, dy):
-    dz = _product(activation, saved, dy)
+    dz = _product(activation, kept, saved, dy)
     summed = [i for i in range(dy.ndim) if i not in kept]
     if not bias:
         return [dz]
@@ -131,12 +139,13 @@ def _cotangent_lowering(
 ):
     aval = ctx.avals_in[1]
     platform = platform or ctx.module_context.platforms[0]
-    if native_reason(aval.dtype, platform):
+    signs = _are_signs(ctx.avals_in[0])
+    if native_reason(aval.dtype, platform) or (signs and platform != "cuda"):
         fun = partial(_stock_cotangent, activation, kept, bias)
     else:
         fun = partial(_local_cotangent, platform, activation, kept, bias)
         if _compat.devices_known(ctx):
-            fun = partition.partitioned_cotangent(fun, aval.ndim, kept, bias)
+            fun = partition.partitioned_cotangent(fun, aval.ndim, kept, bias, signs)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, saved, dy)
     return _compat.with_sharding(ctx, out)
 
@@ -154,7 +163,7 @@ def _cotangent_jvp(primals, tangents, *, activation, kept, bias, bias_sharding):
     if not _compat.is_zero(tangents[1]):
         terms.append(cotangent_p.bind(saved, tangents[1], **params))
     if not _compat.is_zero(tangents[0]):
-        dz = _second(activation, saved, tangents[0], dy)
+        dz = _second(activation, kept, saved, tangents[0], dy)
         db = [bias_grad(dz, kept, out_sharding=bias_sharding)] if bias else []
         terms.append([dz, *db])
     return out, _sum_of_lists(terms, out)
@@ -170,13 +179,14 @@ def _tangent_jvp(primals, tangents, *, activation, kept):
     if not _compat.is_zero(tangents[0]):
         for a in db:
             dz = dz + broadcast_kept(a, dz.shape, kept)
-        terms.append([_second(activation, saved, tangents[0], dz)])
+        terms.append([_second(activation, kept, saved, tangents[0], dz)])
     return out, _sum_of_lists(terms, [out])[0]
 
 
-def _second(activation, saved, saved_tangent, dy):
+def _second(activation, kept, saved, saved_tangent, dy):
     """How act'(saved) dy changes with what is saved."""
-    return jax.jvp(lambda s: _product(activation, s, dy), (saved,), (saved_tangent,))[1]
+    product = partial(_product, activation, kept, dy=dy)
+    return jax.jvp(product, (saved,), (saved_tangent,))[1]
 
 
 def _sum_of_lists(terms, out):

@@ -83,3 +83,17 @@ def lookup(name: str | None) -> Activation | None:
             f"unknown activation {name!r}; the choices are {choices}, or a function"
         )
     return ACTIVATIONS[name]
+
+
+def signs_of(y, axis: int) -> jax.Array:
+    """What relu's derivative needs of y: whether y > 0, in bits.
+
+    Eight neighbours along `axis`, whose size is a multiple of 8, make a byte, the
+    first of them its lowest bit. ffi/cuda has the same.
+    """
+    return jnp.packbits(y > 0, axis=axis, bitorder="little")
+
+
+def are_positive(signs, axis: int) -> jax.Array:
+    """The y > 0 of which `signs_of` made `signs`."""
+    return jnp.unpackbits(signs, axis=axis, bitorder="little").astype(bool)

@@ -25,6 +25,7 @@ from jax_convbatch import (
     partition,
     plan,
     primitives,
+    targets,
 )
 from jax_convbatch import geometry as geo
 from jax_convbatch.bias import broadcast_bias
@@ -38,6 +39,7 @@ class Epilogue(NamedTuple):
       activation: a name of `activations.ACTIVATIONS`, or "identity".
       scale, bias, residual: whether there is such an operand.
       save_input: whether the pre-activation is a second result.
+      save_signs: whether y's signs are, as `activations.signs_of` makes them.
       outside: the name of a function that the caller applies to y afterwards,
         for `explain`.
     """
@@ -47,7 +49,12 @@ class Epilogue(NamedTuple):
     bias: bool = False
     residual: bool = False
     save_input: bool = False
+    save_signs: bool = False
     outside: str = ""
+
+    @property
+    def results(self) -> int:
+        return 1 + self.save_input + self.save_signs
 
     def named(self, rest) -> dict:
         """The operands after x and w by name; None where there is none."""
@@ -109,9 +116,12 @@ def layer(
 def _jvp(primals, tangents, *, params, epilogue, **options):
     activation = activations.lookup(epilogue.activation)
     saves_input = activation is not None and not activation.saves_output
-    both = epilogue._replace(save_input=epilogue.save_input or saves_input)
-    out = layer_p.bind(*primals, params=params, epilogue=both, **options)
     x, w, *rest = primals
+    both = epilogue._replace(
+        save_input=epilogue.save_input or saves_input,
+        save_signs=epilogue.save_signs or _keeps_signs(x, params, epilogue, **options),
+    )
+    out = layer_p.bind(*primals, params=params, epilogue=both, **options)
     named = epilogue.named(rest)
     dx, dw, *d_rest = (None if _compat.is_zero(t) else t for t in tangents)
     d_named = epilogue.named(d_rest)
@@ -125,7 +135,7 @@ def _jvp(primals, tangents, *, params, epilogue, **options):
     db = d_named["bias"]
     if not terms and db is None:
         zeros = [_compat.zero_tangent(a) for a in out]
-        return out[: 1 + epilogue.save_input], zeros[: 1 + epilogue.save_input]
+        return out[: epilogue.results], zeros[: epilogue.results]
     if not terms:
         terms, db = [_like(out[0], db, axis)], None
     dz = sum(terms[1:], terms[0])
@@ -135,9 +145,31 @@ def _jvp(primals, tangents, *, params, epilogue, **options):
     if activation is None:
         dy = dz
     else:
-        saved = out[1] if saves_input else out[0]
+        saved = out[1] if saves_input or both.save_signs else out[0]
         dy = act_grad.tangent(epilogue.activation, saved, dz, db, axis)
+    if epilogue.save_signs:
+        return out, [dy, _compat.zero_tangent(out[1])]
     return (out, [dy, dz]) if epilogue.save_input else (out[:1], [dy])
+
+
+def _keeps_signs(x, params, epilogue, *, out_dtype, out_sharding) -> bool:
+    """Whether backward is given bits instead of y: where a kernel writes them.
+
+    An array with another axis of channels than y's is left out of meshes whose axes
+    are explicit.
+    """
+    if epilogue.activation != "relu" or params.geometry.K % 8:
+        return False
+    if out_sharding is not None or _compat.has_explicit_axes(x):
+        return False
+    platform = targets.default_platform()
+    if platform not in plan.EPILOGUES:
+        return False
+    try:
+        chosen = params.plan("fprop", x.dtype, out_dtype, platform)
+    except ValueError:  # the engine asked for by name runs elsewhere
+        return False
+    return chosen.signs and plan.has_epilogue(chosen, platform, x.dtype, out_dtype)
 
 
 def _parts(x, w, *rest, params, epilogue, **options):
@@ -235,7 +267,14 @@ def _stock_epilogue(epilogue, axis: int, c, *rest) -> list:
         z = z + named["residual"]
     activation = activations.lookup(epilogue.activation)
     y = activation.fn(z) if activation else z
-    return [y, z] if epilogue.save_input else [y]
+    signs = [activations.signs_of(y, axis)] if epilogue.save_signs else []
+    return [y, z, *signs] if epilogue.save_input else [y, *signs]
+
+
+def _signs_shape(shape, params) -> tuple[int, ...]:
+    """Of y's signs, given y's."""
+    axis = params.axis("y", "K")
+    return tuple(n // 8 if i == axis else n for i, n in enumerate(shape))
 
 
 def _attributes(epilogue) -> dict:
@@ -276,18 +315,28 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
         return _stock_epilogue(epilogue, params.axis("y", "K"), zeros, *rest)
     chosen = local.plan("fprop", x.dtype, out_dtype, platform)
     empty = not epilogue.describe()
-    fuses = plan.has_epilogue(chosen, platform, x.dtype, out_dtype)
-    if fuses and not empty and add is None:
-        return _fused_call(chosen, epilogue, local, x, w, rest, out_dtype)
+    fuses = plan.has_epilogue(chosen, platform, x.dtype, out_dtype) and add is None
+    if epilogue.save_signs and not (fuses and chosen.signs):
+        plain = epilogue._replace(save_signs=False)
+        out = _local_layer(platform, plain, out_dtype, params, arrays, add)
+        return [*out, activations.signs_of(out[0], params.axis("y", "K"))]
+    if fuses and not empty:
+        return _fused_call(platform, chosen, epilogue, local, x, w, rest, out_dtype)
     c = primitives.native_call(fprop, chosen, x, w, local, out_dtype)
     c = add(c) if add else c
     return [c] if empty else _epilogue_call(epilogue, local, c, *rest)
 
 
-def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
+def _fused_call(platform, chosen, epilogue, params, x, w, rest, out_dtype) -> list:
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
     y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
     more = [y] if epilogue.save_input else []
+    attributes = _attributes(epilogue)
+    if platform == "cuda":
+        attributes["save_signs"] = np.int64(epilogue.save_signs)
+    if epilogue.save_signs:
+        shape = _signs_shape(y.shape, params)
+        more.append(jax.ShapeDtypeStruct(shape, np.uint8))
     per_channel = [(0,)] * (epilogue.scale + epilogue.bias)
     out, _, *saved = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_fprop_act",
@@ -304,7 +353,7 @@ def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
         w,
         *rest,
         **primitives.attributes(chosen, params),
-        **_attributes(epilogue),
+        **attributes,
     )
     return [out, *saved]
 
@@ -343,11 +392,22 @@ _rules = (
         _fprop, x, w, params=params, out_sharding=out_sharding
     ),
 )
+_shape, _dtype, _sharding = _rules
 layer_p = _compat.multi_primitive(
     "conv_layer",
     _rules,
-    _rules,
-    count=lambda options: 1 + options["epilogue"].save_input,
+    (
+        lambda *arrays, params, epilogue, **options: (
+            _signs_shape(_shape(*arrays, params=params), params)
+            if epilogue.save_signs
+            else _shape(*arrays, params=params)
+        ),
+        lambda *arrays, epilogue, **options: (
+            np.dtype(np.uint8) if epilogue.save_signs else _dtype(*arrays, **options)
+        ),
+        _sharding,
+    ),
+    count=lambda options: options["epilogue"].results,
 )
 _compat.defjvp(layer_p, _jvp)
 _compat.defjet(layer_p, _parts)

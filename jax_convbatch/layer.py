@@ -47,7 +47,8 @@ def conv_bias_act(
     derivative and the bias gradient; the residual's gradient is that kernel's
     result. Of the forward pass are kept x, w and one array: the output where the
     activation's derivative follows from it (relu, relu6, leaky_relu, elu, sigmoid,
-    tanh), else the pre-activation; none without an activation.
+    tanh), else the pre-activation; none without an activation. For relu it is
+    bits of the output on Hopper GPUs, one for each element.
 
     Args:
       x: [N, *spatial, C], 0 to 3 spatial axes.

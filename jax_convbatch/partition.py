@@ -114,8 +114,11 @@ def _per_device(local, mesh, axes, first: int = 0):
     return lower
 
 
-def _partition(op, params, local, mesh, arg_shapes, result_shape):
-    """Assigns mesh axes to N, C and K and builds the per-device function."""
+def _partition(op, params, local, mesh, arg_shapes, result_shape, multiple=None):
+    """Assigns mesh axes to N, C and K and builds the per-device function.
+
+    `multiple`: what a device's part of a letter has to be a multiple of, if not 1.
+    """
     grouped = params.geometry.groups > 1
     arrays = dict(
         zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
@@ -128,7 +131,8 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape):
             if letter in assigned or (grouped and letter != "N"):
                 continue
             at = params.axis(role, letter)
-            axes = _even_axes(mesh, spec[at], array.shape[at])
+            size = array.shape[at] // (multiple or {}).get(letter, 1)
+            axes = _even_axes(mesh, spec[at], size)
             taken = {a for other in assigned.values() for a in other}
             if axes and not taken & {*axes}:
                 assigned[letter] = axes
@@ -172,11 +176,16 @@ def partitioned_layer(local, op, params, epilogue):
     operands += f", {k}" * (epilogue.scale + epilogue.bias)
     operands += f", {result}" * epilogue.residual
     results = ", ".join([result] * (1 + epilogue.save_input))
+    if epilogue.save_signs:
+        # Eight channels make one element: another factor.
+        results += ", " + " ".join("e" if f == k else f for f in result.split())
+        kinds["need_replication_factors"] += ("e",)
+    multiple = {"K": 8} if epilogue.save_signs else {}
 
     def partition(mesh, arg_shapes, result_shapes):
         x, w = arg_shapes[:2]
         mesh, _, y, conv = _partition(
-            op, params, lambda *_: None, mesh, (x, w), result_shapes[0]
+            *(op, params, lambda *_: None, mesh, (x, w), result_shapes[0], multiple)
         )
         c_axes = conv[0].spec[params.axis("x", "C")]
         per_channel = NamedSharding(mesh, PartitionSpec(y.spec[params.axis("y", "K")]))
@@ -184,7 +193,7 @@ def partitioned_layer(local, op, params, epilogue):
         shardings += [y] * epilogue.residual
         add = partial(jax.lax.psum, axis_name=c_axes) if c_axes else None
         lower = _per_device(lambda *a: local(params, a, add), mesh, ())
-        return mesh, lower, [y] * (1 + epilogue.save_input), tuple(shardings)
+        return mesh, lower, [y] * epilogue.results, tuple(shardings)
 
     fun = custom_partitioning(lambda *arrays: local(params, arrays))
     fun.def_partition(
@@ -255,26 +264,29 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
     return fun
 
 
-def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
+def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
     """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule.
 
     Everything is elementwise but db, which sums the axes not in `kept`. Shardy
     takes no factor for a reduction that is an axis of another result, and needs
-    not be told: the sum over devices is ours.
+    not be told: the sum over devices is ours. `signs`: eight channels of dy are one
+    element of `saved`.
     """
     fun = custom_partitioning(local)
     names = [f"a{i}" for i in range(ndim)]
     whole = " ".join(names)
-    rule = f"{whole}, {whole} -> {whole}"
+    saved = " ".join("e" if signs and i == kept[-1] else f for i, f in enumerate(names))
+    rule = f"{saved}, {whole} -> {whole}"
     rule += f", {' '.join(names[i] for i in kept)}" if bias else ""
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
-        dy = arg_shapes[1]
+        # The smaller of the two sizes, where they differ.
+        shape = arg_shapes[0].shape
         mesh = _fine_mesh(mesh)
         spec = [
             _even_axes(mesh, entry, size) or None
-            for entry, size in zip(_spec(dy, mesh), dy.shape, strict=True)
+            for entry, size in zip(_spec(arg_shapes[1], mesh), shape, strict=True)
         ]
         axes = [a for i in summed for a in spec[i] or ()]
         lower = _per_device(local, mesh, axes, first=1)
@@ -288,6 +300,7 @@ def partitioned_cotangent(local, ndim: int, kept: tuple[int, ...], bias: bool):
         partition=partition,
         sharding_rule=rule,
         decode_shardings=False,
+        need_replication_factors=("e",) if signs else (),
     )
     return fun
 

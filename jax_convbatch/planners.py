@@ -36,6 +36,7 @@ class Plan:
       by_name_only: "auto" leaves it to the next engine, which is faster here.
       epilogue: whether its kernel can form what follows a convolution, if the engine
         is in `EPILOGUES`.
+      signs: whether that can also keep the signs of y, `activations.signs_of`.
       config: name of the engine's configuration, where it has several.
       dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
@@ -48,6 +49,7 @@ class Plan:
     workspace_bytes: int = 0
     by_name_only: bool = False
     epilogue: bool = True
+    signs: bool = False
     config: str = ""
     dual: bool = False
     source: str = "rule"
@@ -90,6 +92,7 @@ def _plan_implicit_gemm(
         workspace,
         by_name_only=not plan["preferred"],
         epilogue=plan["epilogue"] and not strided,
+        signs=plan["signs"] and not strided,
         config=plan["config"],
         dual=strided,
     )

@@ -40,7 +40,9 @@ _GPU_SIGNS = (
 
 def default_platform() -> str:
     """Where JAX runs by default, by the plan's names ("cuda", not "gpu")."""
-    backend = jax.default_backend()
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    device = device or jax.default_backend()
+    backend = device if isinstance(device, str) else device.platform
     return "cuda" if backend == "gpu" else backend
 
 

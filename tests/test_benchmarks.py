@@ -253,11 +253,25 @@ def test_models_refuses_a_network_that_differs(one_layer, monkeypatch):
 
 def test_layer_times_forward_and_backward(tmp_path, capsys):
     name = next(iter(workloads.TINY))
-    layer.main(f"--table tiny --rows {name} --batch 3 --out {tmp_path / 'l'}".split())
+    options = f"--table tiny --rows {name} --batch 3 --parts --out {tmp_path / 'l'}"
+    layer.main(options.split())
     (row,) = json.loads((tmp_path / "l.json").read_text())["rows"]
-    ours, stock = (row[side]["median_us"] for side in ("ours", "stock"))
-    assert row["over_stock"] == pytest.approx(stock / ours, abs=1e-3)
-    assert "conv + bias + relu, forward and backward" in capsys.readouterr().out
+    us = {side: v["median_us"] for side, v in row.items() if isinstance(v, dict)}
+    assert row["over_stock"] == pytest.approx(us["stock"] / us["ours"], abs=1e-3)
+    assert row["forward_over_fprop"] == pytest.approx(
+        us["forward"] / us["fprop"], abs=1e-3
+    )
+    backward = us["ours"] - us["forward"]
+    rest = 1 - (us["dgrad"] + us["wgrad"]) / backward
+    assert row["rest_of_backward"] == pytest.approx(rest, abs=1e-3)
+    text = capsys.readouterr().out
+    assert "conv + bias + relu, forward and backward" in text
+    assert "the parts of ours, batch 3, copy rate" in text
+
+
+def test_layer_begins_no_row_after_its_limit(tmp_path, capsys):
+    layer.main(f"--table tiny --limit -1 --out {tmp_path / 'l'}".split())
+    assert json.loads((tmp_path / "l.json").read_text())["rows"] == []
 
 
 def test_layer_refuses_results_that_differ(monkeypatch):

@@ -155,7 +155,8 @@ class Native:
     def implicit_gemm_plans(op, fields, dtype, multiprocessors):
         names = ["64x64", "128x128", "256x64"] if op != "wgrad" else ["128x64/132"]
         rest = {"workspace": 0, "path": "tiles", "preferred": Native.preferred}
-        return [{"config": name, "epilogue": True, **rest} for name in names]
+        rest |= {"epilogue": True, "signs": True}
+        return [{"config": name, **rest} for name in names]
 
     preferred = True
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from promises import bits
 from test_implicit_gemm import EDGES, problem
 
 import jax_convbatch as jc
-from jax_convbatch import fused, plan
+from jax_convbatch import act_grad, activations, fused, plan
 from jax_convbatch.canonical import resolve
 
 DTYPES = ["bfloat16", "float16", "float32"]
@@ -22,6 +23,13 @@ STEMS = {
     "stem": problem(3, (37, 41), 3, 64, (7, 7), (2, 2), ((3, 3), (3, 3))),
     "stem of two blocks": problem(2, (30, 28), 3, 72, (3, 3), (1, 2), SAME),
     "stem of one channel": problem(3, (28, 28), 1, 16, (3, 3), (2, 2), SAME),
+}
+# Of channels that are rounded up in the workspace, the last a slice at a time.
+PADDED = {
+    ("float32", "one channel"): problem(30, (28, 28), 1, 72, (3, 3), padding=SAME),
+    ("float32", "one channel to 16"): problem(5, (27, 28), 1, 16, (3, 3), padding=SAME),
+    ("bfloat16", "rows"): problem(30, (9, 61), 36, 40, (3, 3), padding=SAME),
+    ("float16", "slices"): problem(600, (28, 28), 36, 8, (1, 1)),
 }
 # Enough tiles that every block has several, whatever their shape.
 MANY = {
@@ -49,6 +57,15 @@ def operands(case, dtype, make):
     shapes = {"bias": (k,), "scale": (k,), "residual": case.y}
     x, w = make(0, case.x, dtype), make(1, case.w, dtype)
     return x, w, {n: make(2 + i, s, dtype) for i, (n, s) in enumerate(shapes.items())}
+
+
+def parameters(case, x, w):
+    return resolve(
+        *(x, w, None, "implicit_gemm", None),
+        batch_group_count=1,
+        preferred_element_type=None,
+        **case.kwargs,
+    ).params
 
 
 # Whose paths have no epilogue of their own: a pass over y follows.
@@ -103,6 +120,76 @@ def test_whole_numbers_are_exact_from_strips(hopper, name, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "name"), PADDED)
+def test_whole_numbers_are_exact_with_padded_channels(hopper, dtype, name):
+    assert_exact(PADDED[dtype, name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "name"), [*itertools.product(DTYPES, EDGES), *PADDED]
+)
+def test_signs_are_those_of_y_in_every_configuration(hopper, name, dtype):
+    """Bit for bit as `activations.signs_of` makes them, nan and infinities included."""
+    case = PADDED.get((dtype, name)) or EDGES[name]
+    x, w, rest = operands(case, dtype, functools.partial(whole, most=1))
+    rest["bias"][:4] = np.nan, np.inf, -np.inf, 0
+    params = parameters(case, x, w)
+    geometry = params.geometry
+    if not params.plan("fprop", dtype, dtype, "cuda").signs:
+        pytest.skip("this path keeps y instead")
+    for config in plan.configs("implicit_gemm", "fprop", geometry, dtype, "cuda"):
+        for present in [("bias",), ("scale", "bias", "residual")]:
+            fun = functools.partial(
+                fused.layer_p.bind,
+                params=dataclasses.replace(params, config=config),
+                epilogue=fused.Epilogue(
+                    "relu", **dict.fromkeys(present, True), save_signs=True
+                ),
+                out_dtype=np.dtype(dtype),
+                out_sharding=None,
+            )
+            y, signs = jax.jit(fun)(x, w, *(rest[n] for n in present))
+            np.testing.assert_array_equal(signs, activations.signs_of(y, 3), config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 5, 7, 8), (2, 31, 33, 72), (256, 14, 14, 256)])
+def test_the_derivative_by_signs_has_the_bits_of_that_by_y(hopper, shape, dtype):
+    y = jax.nn.relu(normal(0, shape, dtype))
+    dy = normal(1, shape, dtype)
+
+    def alone(saved, dy):
+        return act_grad.cotangent("relu", saved, dy, -1, bias=True)
+
+    for fun in map(jax.jit, (alone, jax.vmap(alone, in_axes=1))):
+        want, found = fun(y, dy), fun(activations.signs_of(y, 3), dy)
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_array_equal(bits(a), bits(b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "case", "read"),
+    [
+        ("bfloat16", MANY["3x3"], "uint8"),
+        ("float32", MANY["3x3"], "uint8"),
+        ("bfloat16", STEMS["stem"], "bfloat16"),
+    ],
+)
+def test_backward_reads_bits_where_a_kernel_writes_them(hopper, dtype, case, read):
+    x, w, rest = operands(case, dtype, normal)
+
+    def loss(x, w, bias):
+        return layer(case, "relu", bias=bias)(x, w).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(x, w, rest["bias"])
+    (eqn,) = (e for e in jaxpr.eqns if str(e.primitive) == "conv_act_cotangent")
+    assert eqn.invars[0].aval.dtype == read
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("dtype", "activation"), [*((d, "relu") for d in DTYPES), ("bfloat16", "gelu")]
 )
@@ -111,13 +198,7 @@ def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
     """Of y and z, run after run, with one operand and with all."""
     case = MANY[name]
     x, w, rest = operands(case, dtype, normal)
-    call = resolve(
-        *(x, w, None, "implicit_gemm", None),
-        batch_group_count=1,
-        preferred_element_type=None,
-        **case.kwargs,
-    )
-    params = call.params
+    params = parameters(case, x, w)
     names = plan.configs("implicit_gemm", "fprop", params.geometry, dtype, "cuda")
     assert len(names) > 2
     for has in [(0, 1, 0), (1, 1, 1)]:

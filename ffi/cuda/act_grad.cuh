@@ -25,9 +25,81 @@ struct GradOfAny {
   }
 };
 
+// Four bytes, each the highest bit of one of `four`, eight times: of byte b
+// where its digit in `which` is 8 + b. (__byte_perm does not know this mode.)
+__device__ __forceinline__ uint32_t FillBytes(uint32_t four, uint32_t which) {
+  uint32_t filled;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(filled) : "r"(four), "r"(which));
+  return filled;
+}
+
+// A source of row_sums.cuh: dz[] = dy[] where its bit is set, else 0.
+template <typename T>
+struct SignSource {
+  static constexpr int kVector = 16 / sizeof(T);
+  using Acc = Accumulator<T>;
+  struct Loaded {
+    Vector<T, kVector> dy;
+    uint8_t signs;
+  };
+  static constexpr int kUnroll = 8;
+  static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
+  const uint8_t* signs;
+  const T* dy;
+  T* dz;
+
+  __device__ void SetColumn(int64_t) const {}
+  __device__ Loaded Load(int64_t at) const {
+    constexpr int kParts = 8 / kVector;  // of a byte
+    return {reinterpret_cast<const Vector<T, kVector>*>(dy)[at],
+            static_cast<uint8_t>(signs[at / kParts] >>
+                                 static_cast<int>(at % kParts) * kVector)};
+  }
+  __device__ void Add(const Loaded& loaded, int64_t at,
+                      Acc (&sum)[kVector]) const {
+    union {
+      uint32_t words[4];
+      Vector<T, kVector> vector;
+    } dz_of = {.vector = loaded.dy};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // A bit of four to the highest of each byte; then it fills an element.
+      constexpr int kEach = 4 / sizeof(T);  // elements of a word
+      const int first = i * kEach;
+      const uint32_t four = (loaded.signs >> first / 4 * 4 & 15) * 0x10204080u;
+      const int low = 8 + first % 4, high = low + kEach - 1;
+      dz_of.words[i] &= FillBytes(four, low * 0x0011 + high * 0x1100);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      sum[i] += Convert<Acc>(dz_of.vector.values[i]);
+    }
+    reinterpret_cast<Vector<T, kVector>*>(dz)[at] = dz_of.vector;
+  }
+  __device__ Acc Element(int64_t at) const {
+    const T value = signs[at / 8] >> at % 8 & 1 ? dy[at] : Convert<T>(0.0f);
+    dz[at] = value;
+    return Convert<Acc>(value);
+  }
+  __device__ SignSource Batch(int64_t offset) const {
+    return {signs + offset / 8, dy + offset, dz + offset};
+  }
+};
+
 template <typename T>
 cudaError_t ActGrad(const ActGradCall& call, cudaStream_t stream) {
   const SumSizes& s = call.sizes;
+  if (call.signs) {
+    if constexpr (sizeof(T) <= 4) {
+      const SignSource<T> source{static_cast<const uint8_t*>(call.saved),
+                                 static_cast<const T*>(call.dy),
+                                 static_cast<T*>(call.dz)};
+      return SumSource<T, SignSource<T>::kVector>(stream, s.B, s.rows, s.K,
+                                                  s.chunk_rows, source,
+                                                  call.partials, call.db);
+    }
+    return cudaErrorInvalidValue;
+  }
   auto run = [&](auto vector, auto grad) {
     constexpr int kVector = decltype(vector)::value;
     const GradSource<T, kVector, decltype(grad)> source{

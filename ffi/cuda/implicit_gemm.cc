@@ -164,18 +164,40 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
              /*launch=*/false, nullptr);
 }
 
+// The result after z, a bit for each element of y.
+ffi::Error DecodeSigns(const EpilogueAttributes& a,
+                       const ffi::RemainingRets& results, void** data) {
+  auto buffer = results.get<ffi::AnyBuffer>(a.save_input ? 1 : 0);
+  if (!buffer.has_value()) return buffer.error();
+  if (a.K % 8 != 0 || (**buffer).element_type() != ffi::U8 ||
+      static_cast<int64_t>((**buffer).element_count()) != a.rows * a.K / 8) {
+    return ffi::Error::InvalidArgument(
+        "jax_convbatch: size or dtype of the signs of a layer's result");
+  }
+  *data = (**buffer).untyped_data();
+  return ffi::Error::Success();
+}
+
 ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
                   const ffi::RemainingArgs& operands, const ffi::AnyBuffer& y,
                   const ffi::AnyBuffer& workspace,
                   const ffi::RemainingRets& results, const ConvGeometry& g,
                   int64_t precision, std::string_view config,
-                  const EpilogueAttributes& attributes, bool launch,
-                  cudaStream_t stream) {
+                  const EpilogueAttributes& attributes, bool save_signs,
+                  bool launch, cudaStream_t stream) {
   const ffi::DataType dtype = x.element_type();
   EpilogueCall call;
+  void* signs = nullptr;
   JCB_RETURN_IF_ERROR(DecodeOperands(attributes, dtype, operands, &call));
   if (attributes.save_input) {
     JCB_RETURN_IF_ERROR(DecodeResult(attributes, dtype, results, 0, &call.z));
+  }
+  if (save_signs) {
+    if (call.activation != Activation::kRelu) {
+      return ffi::Error::InvalidArgument(
+          "jax_convbatch: signs are those of relu");
+    }
+    JCB_RETURN_IF_ERROR(DecodeSigns(attributes, results, &signs));
   }
   for (const void* data : {call.scale, call.bias, call.residual,
                            static_cast<const void*>(call.z)}) {
@@ -190,6 +212,7 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
   epilogue.bias = call.bias;
   epilogue.residual = call.residual;
   epilogue.z = call.z;
+  epilogue.signs = static_cast<uint8_t*>(signs);
   epilogue.activation = call.activation;
   return Run(Operation::kFprop, {x, w, y, workspace}, g, precision, config,
              launch, stream, &epilogue);
@@ -216,37 +239,41 @@ ffi::Error ActExecute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w,
                       int64_t /*slice*/, int64_t precision,
                       std::string_view config, std::string_view activation,
                       int64_t scale, int64_t bias, int64_t residual,
-                      int64_t save_input) {
+                      int64_t save_input, int64_t save_signs) {
   return RunAct(x, w, operands, *y, *workspace, results, g, precision, config,
                 AttributesOf(g, activation, scale, bias, residual, save_input),
-                /*launch=*/true, stream);
+                save_signs != 0, /*launch=*/true, stream);
 }
 
-ffi::Error ActInitialize(
-    ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::RemainingArgs operands,
-    ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
-    ffi::RemainingRets results, const ConvGeometry& g, int64_t /*slice*/,
-    int64_t precision, std::string_view config, std::string_view activation,
-    int64_t scale, int64_t bias, int64_t residual, int64_t save_input) {
+ffi::Error ActInitialize(ffi::AnyBuffer x, ffi::AnyBuffer w,
+                         ffi::RemainingArgs operands,
+                         ffi::Result<ffi::AnyBuffer> y,
+                         ffi::Result<ffi::AnyBuffer> workspace,
+                         ffi::RemainingRets results, const ConvGeometry& g,
+                         int64_t /*slice*/, int64_t precision,
+                         std::string_view config, std::string_view activation,
+                         int64_t scale, int64_t bias, int64_t residual,
+                         int64_t save_input, int64_t save_signs) {
   return RunAct(x, w, operands, *y, *workspace, results, g, precision, config,
                 AttributesOf(g, activation, scale, bias, residual, save_input),
-                /*launch=*/false, nullptr);
+                save_signs != 0, /*launch=*/false, nullptr);
 }
 
 template <typename Binding>
 auto BindAct(Binding&& binding) {
   return BindEpilogueAttributes(
-      std::forward<Binding>(binding)
-          .template Arg<ffi::AnyBuffer>()  // x
-          .template Arg<ffi::AnyBuffer>()  // w
-          .RemainingArgs()
-          .template Ret<ffi::AnyBuffer>()  // y
-          .template Ret<ffi::AnyBuffer>()  // workspace
-          .RemainingRets()
-          .template Attr<ConvGeometry>("geometry")
-          .template Attr<int64_t>("slice")
-          .template Attr<int64_t>("precision")
-          .template Attr<std::string_view>("config"));
+             std::forward<Binding>(binding)
+                 .template Arg<ffi::AnyBuffer>()  // x
+                 .template Arg<ffi::AnyBuffer>()  // w
+                 .RemainingArgs()
+                 .template Ret<ffi::AnyBuffer>()  // y
+                 .template Ret<ffi::AnyBuffer>()  // workspace
+                 .RemainingRets()
+                 .template Attr<ConvGeometry>("geometry")
+                 .template Attr<int64_t>("slice")
+                 .template Attr<int64_t>("precision")
+                 .template Attr<std::string_view>("config"))
+      .template Attr<int64_t>("save_signs");
 }
 
 auto BindExecute() {

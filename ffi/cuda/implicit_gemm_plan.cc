@@ -59,7 +59,7 @@ Op OpOf(const std::string& op) {
   throw nb::value_error(message.c_str());
 }
 
-nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g,
+nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
                   const hopper::Plan& plan) {
   constexpr const char* kPaths[] = {"tiles",  "padded tiles", "gathered tiles",
                                     "strips", "sweeps",       "small tiles",
@@ -69,7 +69,9 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g,
   fields["config"] = name.c_str();
   fields["path"] = kPaths[static_cast<int>(plan.path)];
   fields["preferred"] = plan.preferred;
-  fields["epilogue"] = op == hopper::Op::kFprop && hopper::HasEpilogue(plan, g);
+  const bool fprop = op == hopper::Op::kFprop;
+  fields["epilogue"] = fprop && hopper::HasEpilogue(plan, g, type);
+  fields["signs"] = fprop && hopper::HasSigns(plan, g, type);
   fields["workspace"] = plan.workspace;
   fields["blocks"] = plan.blocks;
   return fields;
@@ -90,6 +92,7 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   fields["path"] = "direct tiles";
   fields["preferred"] = plan->preferred;
   fields["epilogue"] = false;
+  fields["signs"] = false;
   fields["workspace"] = plan->workspace;
   fields["blocks"] = plan->blocks();
   plans.append(fields);
@@ -117,7 +120,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   nb::list plans;
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {
-    plans.append(FieldsOf(operation, g, plan));
+    plans.append(FieldsOf(operation, g, type, plan));
   }
   return plans;
 }

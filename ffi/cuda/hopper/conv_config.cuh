@@ -51,9 +51,9 @@ template <typename Config>
 struct ConvBarriers {
   RingBarriers<Config::kStages> ring;
   StoreBarriers<Config::kStores> stores;
-  uint64_t turn[kConsumers];      // the other warpgroup's tile is under way
-  uint64_t residual[kConsumers];  // it is there for the warpgroup's next tile
-  uint64_t resident;              // the weights that stay are there
+  uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
+  uint64_t residual[Config::kStores];  // it is in the buffer
+  uint64_t resident;                   // the weights that stay are there
 
   __device__ void Init() {  // by one thread
     ring.Init(Config::kResident > 0 ? 1 : 2, Config::kWarps);

@@ -99,18 +99,6 @@ __device__ __forceinline__ void IssueCopies(
   });
 }
 
-// Which barrier says that the residual of the block's tile number `turn` is
-// there, and in which phase.
-template <typename Config>
-struct ResidualTurn {
-  int barrier;
-  uint32_t parity;
-
-  __device__ explicit ResidualTurn(int turn)
-      : barrier(Config::kTogether ? 0 : turn % kConsumers),
-        parity((Config::kTogether ? turn : turn / kConsumers) & 1) {}
-};
-
 // After: what follows the convolution, NoEpilogue or Epilogue.
 template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
@@ -169,8 +157,8 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
     };
     if constexpr (After::kPresent) {
       if (after.residual != nullptr) {
-        const ResidualTurn<Config> at(turn);
-        BarrierWait(SharedAddress(&barriers.residual[at.barrier]), at.parity);
+        BarrierWait(SharedAddress(&barriers.residual[buffer]),
+                    turn / kStores & 1);
       } else {
         wait_free();
       }
@@ -194,9 +182,9 @@ __device__ __forceinline__ void IssueResidual(const ConvProblem<1>& problem,
   const int t = blockIdx.x + turn * gridDim.x;
   if (t >= problem.tiles) return;
   const ConvTile tile = TileAt<Config>(problem, t);
-  const ResidualTurn<Config> at(turn);
-  const uint32_t barrier = SharedAddress(&barriers.residual[at.barrier]);
-  const uint32_t buffer = stores + turn % Config::kStores * Config::kTileBytes;
+  const int number = turn % Config::kStores;
+  const uint32_t barrier = SharedAddress(&barriers.residual[number]);
+  const uint32_t buffer = stores + number * Config::kTileBytes;
   const int pixels = min(Config::kM, tile.part->pixels - tile.pixel);
   const int channels = min(Config::kN, problem.channels - tile.channel);
   BarrierArriveExpect(barrier,

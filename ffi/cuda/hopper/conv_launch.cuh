@@ -115,7 +115,7 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
   ConvCall call = given;
-  // What the window kernel does not take, with the same bits.
+  // What the window kernel's epilogue does not take, with the same bits.
   if (call.plan.tile_m == kWindowPixels) call.plan.tile_m = 256;
   ConvProblem<kParts> problem{};
   const bool lines = call.plan.tile_m == kLineTilePixels &&
@@ -144,7 +144,7 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
     return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
   }
   if (m == 64 && n == 128) {
-    if constexpr (kParts == 1 && !After::kPresent) {
+    if constexpr (kParts == 1) {
       // Small sums: a tile's weights would be most of what it copies.
       constexpr int kResident = 2;
       if (call.g.taps() == 1 && problem.part[0].iterations <= kResident &&

@@ -41,9 +41,14 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
         call, in, out, walked, box_c, stage, stream, after);
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
-  // The same bits; an epilogue knows no columns that are not stored.
-  if constexpr (kParts == 1 && !After::kPresent) {
-    if (m == 256 && n == 64 && TapsShare(parts[0].w)) {
+  // The same bits. Residual and z lie in memory without the columns that are
+  // walked but not stored.
+  bool walks = true;
+  if constexpr (After::kPresent) {
+    walks = after.residual == nullptr && after.z == nullptr;
+  }
+  if constexpr (kParts == 1) {
+    if (walks && m == 256 && n == 64 && TapsShare(parts[0].w)) {
       return launch(Tf32Config<256, 64, 3, kWeights, 3>(),
                     std::array{WithReach(parts[0])});
     }

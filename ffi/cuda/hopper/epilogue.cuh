@@ -29,6 +29,18 @@ __device__ __forceinline__ uint32_t PackRelu(float low, float high) {
   return v;
 }
 
+// All bits of a half where it is positive, none elsewhere.
+template <typename T>
+__device__ __forceinline__ uint32_t Positive(uint32_t packed) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __hgt2_mask(reinterpret_cast<const __nv_bfloat162&>(packed),
+                       __nv_bfloat162(0.0f, 0.0f));
+  } else {
+    return __hgt2_mask(reinterpret_cast<const __half2&>(packed),
+                       __half2(0.0f, 0.0f));
+  }
+}
+
 // Both at most 6.
 template <typename T>
 __device__ __forceinline__ uint32_t AtMost6(uint32_t packed) {
@@ -106,6 +118,20 @@ __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
   });
 }
 
+// Which of eight values are positive: a bit each, the first in the lowest.
+template <typename T>
+__device__ __forceinline__ uint8_t SignsOf(const float4& eight) {
+  const uint32_t pairs[4] = {__float_as_uint(eight.x), __float_as_uint(eight.y),
+                             __float_as_uint(eight.z),
+                             __float_as_uint(eight.w)};
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    bits |= Positive<T>(pairs[i]) & (0x20001u << 2 * i);
+  }
+  return static_cast<uint8_t>(bits | bits >> 16);
+}
+
 // Calls store(m, j, v) with the activations of 16 columns, from 8 j on, of each
 // 64 rows m, packed as StoreMatrix4 takes them.
 template <typename T, int kRows, int kHalfN, typename Store>
@@ -127,6 +153,83 @@ __device__ __forceinline__ void StoreActivated(
       }
     }
   });
+}
+
+// The same for relu, whose signs go to `words`: for each 64 rows m, of the row
+// lane / 4 and then of that 8 further on, a word for every 32 columns. A thread
+// sets the bits of its own columns.
+template <typename T, int kRows, int kHalfN, typename Store>
+__device__ __forceinline__ void StoreReluSigns(
+    const float (&acc)[kRows][kHalfN], Store store,
+    uint32_t (&words)[kRows][kHalfN / 8]) {
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int w = 0; w < kHalfN / 16; ++w) {
+      // Two eights of columns each; even columns in the low half.
+      uint32_t bits[2][2] = {};
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* a = &acc[m][4 * (4 * w + j) + 2 * i];
+          v[i] = PackRelu<T>(a[0], a[1]);
+          bits[i % 2][j / 2] |=
+              Positive<T>(v[i]) & (i / 2 == 0 ? 0x00010001u : 0x01000100u);
+        }
+        store(m, 4 * w + j, v);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t even = __byte_perm(bits[h][0], bits[h][1], 0x5410);
+        const uint32_t odd = __byte_perm(bits[h][0], bits[h][1], 0x7632);
+        words[m][h * (kHalfN / 16) + w] = (even | odd << 1)
+                                          << threadIdx.x % 4 * 2;
+      }
+    }
+  }
+}
+
+// Adds up what four neighbouring threads have of four words; each gets the word
+// of its own number.
+__device__ __forceinline__ uint32_t GatherBits(const uint32_t* words) {
+  const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x / 2 % 2 != 0;
+  uint32_t kept[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t low = words[2 * i], up = words[2 * i + 1];
+    kept[i] = (odd ? up : low) | __shfl_xor_sync(~0u, odd ? low : up, 1);
+  }
+  return (high ? kept[1] : kept[0]) |
+         __shfl_xor_sync(~0u, high ? kept[0] : kept[1], 2);
+}
+
+// The words of StoreReluSigns, of a warp's rows from `row` on of each 64.
+template <int kRows, int kWords>
+__device__ __forceinline__ void WriteSigns(
+    uint8_t* signs, const uint32_t (&words)[kRows][kWords], int64_t pixel,
+    int row, int channel, int pixels, int channels) {
+  constexpr int kPerRow = kWords / 2;
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int g = 0; g < kWords; g += 4) {
+      const uint32_t word = GatherBits(&words[m][g]);
+      const int number = g + threadIdx.x % 4;
+      const int64_t p = pixel + m * 64 + row + number / kPerRow * 8;
+      const int c = channel + number % kPerRow * 32;
+      if (p >= pixels || c >= channels) continue;
+      uint8_t* const to = signs + (p * channels + c) / 8;
+      if (channels % 32 == 0) {
+        *reinterpret_cast<uint32_t*>(to) = word;
+      } else {
+        for (int i = 0; i < min(4, (channels - c) / 8); ++i) {
+          to[i] = static_cast<uint8_t>(word >> 8 * i);
+        }
+      }
+    }
+  }
 }
 
 // All before the activation, for 64 pixels from `first` on, of which `pixels`
@@ -225,10 +328,21 @@ __device__ __forceinline__ void WriteLayerTile(
     }
     __syncwarp();
   }
-  StoreActivated<T>(e, acc, store);
-  FenceAsyncProxy();
-  __syncwarp();
-  if (lane == 0) BarrierArrive(SharedAddress(written));
+  auto leave = [&] {
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane == 0) BarrierArrive(SharedAddress(written));
+  };
+  if (e.signs == nullptr) {
+    StoreActivated<T>(e, acc, store);
+    leave();
+  } else {
+    uint32_t words[kRows][kHalfN / 8];
+    StoreReluSigns<T>(acc, store, words);
+    leave();
+    WriteSigns(e.signs, words, pixel, warp_row + lane / 4, channel, pixels,
+               channels);
+  }
 }
 
 }  // namespace jax_convbatch::hopper

@@ -5,6 +5,8 @@
 
 #include <cuda.h>
 
+#include <cstdint>
+
 #include "activation.h"
 
 namespace jax_convbatch::hopper {
@@ -15,12 +17,14 @@ struct NoEpilogue {
 };
 
 // Arrays are of the result's type, null where there is none; residual and z lie
-// like the result.
+// like the result. signs: of relu, a bit for each element, whether y > 0: K / 8
+// bytes a pixel, the first channel of eight in the lowest bit.
 struct Epilogue {
   static constexpr bool kPresent = true;
   CUtensorMap residual_boxes;  // of 16-bit types, as the output's
   const void *scale, *bias, *residual;
   void* z;
+  uint8_t* signs;
   Activation activation;
 };
 

@@ -2,6 +2,7 @@
 
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/window_launch.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -26,12 +27,18 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
   call.plan = InHalves(given);
   const Activations out = OutputOf(call.g);
   Epilogue epilogue = *call.epilogue;
+  const PartAxes part = FpropPart(call.g);
+  if (call.plan.tile_m == kWindowPixels && epilogue.residual == nullptr &&
+      epilogue.z == nullptr) {
+    return RunWindow<T, Contiguous::kRows>(call, InputOf(call.g), out, part,
+                                           stage, stream, epilogue);
+  }
   if (epilogue.residual != nullptr &&
       !EncodeTiled(&epilogue.residual_boxes, call.type, epilogue.residual,
                    {out.c, out.n * out.h * out.w}, {64, 64})) {
     return cudaErrorInvalidValue;
   }
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const std::array<PartAxes, 1> parts = {part};
   return RunConv<T, Contiguous::kRows, 1>(call, InputOf(call.g), out, parts,
                                           kBoxC, stage, stream, epilogue);
 }

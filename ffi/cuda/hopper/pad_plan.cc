@@ -172,8 +172,21 @@ cudaError_t RunPads(Op op, const ConvCall& call, int multiprocessors,
         back = {g.taps(), pads.g.C, pads.g.K, g.C, g.K};
     }
     if (!padded) to = given;
+    Epilogue epilogue;  // of the slice
+    if (call.epilogue != nullptr) {
+      epilogue = *call.epilogue;
+      if (epilogue.residual != nullptr) {
+        epilogue.residual = static_cast<const char*>(epilogue.residual) + y_at;
+      }
+      if (epilogue.z != nullptr) {
+        epilogue.z = static_cast<char*>(epilogue.z) + y_at;
+      }
+      if (epilogue.signs != nullptr) epilogue.signs += y_at / element / 8;
+    }
     if (error == cudaSuccess) {
-      error = RunCopies(op, {slice, call.type, *plan, lhs, rhs, to, workspace},
+      error = RunCopies(op,
+                        {slice, call.type, *plan, lhs, rhs, to, workspace,
+                         call.epilogue == nullptr ? nullptr : &epilogue},
                         stage, stream);
     }
     if (error == cudaSuccess && padded) error = resize(back, to, given);

@@ -88,10 +88,28 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   return gatherable ? PlanGathers(op, g, multiprocessors) : std::nullopt;
 }
 
-bool HasEpilogue(const Plan& plan, const ConvGeometry& g) {
-  if (plan.path != Path::kStrips) return plan.path == Path::kCopies;
-  // As the stems of networks are.
-  return g.K % 8 == 0 && !StripShape(g).odd;
+bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
+  switch (plan.path) {
+    case Path::kCopies:
+      return true;
+    case Path::kPads:
+      return g.K * ElementBytes(type) % 16 == 0;
+    case Path::kStrips:
+      // As the stems of networks are.
+      return g.K % 8 == 0 && !StripShape(g).odd;
+    default:
+      return false;
+  }
+}
+
+bool HasSigns(const Plan& plan, const ConvGeometry& given, Type type) {
+  const ConvGeometry g = Fold(Op::kFprop, given, type);
+  // To make them takes as long as it saves where a 16-bit tile has few stages
+  // to hide it, unless it has so few that it waits for memory.
+  const int64_t stages = g.taps() * ((g.C + 63) / 64);
+  const bool pays = type == Type::kTf32 || stages <= 2 || stages >= 8;
+  return pays && plan.path != Path::kStrips && g.K % 8 == 0 &&
+         HasEpilogue(plan, g, type);
 }
 
 cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
@@ -101,7 +119,9 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
       g,         given.type,   given.plan,      given.lhs,
       given.rhs, given.result, given.workspace, given.epilogue};
   if (op == Op::kFprop && call.epilogue != nullptr &&
-      !HasEpilogue(call.plan, g)) {
+      (!HasEpilogue(call.plan, g, call.type) ||
+       (call.epilogue->signs != nullptr &&
+        !HasSigns(call.plan, given.g, call.type)))) {
     return cudaErrorInvalidValue;
   }
   switch (given.plan.path) {

@@ -17,7 +17,10 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors);
 
 // Whether what runs a plan of fprop forms an epilogue in the store of a tile.
-bool HasEpilogue(const Plan& plan, const ConvGeometry& g);
+bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type);
+
+// Whether that epilogue can keep the result's signs.
+bool HasSigns(const Plan& plan, const ConvGeometry& g, Type type);
 
 // Runs a plan of PlanPath for the same `multiprocessors`; see conv.h.
 cudaError_t RunPath(Op op, const ConvCall& call, int multiprocessors,

@@ -16,6 +16,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_
 
+#include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/window_problem.h"
 
@@ -113,12 +114,32 @@ __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
   });
 }
 
+// Scale and bias of a thread's two channels.
+struct WindowChannels {
+  float scale[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f};
+
+  template <typename T>
+  __device__ __forceinline__ void Load(const Epilogue& e, int channels) {
+    const int k = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      auto at = [&](const void* from) {
+        return static_cast<float>(
+            static_cast<const T*>(from)[min(k + 8 * i, channels - 1)]);
+      };
+      if (e.scale != nullptr) scale[i] = at(e.scale);
+      if (e.bias != nullptr) bias[i] = at(e.bias);
+    }
+  }
+};
+
 // Writes a warpgroup's accumulators, 64 channels of kWindowPixels: rows of
-// outputs without what lies between them.
-template <typename T>
+// outputs without what lies between them. pack(v, i) rounds two neighbouring
+// pixels, of the first of the thread's two channels or of the second.
+template <typename PackPair>
 __device__ __forceinline__ void WriteWindow(
     const float (&acc)[kWindowPixels / 2], const WindowProblem& problem,
-    uint32_t window) {
+    uint32_t window, PackPair pack) {
   const WindowTiling& tiling = problem.tiling;
   constexpr int kEights = kWindowPixels / 8;
   // A lane addresses 8 of its warp's 16 channels, of one pixel in 16.
@@ -136,15 +157,46 @@ __device__ __forceinline__ void WriteWindow(
     const float* v = &acc[4 * j];
     const float* w = &acc[4 * (j + 1 < kEights ? j + 1 : j)];
     StoreMatrix4Transposed(window + to * 128 + ((eight ^ to % 8) << 4),
-                           Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
-                           Pack<T>(w[0], w[1]), Pack<T>(w[2], w[3]));
+                           pack(v, 0), pack(v, 1), pack(w, 0), pack(w, 1));
   }
 }
 
-template <typename T, Contiguous kWeights>
+// The same with an epilogue.
+template <typename T>
+__device__ __forceinline__ void WriteLayerWindow(
+    const Epilogue& e, const WindowChannels& channels,
+    const float (&acc)[kWindowPixels / 2], const WindowProblem& problem,
+    const WindowTile& tile, uint32_t window) {
+  DispatchActivation(e.activation, [&](auto tag) {
+    WriteWindow(acc, problem, window, [&](const float* v, int i) {
+      const float scale = channels.scale[i], bias = channels.bias[i];
+      return PackActivated<T, decltype(tag)::value>(
+          fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
+    });
+  });
+  if (e.signs == nullptr) return;
+  // By each warp for its 16 channels.
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+  const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 16;
+  const int cols = problem.tiling.cols;
+  const int rows = min(problem.tiling.rows, problem.height - tile.row);
+  const int eights = problem.channels / 8;
+  const int64_t first =
+      (int64_t{tile.image} * problem.height + tile.row) * cols;
+  if (eight >= eights) return;
+#pragma unroll 4
+  for (int pixel = lane % 16; pixel < rows * cols; pixel += 16) {
+    const float4 values =
+        LoadShared4(window + pixel * 128 + ((eight ^ pixel % 8) << 4));
+    e.signs[(first + pixel) * eights + eight] = SignsOf<T>(values);
+  }
+}
+
+template <typename T, Contiguous kWeights, typename After>
 __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
-                                                int group, uint32_t filter,
-                                                uint32_t ring,
+                                                const After& after, int group,
+                                                uint32_t filter, uint32_t ring,
                                                 WindowBarriers& barriers) {
   const WindowTiling& tiling = problem.tiling;
   const int step_h = (problem.taps_h.offset_step * tiling.width -
@@ -153,6 +205,8 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
+  WindowChannels channels;
+  if constexpr (After::kPresent) channels.Load<T>(after, problem.channels);
   ForWindows(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
     if (tile.turn > 0) {
@@ -187,16 +241,23 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
     WgmmaWait<0>();
     // Every warp's products have read the window.
     NamedBarrier(1 + group, kWarpgroup);
-    WriteWindow<T>(acc, problem, window);
+    if constexpr (After::kPresent) {
+      WriteLayerWindow<T>(after, channels, acc, problem, tile, window);
+    } else {
+      WriteWindow(acc, problem, window, [](const float* v, int i) {
+        return Pack<T>(v[2 * i], v[2 * i + 1]);
+      });
+    }
     FenceAsyncProxy();
     __syncwarp();
     if (signals) BarrierArrive(SharedAddress(&barriers.written[tile.stage]));
   });
 }
 
-template <typename T, Contiguous kWeights>
+template <typename T, Contiguous kWeights, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
-    WindowKernel(const __grid_constant__ WindowProblem problem) {
+    WindowKernel(const __grid_constant__ WindowProblem problem,
+                 const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const int filter_bytes =
       problem.taps_h.count * problem.taps_w.count * kBoxBytes;
@@ -218,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    MultiplyWindows<T, kWeights>(problem, warpgroup - 1, filter, ring,
+    MultiplyWindows<T, kWeights>(problem, after, warpgroup - 1, filter, ring,
                                  barriers);
   }
 }

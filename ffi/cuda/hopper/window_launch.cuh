@@ -24,6 +24,8 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   problem->filter_width = static_cast<int>(g.S);
   problem->input_h = static_cast<int>(part.h.input);
   problem->input_w = static_cast<int>(part.w.input);
+  problem->height = static_cast<int>(out.h);
+  problem->channels = static_cast<int>(out.c);
   problem->tiles = static_cast<int>(out.n * tiling->groups);
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
   return EncodeTiled(&problem->weights, call.type, call.rhs,
@@ -36,22 +38,23 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
                      {64, tiling->cols, tiling->rows, 1}, Copy::kStore);
 }
 
-template <typename T, Contiguous kWeights>
+// after: without residual and z.
+template <typename T, Contiguous kWeights, typename After = NoEpilogue>
 cudaError_t RunWindow(const ConvCall& call, const Activations& in,
                       const Activations& out, const PartAxes& part, Stage stage,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, const After& after = {}) {
   WindowProblem problem{};
   if (!MakeWindowProblem(call, in, out, part, &problem)) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = &WindowKernel<T, kWeights>;
+  const auto kernel = &WindowKernel<T, kWeights, After>;
   const int bytes = static_cast<int>(call.g.taps()) * kBoxBytes +
                     problem.tiling.stages * problem.tiling.stage_bytes +
                     static_cast<int>(sizeof(WindowBarriers));
   const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads, bytes,
-           stream>>>(problem);
+           stream>>>(problem, after);
   return cudaGetLastError();
 }
 

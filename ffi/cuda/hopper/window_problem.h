@@ -36,6 +36,7 @@ struct WindowProblem {
   WindowTiling tiling;
   int filter_width;      // S
   int input_h, input_w;  // of the first output's first tap
+  int height, channels;  // of the output
   int tiles;
   int reciprocal;  // of width, in 2^-16
 };
