@@ -11,11 +11,24 @@
 
 namespace jax_convbatch::hopper {
 
+// Where a tile lies among filter rows and output channels. Tiles along the
+// longer side follow each other, so that most neighbours share the other side.
+struct TilePlace {
+  int m, n;
+
+  __device__ TilePlace(const WgradTiles& tiles, int tile) {
+    uint32_t major = tile;
+    const int minor = TakeDigit(tiles.by_minor_tiles, major);
+    m = tiles.m_minor ? minor : major;
+    n = tiles.m_minor ? major : minor;
+  }
+};
+
 // Blocks of filter rows in a tile: fewer than kBlocks in the last one.
 template <int kBlocks>
 __device__ __forceinline__ int BlocksOf(const WgradTiles& tiles, int tile) {
   return min(kBlocks, tiles.taps * tiles.channel_blocks -
-                          tiles.by_n_tiles.Divide(tile) * kBlocks);
+                          TilePlace(tiles, tile).m * kBlocks);
 }
 
 // kTransposed: a warpgroup has 64 output channels by all filter rows of the
@@ -86,13 +99,12 @@ struct WgradConfig {
 
   __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
                                        int block, int thread) {
-    uint32_t m_tile = tile;
-    const int n_tile = TakeDigit(tiles.by_n_tiles, m_tile);
-    const int rows = m_tile * kBlocks + FilterBlock(block, thread);
+    const TilePlace at(tiles, tile);
+    const int rows = at.m * kBlocks + FilterBlock(block, thread);
     const int tap = tiles.by_channel_blocks.Divide(rows);
     const int column = kTransposed ? Row(block, thread) : Column(block, thread);
     return {tap, (rows - tap * tiles.channel_blocks) * 64,
-            n_tile * kN + column * 64};
+            at.n * kN + column * 64};
   }
 };
 
@@ -133,8 +145,8 @@ __device__ __forceinline__ void IssueWgradCopies(
   bool is_set_up = false;
   PieceWalk walk(problem, ShareOf(problem));
   for (WgradPiece piece; walk.Next(&piece);) {
-    uint32_t m_tile = piece.tile;
-    const int channel = TakeDigit(problem.by_n_tiles, m_tile) * Config::kN;
+    const TilePlace place(problem, piece.tile);
+    const int channel = place.n * Config::kN;
     // Boxes past the last tap or channel are left out, and what they would have
     // given is not written. (To have them filled with zeros takes several times
     // as long as to load them.)
@@ -145,7 +157,7 @@ __device__ __forceinline__ void IssueWgradCopies(
         offset_w[Config::kBlocks];
 #pragma unroll
     for (int m = 0; m < Config::kBlocks; ++m) {
-      const int block = m_tile * Config::kBlocks + m;
+      const int block = place.m * Config::kBlocks + m;
       const int tap = problem.by_channel_blocks.Divide(block);
       const int r = problem.by_filter_width.Divide(tap);
       c[m] = (block - tap * problem.channel_blocks) * 64;

@@ -28,14 +28,18 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   tiles.steps = static_cast<int>(steps);
   tiles.blocks = call.plan.blocks;
   tiles.classes = tiles.steps;
+  tiles.paired = call.plan.pair != Pair::kNone;
+  tiles.shares_x = call.plan.pair == Pair::kX;
   tiles.rounds = 1;
   tiles.by_splits = FastDivmod<uint32_t>(1);
-  tiles.by_n_tiles = FastDivmod<uint32_t>(n_tiles);
+  // Pairs count on the order that they are in.
+  const int64_t m_tiles = count / n_tiles;
+  tiles.m_minor = !tiles.paired && m_tiles > n_tiles;
+  tiles.by_minor_tiles =
+      FastDivmod<uint32_t>(tiles.m_minor ? m_tiles : n_tiles);
   tiles.by_channel_blocks = FastDivmod<uint32_t>(channel_blocks);
   tiles.by_filter_width = FastDivmod<uint32_t>(g.S);
   tiles.cluster = call.plan.cluster;
-  tiles.paired = call.plan.pair != Pair::kNone;
-  tiles.shares_x = call.plan.pair == Pair::kX;
   return tiles;
 }
 

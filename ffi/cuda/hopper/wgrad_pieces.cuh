@@ -56,7 +56,7 @@ __device__ __forceinline__ int ShareOf(const WgradTiles& tiles) {
   const int clusters = tiles.splits / tiles.cluster;  // of a pair of tiles
   const int pair = group / clusters;
   const int split = group % clusters * tiles.cluster + rank / 2;
-  const int pair_row = tiles.by_n_tiles.Divide(pair);
+  const int pair_row = tiles.by_minor_tiles.Divide(pair);
   const int tile = tiles.shares_x
                        ? pair * 2 + rank % 2
                        : pair + (pair_row + rank % 2) * tiles.n_tiles;

@@ -26,10 +26,11 @@ struct WgradTiles {
   int classes;  // of a tile; as many as steps: each block's steps are
                 // contiguous
   int blocks;
-  int splits;   // blocks of each tile; 0 where shares do not end with tiles
-  int cluster;  // of them add their sums before they write; 1: none
-  int rounds;   // steps of every class; some have one more
-  FastDivmod<uint32_t> by_splits, by_n_tiles, by_channel_blocks,
+  int splits;    // blocks of each tile; 0 where shares do not end with tiles
+  int cluster;   // of them add their sums before they write; 1: none
+  int rounds;    // steps of every class; some have one more
+  bool m_minor;  // tiles: filter rows before output channels
+  FastDivmod<uint32_t> by_minor_tiles, by_splits, by_channel_blocks,
       by_filter_width;
   // Blocks of two tiles in a cluster that copy x (otherwise dy) for each other.
   bool paired, shares_x;
