@@ -167,6 +167,19 @@ def test_wgrad_is_exact_however_it_is_split(hopper, name, dtype):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("size", "c"), [(160, 64), (112, 128)])
+def test_columns_of_large_images_can_be_multiplied(hopper, size, c, dtype):
+    """cuBLAS recommends nothing for a batch of products like dgrad's here."""
+    case = problem(8, (size, size), c, 64, (3, 3), padding=SAME)
+    args = arrays(case, functools.partial(whole, most=1), dtype)
+    got = run(case, *args, algorithm="im2col_gemm")
+    want = run(case, *args, algorithm="implicit_gemm")
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 # Problems that the window kernel takes, which reads each tile's pixels once.
 WINDOWS = {
     "rows": problem(33, (28, 28), 64, 64, (3, 3), padding=SAME),
