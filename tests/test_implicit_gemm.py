@@ -168,10 +168,14 @@ def test_wgrad_is_exact_however_it_is_split(hopper, name, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.xfail(
+    reason="cuBLAS 13.1 answers NOT_SUPPORTED, whichever algorithm it is asked for",
+    raises=jax.errors.JaxRuntimeError,
+    strict=True,
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("size", "c"), [(160, 64), (112, 128)])
 def test_columns_of_large_images_can_be_multiplied(hopper, size, c, dtype):
-    """cuBLAS recommends nothing for a batch of products like dgrad's here."""
     case = problem(8, (size, size), c, 64, (3, 3), padding=SAME)
     args = arrays(case, functools.partial(whole, most=1), dtype)
     got = run(case, *args, algorithm="im2col_gemm")

@@ -111,29 +111,28 @@ struct Preference {
   }
 };
 
-// The first that is recommended for `asked` and can run `other`.
-cublasStatus_t AskHeuristic(cublasLtHandle_t handle, const Gemm& asked,
-                            const Gemm& other,
+cublasStatus_t AskHeuristic(cublasLtHandle_t handle, const Gemm& canonical,
+                            const Gemm& smallest,
                             cublasLtMatmulAlgo_t* algorithm) {
-  Descriptors to_run, to_check;
+  Descriptors large, small;
   Preference preference;
   JCB_RETURN_IF_CUBLAS_ERROR(
-      to_run.Init(asked, std::min(asked.batch, kMaxBatch)));
+      large.Init(canonical, std::min(canonical.batch, kMaxBatch)));
   JCB_RETURN_IF_CUBLAS_ERROR(
-      to_check.Init(other, std::min(other.batch, kMaxBatch)));
-  JCB_RETURN_IF_CUBLAS_ERROR(preference.Init(asked));
+      small.Init(smallest, std::min(smallest.batch, kMaxBatch)));
+  JCB_RETURN_IF_CUBLAS_ERROR(preference.Init(canonical));
 
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results;
   int count = 0;
   JCB_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulAlgoGetHeuristic(
-      handle, &to_run.product, &to_run.b, &to_run.a, &to_run.d, &to_run.d,
+      handle, &large.product, &large.b, &large.a, &large.d, &large.d,
       &preference.opaque, kCandidates, results.data(), &count));
   for (int i = 0; i < count; ++i) {
     if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
     cublasLtMatmulHeuristicResult_t check;
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
-        handle, &to_check.product, &to_check.b, &to_check.a, &to_check.d,
-        &to_check.d, &results[i].algo, &check);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, &small.product, &small.b, &small.a,
+                                &small.d, &small.d, &results[i].algo, &check);
     if (status != CUBLAS_STATUS_SUCCESS || check.workspaceSize != 0) continue;
     *algorithm = results[i].algo;
     return CUBLAS_STATUS_SUCCESS;
@@ -187,15 +186,8 @@ cublasStatus_t FindAlgorithm(const Gemm& canonical, const Gemm& smallest,
     handle = cache.handles.emplace(device, created).first;
   }
   found->handle = handle->second;
-  auto ask = [&](const Gemm& asked, const Gemm& other) {
-    return AskHeuristic(found->handle, asked, other, &found->algorithm);
-  };
-  // cuBLAS recommends none for some batches of large matrices, though one for
-  // a single matrix exists.
-  cublasStatus_t status = ask(canonical, smallest);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) status = ask(smallest, canonical);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) status = ask(smallest, smallest);
-  JCB_RETURN_IF_CUBLAS_ERROR(status);
+  JCB_RETURN_IF_CUBLAS_ERROR(
+      AskHeuristic(found->handle, canonical, smallest, &found->algorithm));
   cache.algorithms.emplace(key, *found);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -211,31 +203,20 @@ cublasStatus_t RunGemm(cudaStream_t stream, const GemmAlgorithm& algorithm,
   const int64_t operand_bytes = BytesOf(gemm.operand_type);
   const int64_t result_bytes = BytesOf(gemm.result_type);
 
-  auto launch = [&](int64_t first, int64_t count) {
+  for (int64_t first = 0; first < gemm.batch; first += kMaxBatch) {
     Descriptors descriptors;
-    JCB_RETURN_IF_CUBLAS_ERROR(descriptors.Init(gemm, count));
+    JCB_RETURN_IF_CUBLAS_ERROR(
+        descriptors.Init(gemm, std::min(kMaxBatch, gemm.batch - first)));
     const int64_t a_offset = first * gemm.stride_a * operand_bytes;
     const int64_t b_offset = first * gemm.stride_b * operand_bytes;
     const int64_t d_offset = first * gemm.stride_d * result_bytes;
     void* result = static_cast<char*>(d) + d_offset;
-    return cublasLtMatmul(
-        algorithm.handle, &descriptors.product, alpha,
-        static_cast<const char*>(b) + b_offset, &descriptors.b,
-        static_cast<const char*>(a) + a_offset, &descriptors.a, beta, result,
-        &descriptors.d, result, &descriptors.d, &algorithm.algorithm, nullptr,
-        0, stream);
-  };
-  for (int64_t first = 0; first < gemm.batch; first += kMaxBatch) {
-    const int64_t count = std::min(kMaxBatch, gemm.batch - first);
-    const cublasStatus_t status = launch(first, count);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED || count == 1) {
-      JCB_RETURN_IF_CUBLAS_ERROR(status);
-      continue;
-    }
-    // One after the other: the same algorithm, the same bits.
-    for (int64_t i = 0; i < count; ++i) {
-      JCB_RETURN_IF_CUBLAS_ERROR(launch(first + i, 1));
-    }
+    JCB_RETURN_IF_CUBLAS_ERROR(
+        cublasLtMatmul(algorithm.handle, &descriptors.product, alpha,
+                       static_cast<const char*>(b) + b_offset, &descriptors.b,
+                       static_cast<const char*>(a) + a_offset, &descriptors.a,
+                       beta, result, &descriptors.d, result, &descriptors.d,
+                       &algorithm.algorithm, nullptr, 0, stream));
   }
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -36,9 +36,8 @@ struct GemmAlgorithm {
 };
 
 // The algorithm that cuBLAS recommends for `canonical` on the current device,
-// among those without split-K and workspace that can also run `smallest`; where
-// there is none, that for `smallest`. Kept for the life of the process, so that
-// the same call always gives the same one.
+// among those without split-K and workspace that can also run `smallest`. Kept
+// for the life of the process, so that the same call always gives the same one.
 // Safe to call from several threads.
 cublasStatus_t FindAlgorithm(const Gemm& canonical, const Gemm& smallest,
                              GemmAlgorithm* found);
