@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from functools import partial
 
@@ -135,3 +136,17 @@ def _fill(kind: str, dtype: str, size: int):
 @partial(jax.jit, static_argnums=2)
 def _cut(pool, start, shape):
     return jax.lax.dynamic_slice(pool, (start,), (int(np.prod(shape)),)).reshape(shape)
+
+
+def names(choices=None):
+    """A type for argparse: some of `choices`, or any names, with commas between."""
+
+    def parse(text: str) -> list[str]:
+        found = text.split(",")
+        if choices and (unknown := set(found) - set(choices)):
+            raise argparse.ArgumentTypeError(
+                f"no {', '.join(sorted(unknown))}; choose from {', '.join(choices)}"
+            )
+        return found
+
+    return parse

@@ -28,6 +28,7 @@ from rich.progress import Progress
 
 import jax_convbatch as jcb
 from benchmarks import record, timing
+from benchmarks.cases import names
 from benchmarks.check import LOOSE, WrongResult
 from benchmarks.workloads import DEFORM, arguments, shapes
 
@@ -283,21 +284,15 @@ def line(row) -> str:
     return f"{case}: {', '.join(cells)}"
 
 
-def some(text: str, known, parser) -> list[str]:
-    names = text.split(",") if text else list(known)
-    if unknown := set(names) - set(known):
-        parser.error(f"no {', '.join(sorted(unknown))} among {', '.join(known)}")
-    return names
-
-
 def options_of(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks deform",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", help="some of " + ", ".join(DEFORM))
-    parser.add_argument("--op", help="some of " + ", ".join(PASSES))
+    add = parser.add_argument
+    add("--rows", type=names(DEFORM), default=list(DEFORM), help=", ".join(DEFORM))
+    add("--op", type=names(PASSES), default=list(PASSES), help=", ".join(PASSES))
     parser.add_argument("--dtype", help="instead of the row's own; several with commas")
     parser.add_argument("--engine", default="auto,xla")
     parser.add_argument("--peers", default="torch", choices=("torch", "none"))
@@ -307,10 +302,7 @@ def options_of(arguments=None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
     )
-    options = parser.parse_args(arguments)
-    options.rows = some(options.rows, DEFORM, parser)
-    options.op = some(options.op, PASSES, parser)
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None) -> None:

@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 import jax_convbatch as jcb
 from benchmarks import record, report, timing, torch_side
-from benchmarks.cases import DTYPES, OPS, Case, Pool, cases
+from benchmarks.cases import DTYPES, OPS, Case, Pool, cases, names
 from benchmarks.ceilings import Ceilings
 from benchmarks.check import Check
 from benchmarks.jax_side import JaxSide, operation
@@ -120,17 +120,6 @@ def measure(
 
 
 def options_of(arguments) -> argparse.Namespace:
-    def names(choices=None):
-        def parse(text: str):
-            found = text.split(",")
-            if choices and (unknown := set(found) - set(choices)):
-                raise argparse.ArgumentTypeError(
-                    f"no {', '.join(sorted(unknown))}; choose from {', '.join(choices)}"
-                )
-            return found
-
-        return parse
-
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks layers",
         description=__doc__,

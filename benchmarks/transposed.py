@@ -21,7 +21,7 @@ from rich.table import Table
 
 import jax_convbatch as jc
 from benchmarks import record, timing
-from benchmarks.cases import DTYPES
+from benchmarks.cases import DTYPES, names
 from benchmarks.layer import TOLERANCE, difference
 
 # (H, W, C, K, R, S, stride) of x and w: upsampling of a decoder, of a generator
@@ -94,15 +94,16 @@ def main(arguments=None) -> None:
     )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--dtype", default="f32", choices=[*DTYPES, *DTYPES.values()])
-    parser.add_argument("--rows", default=",".join(ROWS), help="names, by commas")
+    parser.add_argument("--rows", type=names(ROWS), default=list(ROWS))
     parser.add_argument("--out", type=Path, help="path without suffix")
     options = parser.parse_args(arguments)
     dtype = DTYPES.get(options.dtype, options.dtype)
     environment = record.environment()
-    names = options.rows.split(",")
-    if unknown := set(names) - set(ROWS):
-        parser.error(f"unknown rows {sorted(unknown)}; there are {', '.join(ROWS)}")
-    rows = [measure(n, options.batch, dtype, what) for n in names for what in WHAT]
+    rows = [
+        measure(name, options.batch, dtype, what)
+        for name in options.rows
+        for what in WHAT
+    ]
     view = Table(title=f"transposed convolutions, {dtype}, batch {options.batch}")
     for heading in ("layer", "what", "ours, µs", "xla, µs", "xla / ours"):
         view.add_column(heading, justify="left" if heading[-1] in "rt" else "right")

@@ -38,6 +38,7 @@ __all__ = [
     "decode_sharding",
     "defbatching",
     "defbilinear",
+    "defjet",
     "defjvp",
     "deflinear",
     "devices_known",

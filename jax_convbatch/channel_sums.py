@@ -117,21 +117,15 @@ def _local_sums(kept, narrow, a, b):
     return [s1, s2]
 
 
-def _cuda_lowering(ctx, a, b, *, kept, narrow):
-    (aval, _) = ctx.avals_in
-    native = narrow.name in _NATIVE and aval.dtype == np.float32 and len(kept) == 1
+def _sums_lowering(native: bool, ctx, a, b, *, kept, narrow):
+    aval = ctx.avals_in[0]
+    native &= narrow.name in _NATIVE and aval.dtype == np.float32 and len(kept) == 1
     if not native or targets.problem("cuda"):
         fun = partial(_stock_sums, kept=kept)
     else:
         fun = partial(_local_sums, kept, narrow)
         if _compat.devices_known(ctx):
             fun = partition.partitioned_sums(fun, aval.ndim, kept)
-    out = _compat.lower_fun(fun, multiple_results=True)(ctx, a, b)
-    return _compat.with_sharding(ctx, out)
-
-
-def _sums_lowering(ctx, a, b, *, kept, narrow):
-    fun = partial(_stock_sums, kept=kept)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, a, b)
     return _compat.with_sharding(ctx, out)
 
@@ -236,6 +230,6 @@ _compat.defjet(sums_p, _stock_sums)
 _compat.defjet(spread_p, _stock_spread)
 _compat.defbatching(sums_p, _sums_batching)
 _compat.defbatching(spread_p, _spread_batching)
-_compat.mlir.register_lowering(sums_p, _cuda_lowering, platform="cuda")
-_compat.mlir.register_lowering(sums_p, _sums_lowering)
+_compat.mlir.register_lowering(sums_p, partial(_sums_lowering, True), platform="cuda")
+_compat.mlir.register_lowering(sums_p, partial(_sums_lowering, False))
 _compat.mlir.register_lowering(spread_p, _spread_lowering)

@@ -16,6 +16,7 @@ from jax_convbatch import targets
 from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import (
     DEFAULT_WORKSPACE,
+    IMPLICIT_CUDA_DTYPES,
     Plan,
     Unable,
     aligned,
@@ -139,7 +140,7 @@ def _plan_fused(problem: Problem) -> Plan:
     """implicit_gemm: fprop on Hopper, without columns in memory, by name only."""
     if problem.op != "fprop":
         raise Unable(f"implicit_gemm does not cover a deformable {problem.op}")
-    if problem.dtype.name not in ("bfloat16", "float16", "float32"):
+    if problem.dtype.name not in IMPLICIT_CUDA_DTYPES:
         raise Unable(f"implicit_gemm does not cover {problem.dtype.name}")
     if problem.dtype.name == "float32" and problem.precision > 0:
         raise Unable(

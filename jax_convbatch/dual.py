@@ -28,9 +28,12 @@ OPS = {
 
 
 def geometry(g: ConvGeometry) -> ConvGeometry | None:
-    """The convolution that `g` is the transpose of, or None."""
+    """The convolution that `g` is the transpose of, or None.
+
+    None with several groups, too: their kernels step over the zeros themselves.
+    """
     ones = (1, 1, 1)
-    if g.input_dilation == ones or g.stride != ones:
+    if g.input_dilation == ones or g.stride != ones or g.groups > 1:
         return None
     low = [
         (taps - 1) * dilation - pad
@@ -57,18 +60,12 @@ def params(given):
     )
 
 
-def reverse(w, spec: Sequence[int], groups: int):
-    """w' of w, and w of w': taps in reverse, C and K of each group exchanged.
+def reverse(w, spec: Sequence[int]):
+    """w' of w, and w of w': taps in reverse, C and K exchanged.
 
     Args:
-      w: a filter whose axes (K, C / groups, taps...) are at `spec`.
+      w: a filter whose axes (K, C, taps...) are at `spec`.
       spec: `rhs_spec` of dimension numbers; the result keeps it.
-      groups: of the convolution.
     """
     k, c, *taps = spec
-    w = jnp.flip(w, taps)
-    w = jnp.moveaxis(w, (k, c), (0, 1))
-    out, inner = w.shape[:2]
-    w = w.reshape(groups, out // groups, inner, *w.shape[2:])
-    w = w.swapaxes(1, 2).reshape(groups * inner, out // groups, *w.shape[3:])
-    return jnp.moveaxis(w, (0, 1), (k, c))
+    return jnp.flip(w, taps).swapaxes(k, c)

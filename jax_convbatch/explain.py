@@ -21,6 +21,7 @@ from jax_convbatch import (
     primitives,
     targets,
 )
+from jax_convbatch.planners import Plan
 
 
 @dataclass(frozen=True)
@@ -182,17 +183,17 @@ def _row(eqn, platform: str) -> Row | None:
     if eqn.primitive is act_grad.cotangent_p:
         return _bgrad_row("act_bgrad", eqn, operands[1], dtype, platform)
     if eqn.primitive is fused.layer_p:
-        return _layer_row(eqn, operands, dtype, platform)
+        return _layer_row(eqn, dtype, platform)
     for name, primitive in primitives.PRIMITIVES.items():
         if eqn.primitive is primitive:
-            return _conv_row(name, eqn.params, dtype, platform)
+            return _conv_row(name, eqn.params, dtype, platform)[0]
     return None
 
 
-def _conv_row(name: str, options, dtype: str, platform: str) -> Row:
+def _conv_row(name: str, options, dtype: str, platform: str) -> tuple[Row, Plan]:
     params = options["params"]
     chosen = params.plan(name, dtype, options["out_dtype"], platform)
-    return Row(
+    row = Row(
         name,
         params.geometry.describe(params.dimension_numbers),
         dtype,
@@ -202,21 +203,19 @@ def _conv_row(name: str, options, dtype: str, platform: str) -> Row:
         chosen.workspace_bytes,
         chosen.source,
     )
+    return row, chosen
 
 
-def _layer_row(eqn, operands, dtype: str, platform: str) -> Row:
+def _layer_row(eqn, dtype: str, platform: str) -> Row:
     """fprop's row, and where what follows it is computed."""
-    options = eqn.params
-    row = _conv_row("fprop", options, dtype, platform)
-    out_dtype = options["out_dtype"]
-    chosen = options["params"].plan("fprop", dtype, out_dtype, platform)
-    epilogue = options["epilogue"]
+    row, chosen = _conv_row("fprop", eqn.params, dtype, platform)
+    epilogue = eqn.params["epilogue"]
     reason = row.reason
     if epilogue.describe():
         place = "in one pass over y"
         if row.engine == "xla":
             place = "by XLA"
-        elif plan.has_epilogue(chosen, platform, dtype, out_dtype):
+        elif plan.has_epilogue(chosen, platform, dtype, eqn.params["out_dtype"]):
             place = "in the same kernel"
         reason += f"; {epilogue.describe()} {place}"
     if epilogue.outside:

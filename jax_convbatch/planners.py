@@ -82,7 +82,7 @@ def _plan_implicit_gemm(
             f"{workspace_limit}"
         )
     reason = f"{plan['path']} of {plan['config']}"
-    strided = _strided(geometry) is not None
+    strided = dual.geometry(geometry) is not None
     if strided:
         reason += f", as {dual.OPS[op][0]} of the strided convolution"
     return Plan(
@@ -98,14 +98,9 @@ def _plan_implicit_gemm(
     )
 
 
-def _strided(g: ConvGeometry) -> ConvGeometry | None:
-    """Kernels of groups step over the zeros of a dilated x themselves."""
-    return dual.geometry(g) if g.groups == 1 else None
-
-
 def implicit_cuda_plans(op: str, g: ConvGeometry, dtype: str) -> list[dict] | str:
     """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated."""
-    if strided := _strided(g):
+    if strided := dual.geometry(g):
         return targets.implicit_gemm_plans(dual.OPS[op][0], strided, dtype)
     return targets.implicit_gemm_plans(op, g, dtype)
 

@@ -297,11 +297,7 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
 
 def _dual_call(op: Op, chosen: Plan, operands, params: ConvParams, out_dtype):
     """The same by a call of the strided convolution that this is the transpose of."""
-    turn = partial(
-        dual.reverse,
-        spec=params.dimension_numbers.rhs_spec,
-        groups=params.geometry.groups,
-    )
+    turn = partial(dual.reverse, spec=params.dimension_numbers.rhs_spec)
     name, order = dual.OPS[op.name]
     a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
     chosen = dataclasses.replace(chosen, dual=False)
