@@ -31,6 +31,47 @@ int AvailableThreads() {
   return std::max(available, 1);
 }
 
+// Which processors the threads of one job are on. A thread that wakes up while
+// others are awaited by spinning may be put on the caller's processor, and the
+// scheduler leaves both there for many calls: half the speed, next to an idle
+// processor.
+class Seats {
+ public:
+  void Clear() {
+#ifdef __linux__
+    CPU_ZERO(&taken_);
+#endif
+  }
+
+  // Notes the calling thread's processor; where another thread of the job has
+  // it, moves the calling thread to one that none has, if there is one. It is
+  // free to be moved from there: the set of processors it may use stays.
+  void Take() {
+#ifdef __linux__
+    int processor = sched_getcpu();
+    if (processor < 0 || processor >= CPU_SETSIZE) return;
+    cpu_set_t allowed;
+    if (CPU_ISSET(processor, &taken_) &&
+        sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+      cpu_set_t others;
+      CPU_XOR(&others, &allowed, &taken_);
+      CPU_AND(&others, &others, &allowed);
+      if (CPU_COUNT(&others) > 0 &&
+          sched_setaffinity(0, sizeof(others), &others) == 0) {
+        processor = sched_getcpu();
+        sched_setaffinity(0, sizeof(allowed), &allowed);
+      }
+    }
+    if (processor >= 0 && processor < CPU_SETSIZE) CPU_SET(processor, &taken_);
+#endif
+  }
+
+ private:
+#ifdef __linux__
+  cpu_set_t taken_;
+#endif
+};
+
 // One job at a time: workers and the caller take ranges off a shared counter.
 class Pool {
  public:
@@ -59,6 +100,8 @@ class Pool {
       count_ = count;
       grain_ = grain;
       next_.store(0);
+      seats_.Clear();
+      seats_.Take();
       open_ = true;
       ++job_;
     }
@@ -97,6 +140,7 @@ class Pool {
         seen = job_;
         if (!open_) continue;
         ++busy_;
+        seats_.Take();
         // XLA's threads flush subnormal numbers to zero, and a thread starts
         // with what its creator had: bits would depend on who does the work.
         std::fesetenv(&environment_);
@@ -116,6 +160,7 @@ class Pool {
   std::fenv_t environment_{};  // the caller's rounding
   int64_t count_ = 0, grain_ = 1, job_ = 0;
   bool open_ = false;
+  Seats seats_;
   std::atomic<int> busy_{0};  // workers at the job
   std::atomic<int64_t> next_{0};
 };
