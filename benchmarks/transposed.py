@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import jax_convbatch as jc
@@ -101,8 +102,10 @@ def main(arguments=None) -> None:
     environment = record.environment()
     rows = [
         measure(name, options.batch, dtype, what)
-        for name in options.rows
-        for what in WHAT
+        for name, what in track(
+            [(name, what) for name in options.rows for what in WHAT],
+            "transposed",
+        )
     ]
     view = Table(title=f"transposed convolutions, {dtype}, batch {options.batch}")
     for heading in ("layer", "what", "ours, µs", "xla, µs", "xla / ours"):
