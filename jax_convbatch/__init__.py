@@ -1,5 +1,6 @@
 """Convolutions for JAX: differentiable in every mode, reproducible to the bit."""
 
+from jax_convbatch.checkpoint import convs_saveable
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
@@ -13,6 +14,7 @@ __all__ = [
     "conv_bias_act",
     "conv_general_dilated",
     "conv_transpose",
+    "convs_saveable",
     "deform_conv",
     "explain",
     "tune",
