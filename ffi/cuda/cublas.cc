@@ -127,17 +127,35 @@ cublasStatus_t AskHeuristic(cublasLtHandle_t handle, const Gemm& canonical,
   JCB_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulAlgoGetHeuristic(
       handle, &large.product, &large.b, &large.a, &large.d, &large.d,
       &preference.opaque, kCandidates, results.data(), &count));
-  for (int i = 0; i < count; ++i) {
-    if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+  // What cublasLtMatmulAlgoCheck counts is more than what a product must have:
+  // for large matrices it names 4 bytes, for every algorithm that the heuristic
+  // gave under a limit of 0 and that runs without. So an algorithm may count
+  // for the smallest product what it counts for the canonical one; one that
+  // counts nothing goes before it.
+  const auto counted = [&](Descriptors& d, const cublasLtMatmulAlgo_t& algo) {
     cublasLtMatmulHeuristicResult_t check;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(handle, &small.product, &small.b, &small.a,
-                                &small.d, &small.d, &results[i].algo, &check);
-    if (status != CUBLAS_STATUS_SUCCESS || check.workspaceSize != 0) continue;
-    *algorithm = results[i].algo;
-    return CUBLAS_STATUS_SUCCESS;
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+        handle, &d.product, &d.b, &d.a, &d.d, &d.d, &algo, &check);
+    return status == CUBLAS_STATUS_SUCCESS
+               ? static_cast<int64_t>(check.workspaceSize)
+               : int64_t{-1};
+  };
+  const cublasLtMatmulAlgo_t* fallback = nullptr;
+  for (int i = 0; i < count; ++i) {
+    const cublasLtMatmulAlgo_t& algo = results[i].algo;
+    if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+    const int64_t bytes = counted(small, algo);
+    if (bytes == 0) {
+      *algorithm = algo;
+      return CUBLAS_STATUS_SUCCESS;
+    }
+    if (fallback == nullptr && bytes > 0 && bytes <= counted(large, algo)) {
+      fallback = &algo;
+    }
   }
-  return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (fallback == nullptr) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *algorithm = *fallback;
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 using Key = std::array<int64_t, 19>;
