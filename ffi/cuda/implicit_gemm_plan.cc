@@ -61,9 +61,9 @@ Op OpOf(const std::string& op) {
 
 nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
                   const hopper::Plan& plan) {
-  constexpr const char* kPaths[] = {"tiles",  "padded tiles", "gathered tiles",
-                                    "strips", "sweeps",       "small tiles",
-                                    "patches"};
+  constexpr const char* kPaths[] = {"tiles",   "padded tiles", "gathered tiles",
+                                    "strips",  "sweeps",       "small tiles",
+                                    "patches", "one channel"};
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();

@@ -23,8 +23,9 @@ constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 // channels were rounded up in the workspace; gathered by threads, where it
 // cannot express how they lie; for few input channels from strips of the image
 // in shared memory; for few output channels row by row, see sweep.cuh; for few
-// channels of f32 by ordinary loads, see small_tf32.cuh; or by the copy engine,
-// for filters as large as their stride, see patch_dgrad.cuh.
+// channels of f32 by ordinary loads, see small_tf32.cuh and one_channel.cuh; or
+// by the copy engine, for filters as large as their stride, see
+// patch_dgrad.cuh.
 enum class Path {
   kCopies,
   kPads,
@@ -32,7 +33,8 @@ enum class Path {
   kStrips,
   kSweeps,
   kSmall,
-  kPatches
+  kPatches,
+  kOneChannel
 };
 
 // Two blocks of wgrad in a cluster that multiply the same x, or the same dy.

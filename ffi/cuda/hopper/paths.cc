@@ -2,6 +2,7 @@
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/gather_plan.h"
+#include "cuda/hopper/one_channel.h"
 #include "cuda/hopper/pad_plan.h"
 #include "cuda/hopper/patch_plan.h"
 #include "cuda/hopper/small_plan.h"
@@ -72,6 +73,9 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   if (type == Type::kTf32 && IsPlain2d(g, type)) {
     if (const auto small = PlanSmall(op, g, multiprocessors)) return small;
   }
+  if (type == Type::kTf32) {
+    if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
+  }
   if (const auto copies = PlanCopies(op, g, type, multiprocessors)) {
     return copies;
   }
@@ -91,6 +95,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
   switch (plan.path) {
     case Path::kCopies:
+    case Path::kOneChannel:
       return true;
     case Path::kPads:
       return g.K * ElementBytes(type) % 16 == 0;
@@ -143,6 +148,8 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
                               : SmallDgrad(call, stage, stream);
     case Path::kPatches:
       return PatchDgrad(call, stage, stream);
+    case Path::kOneChannel:
+      return RunOneChannel(op, call, stage, stream);
     case Path::kSweeps:
       return op == Op::kFprop ? SweepFprop(call, stage, stream)
                               : SweepDgrad(call, stage, stream);

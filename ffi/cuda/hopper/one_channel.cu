@@ -1,0 +1,129 @@
+#include <algorithm>
+
+#include "cuda/direct/add_partials.cuh"
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/one_channel.cuh"
+#include "cuda/hopper/one_channel.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// Blocks of a multiprocessor: of wgrad those that run at once, as each has sums
+// to add; of the others more, so that the last wave is short.
+constexpr int kBlocks = 12, kWgradBlocks = 3;
+
+int64_t PixelsOf(Op op, const ConvGeometry& g) {
+  return op == Op::kDgrad ? g.N * g.H * g.W : g.N * g.P * g.Q;
+}
+
+// As many as there are pixels for: a function of geometry and device.
+int64_t Blocks(Op op, const ConvGeometry& g, int multiprocessors) {
+  const int64_t at_once = kOneThreads / (g.K / 4);
+  return std::clamp<int64_t>(
+      PixelsOf(op, g) / at_once, 1,
+      int64_t{multiprocessors} * (op == Op::kWgrad ? kWgradBlocks : kBlocks));
+}
+
+OneChannelProblem MakeProblem(Op op, const ConvCall& call, int blocks) {
+  const ConvGeometry& g = call.g;
+  const int64_t at_once = kOneThreads / (g.K / 4);
+  const int64_t pixels = PixelsOf(op, g);
+  OneChannelProblem p{};
+  p.H = static_cast<int>(g.H);
+  p.W = static_cast<int>(g.W);
+  p.P = static_cast<int>(g.P);
+  p.Q = static_cast<int>(g.Q);
+  p.stride_h = static_cast<int>(g.stride.h);
+  p.stride_w = static_cast<int>(g.stride.w);
+  p.pad_h = static_cast<int>(g.pad.h);
+  p.pad_w = static_cast<int>(g.pad.w);
+  p.dilation_h = static_cast<int>(g.filter_dilation.h);
+  p.dilation_w = static_cast<int>(g.filter_dilation.w);
+  p.quads = static_cast<int>(g.K / 4);
+  p.pixels = static_cast<int>(pixels);
+  const int64_t each = (pixels + blocks - 1) / blocks;
+  p.per_block = static_cast<int>((each + at_once - 1) / at_once * at_once);
+  p.across = FastDivmod<uint32_t>(op == Op::kDgrad ? g.W : g.Q);
+  p.down = FastDivmod<uint32_t>(op == Op::kDgrad ? g.H : g.P);
+  return p;
+}
+
+template <int kTaps>
+cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int blocks = call.plan.blocks;
+  OneChannelProblem p = MakeProblem(op, call, blocks);
+  cudaFuncAttributes loads;
+  const bool prepares = stage == Stage::kPrepare;
+  switch (op) {
+    case Op::kFprop: {
+      const auto kernel = &OneChannelFprop<kTaps>;
+      if (prepares) return cudaFuncGetAttributes(&loads, kernel);
+      p.x = static_cast<const float*>(call.lhs);
+      p.w = static_cast<const float*>(call.rhs);
+      p.out = static_cast<float*>(call.result);
+      Epilogue e{};
+      e.activation = Activation::kIdentity;
+      if (call.epilogue != nullptr) e = *call.epilogue;
+      kernel<<<blocks, kOneThreads, 0, stream>>>(p, e);
+      return cudaGetLastError();
+    }
+    case Op::kDgrad: {
+      const auto kernel = &OneChannelDgrad<kTaps>;
+      if (prepares) return cudaFuncGetAttributes(&loads, kernel);
+      p.y = static_cast<const float*>(call.lhs);
+      p.w = static_cast<const float*>(call.rhs);
+      p.out = static_cast<float*>(call.result);
+      kernel<<<blocks, kOneThreads, 0, stream>>>(p);
+      return cudaGetLastError();
+    }
+    default: {
+      const auto kernel = &OneChannelWgrad<kTaps>;
+      const int64_t size = call.g.w_size();
+      const int bytes = static_cast<int>(kOneThreads / 32 * size * 4);
+      const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+      if (raised != cudaSuccess) return raised;
+      p.x = static_cast<const float*>(call.lhs);
+      p.y = static_cast<const float*>(call.rhs);
+      p.out = static_cast<float*>(call.workspace);
+      if (!prepares) {
+        kernel<<<blocks, kOneThreads, bytes, stream>>>(p);
+        const cudaError_t error = cudaGetLastError();
+        if (error != cudaSuccess) return error;
+      }
+      return direct::AddPartialsOrPrepare<float>(
+          blocks, size, call.workspace, call.result,
+          prepares ? direct::Stage::kPrepare : direct::Stage::kLaunch, stream);
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<Plan> PlanOneChannel(Op op, const ConvGeometry& g,
+                                   int multiprocessors) {
+  ConvGeometry four = g;
+  four.C = 4;
+  const bool known = g.R == g.S && (g.R == 3 || g.R == 5) &&
+                     (g.K & (g.K - 1)) == 0 && 4 <= g.K && g.K <= 128;
+  const bool strided = g.stride.h != 1 || g.stride.w != 1;
+  constexpr double kMost = int64_t{1} << 30;
+  const double n = static_cast<double>(g.N);
+  if (g.C != 1 || !known || (op == Op::kDgrad && strided) ||
+      !IsPlain2d(four, Type::kTf32) || n * g.H * g.W > kMost ||
+      n * g.P * g.Q > kMost) {
+    return std::nullopt;
+  }
+  const int blocks = static_cast<int>(Blocks(op, g, multiprocessors));
+  const int64_t workspace = op == Op::kWgrad ? blocks * g.w_size() * 4 : 0;
+  return Plan{static_cast<int>(kOneThreads / (g.K / 4)), static_cast<int>(g.K),
+              blocks, workspace, Path::kOneChannel};
+}
+
+cudaError_t RunOneChannel(Op op, const ConvCall& call, Stage stage,
+                          cudaStream_t stream) {
+  return call.g.R == 3 ? Run<3>(op, call, stage, stream)
+                       : Run<5>(op, call, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,82 @@
+"""f32 convolutions of one input channel on Hopper GPUs: kernels of their own."""
+
+import jax
+import numpy as np
+import pytest
+from problems import normal, run
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_right_but_for_rounding,
+)
+from test_few_channels import fields
+from test_hopper_plan import H200
+from test_implicit_gemm import SAME, problem
+from test_layer_hopper import assert_exact as assert_layer_exact
+
+TWO = ((2, 2), (2, 2))
+CASES = {
+    "3x3": problem(40, (28, 28), 1, 16, (3, 3), padding=SAME),
+    "5x5": problem(3, (13, 17), 1, 128, (5, 5), padding=TWO),
+    "four channels": problem(2, (9, 7), 1, 4, (3, 3)),
+    "strided, dilated": problem(
+        3, (31, 37), 1, 32, (5, 5), (2, 3), ((3, 4), (0, 5)), (1, 2)
+    ),
+    "dilated": problem(3, (31, 37), 1, 8, (3, 3), padding=TWO, dilation=(2, 3)),
+    "padding past the image": problem(
+        2, (3, 4), 1, 8, (5, 5), padding=((6, 7), (5, 5))
+    ),
+    "one pixel": problem(1, (3, 3), 1, 64, (3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_these_kernels_are_the_plan(native, name):
+    case = CASES[name]
+    for n in (1, 3, 1000):
+        for op in ("fprop", "dgrad", "wgrad"):
+            many = case._replace(x=(n, *case.x[1:]))
+            plan = native(op, fields(many), "float32", H200)
+            strided = op == "dgrad" and max(case.conv.strides) > 1
+            assert plan["path"] == ("padded tiles" if strided else "one channel")
+            assert plan["preferred"] and plan["workspace"] <= 64 << 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name):
+    assert_exact(CASES[name], "float32")
+    assert_layer_exact(CASES[name], "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "5x5"])
+def test_promises(hopper, name):
+    assert_right_but_for_rounding(CASES[name], "float32")
+    assert_batch_invariant(CASES[name], "float32")
+    assert_a_hundred_runs_agree(CASES[name], "float32", algorithm="implicit_gemm")
+
+
+@pytest.mark.gpu
+def test_numbers_are_not_rounded_to_tf32(hopper):
+    case = CASES["3x3"]
+    x, w, dy = arrays(case, normal, "float32")
+    found = run(case, x, w, dy, algorithm="implicit_gemm")
+    with jax.default_matmul_precision("highest"):
+        exact = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b in zip(found, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_what_is_not_finite_stays_where_it_belongs(hopper):
+    case = CASES["3x3"]
+    x, w, dy = arrays(case, normal, "float32")
+    x[-1, 4, 5, 0] = dy[-1, 3, 2, 1] = np.inf
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b in zip(got, columns, strict=True):
+        assert not np.isfinite(a).all()
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
