@@ -19,6 +19,11 @@ TWO = ((2, 2), (2, 2))
 CASES = {
     "3x3": problem(40, (28, 28), 1, 16, (3, 3), padding=SAME),
     "5x5": problem(3, (13, 17), 1, 128, (5, 5), padding=TWO),
+    "5x5, fours": problem(3, (9, 20), 1, 8, (5, 5), padding=TWO),
+    "fours of x alone": problem(5, (6, 12), 1, 4, (3, 3), padding=((3, 0), (0, 1))),
+    "fours of y alone": problem(
+        2, (15, 19), 1, 16, (3, 3), (2, 1), ((0, 0), (0, 3)), (2, 1)
+    ),
     "four channels": problem(2, (9, 7), 1, 4, (3, 3)),
     "strided, dilated": problem(
         3, (31, 37), 1, 32, (5, 5), (2, 3), ((3, 4), (0, 5)), (1, 2)
@@ -41,6 +46,7 @@ def test_these_kernels_are_the_plan(native, name):
             strided = op == "dgrad" and max(case.conv.strides) > 1
             assert plan["path"] == ("padded tiles" if strided else "one channel")
             assert plan["preferred"] and plan["workspace"] <= 64 << 20
+            assert plan["workspace"] % 256 == 0  # as the handler carves it
 
 
 @pytest.mark.gpu
@@ -51,7 +57,7 @@ def test_whole_numbers_are_exact(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["3x3", "5x5"])
+@pytest.mark.parametrize("name", ["3x3", "5x5", "5x5, fours"])
 def test_promises(hopper, name):
     assert_right_but_for_rounding(CASES[name], "float32")
     assert_batch_invariant(CASES[name], "float32")

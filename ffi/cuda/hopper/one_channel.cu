@@ -17,9 +17,15 @@ int64_t PixelsOf(Op op, const ConvGeometry& g) {
   return op == Op::kDgrad ? g.N * g.H * g.W : g.N * g.P * g.Q;
 }
 
+// Pixels of a row that a thread takes at once.
+int Cols(Op op, const ConvGeometry& g) {
+  const bool neighbours = g.stride.w == 1 && g.filter_dilation.w == 1;
+  return neighbours && (op == Op::kDgrad ? g.W : g.Q) % 4 == 0 ? 4 : 1;
+}
+
 // As many as there are pixels for: a function of geometry and device.
 int64_t Blocks(Op op, const ConvGeometry& g, int multiprocessors) {
-  const int64_t at_once = kOneThreads / (g.K / 4);
+  const int64_t at_once = kOneThreads / (g.K / 4) * Cols(op, g);
   return std::clamp<int64_t>(
       PixelsOf(op, g) / at_once, 1,
       int64_t{multiprocessors} * (op == Op::kWgrad ? kWgradBlocks : kBlocks));
@@ -28,7 +34,8 @@ int64_t Blocks(Op op, const ConvGeometry& g, int multiprocessors) {
 OneChannelProblem MakeProblem(Op op, const ConvCall& call, int blocks) {
   const ConvGeometry& g = call.g;
   const int64_t at_once = kOneThreads / (g.K / 4);
-  const int64_t pixels = PixelsOf(op, g);
+  const int cols = Cols(op, g);
+  const int64_t groups = PixelsOf(op, g) / cols;
   OneChannelProblem p{};
   p.H = static_cast<int>(g.H);
   p.W = static_cast<int>(g.W);
@@ -41,15 +48,15 @@ OneChannelProblem MakeProblem(Op op, const ConvCall& call, int blocks) {
   p.dilation_h = static_cast<int>(g.filter_dilation.h);
   p.dilation_w = static_cast<int>(g.filter_dilation.w);
   p.quads = static_cast<int>(g.K / 4);
-  p.pixels = static_cast<int>(pixels);
-  const int64_t each = (pixels + blocks - 1) / blocks;
+  p.groups = static_cast<int>(groups);
+  const int64_t each = (groups + blocks - 1) / blocks;
   p.per_block = static_cast<int>((each + at_once - 1) / at_once * at_once);
-  p.across = FastDivmod<uint32_t>(op == Op::kDgrad ? g.W : g.Q);
+  p.across = FastDivmod<uint32_t>((op == Op::kDgrad ? g.W : g.Q) / cols);
   p.down = FastDivmod<uint32_t>(op == Op::kDgrad ? g.H : g.P);
   return p;
 }
 
-template <int kTaps>
+template <int kTaps, int kCols>
 cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int blocks = call.plan.blocks;
   OneChannelProblem p = MakeProblem(op, call, blocks);
@@ -57,7 +64,7 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
   const bool prepares = stage == Stage::kPrepare;
   switch (op) {
     case Op::kFprop: {
-      const auto kernel = &OneChannelFprop<kTaps>;
+      const auto kernel = &OneChannelFprop<kTaps, kCols>;
       if (prepares) return cudaFuncGetAttributes(&loads, kernel);
       p.x = static_cast<const float*>(call.lhs);
       p.w = static_cast<const float*>(call.rhs);
@@ -69,7 +76,7 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
       return cudaGetLastError();
     }
     case Op::kDgrad: {
-      const auto kernel = &OneChannelDgrad<kTaps>;
+      const auto kernel = &OneChannelDgrad<kTaps, kCols>;
       if (prepares) return cudaFuncGetAttributes(&loads, kernel);
       p.y = static_cast<const float*>(call.lhs);
       p.w = static_cast<const float*>(call.rhs);
@@ -78,7 +85,7 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
       return cudaGetLastError();
     }
     default: {
-      const auto kernel = &OneChannelWgrad<kTaps>;
+      const auto kernel = &OneChannelWgrad<kTaps, kCols>;
       const int64_t size = call.g.w_size();
       const int bytes = static_cast<int>(kOneThreads / 32 * size * 4);
       const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
@@ -115,15 +122,22 @@ std::optional<Plan> PlanOneChannel(Op op, const ConvGeometry& g,
     return std::nullopt;
   }
   const int blocks = static_cast<int>(Blocks(op, g, multiprocessors));
-  const int64_t workspace = op == Op::kWgrad ? blocks * g.w_size() * 4 : 0;
+  // As the handler carves it.
+  const int64_t workspace =
+      op == Op::kWgrad ? (blocks * g.w_size() * 4 + 255) / 256 * 256 : 0;
   return Plan{static_cast<int>(kOneThreads / (g.K / 4)), static_cast<int>(g.K),
               blocks, workspace, Path::kOneChannel};
 }
 
 cudaError_t RunOneChannel(Op op, const ConvCall& call, Stage stage,
                           cudaStream_t stream) {
-  return call.g.R == 3 ? Run<3>(op, call, stage, stream)
-                       : Run<5>(op, call, stage, stream);
+  const bool four = Cols(op, call.g) == 4;
+  if (call.g.R == 3) {
+    return four ? Run<3, 4>(op, call, stage, stream)
+                : Run<3, 1>(op, call, stage, stream);
+  }
+  return four ? Run<5, 4>(op, call, stage, stream)
+              : Run<5, 1>(op, call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

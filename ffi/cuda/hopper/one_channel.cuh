@@ -2,8 +2,10 @@
 // for each number of y that is read or written.
 //
 // A thread keeps the filter of four output channels in registers (wgrad: its
-// sums) and goes through a block's pixels, which are neighbours, so that x, and
-// dy in dgrad, come from the L1 for all taps but the first.
+// sums) and goes through a block's pixels, which are neighbours, kCols of a row
+// at a time: four where they divide rows and the taps of a row are neighbours,
+// else one. What they share of x, and in dgrad of dy, is loaded once; what
+// neighbouring threads share comes from the L1.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_ONE_CHANNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_ONE_CHANNEL_CUH_
 
@@ -22,13 +24,13 @@ struct OneChannelProblem {
   float* out;
   int H, W, P, Q;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int quads;                          // of output channels: threads of a pixel
-  int pixels;                         // of the batch, of y, in dgrad of x
-  int per_block;                      // of them
-  FastDivmod<uint32_t> across, down;  // of an image with those pixels
+  int quads;      // of output channels: threads of a pixel
+  int groups;     // kCols pixels of a row each, of the batch
+  int per_block;  // of them
+  FastDivmod<uint32_t> across, down;  // of an image with those groups
 };
 
-// Where a thread works: its four channels, and a pixel among those that the
+// Where a thread works: its four channels, and a group among those that the
 // block's threads take at once.
 struct OneChannelThread {
   int quad, lane, step;
@@ -39,50 +41,60 @@ struct OneChannelThread {
         step(kOneThreads / p.quads) {}
 };
 
-struct OnePixel {
+// The first pixel of a group.
+struct OnePlace {
   int col, row, image;
 
-  __device__ OnePixel(const OneChannelProblem& p, int pixel) {
-    uint32_t rest = pixel;
-    col = TakeDigit(p.across, rest);
+  __device__ OnePlace(const OneChannelProblem& p, int group, int cols) {
+    uint32_t rest = group;
+    col = TakeDigit(p.across, rest) * cols;
     row = TakeDigit(p.down, rest);
     image = rest;
   }
 };
 
-// Calls visit(pixel, is_there) for the pixels of a thread; all threads of a
+// Calls visit(group, is_there) for the groups of a thread; all threads of a
 // block call as often.
 template <typename Visit>
-__device__ __forceinline__ void ForPixels(const OneChannelProblem& p,
+__device__ __forceinline__ void ForGroups(const OneChannelProblem& p,
                                           const OneChannelThread& thread,
                                           Visit visit) {
   const int first = blockIdx.x * p.per_block;
-  const int last = min(p.pixels, first + p.per_block);
+  const int last = min(p.groups, first + p.per_block);
   for (int base = first; base < last; base += thread.step) {
-    const int pixel = base + thread.lane;
-    visit(min(pixel, last - 1), pixel < last);
+    const int group = base + thread.lane;
+    visit(min(group, last - 1), group < last);
   }
 }
 
-// The x of each tap of an output; zeros outside the image.
-template <int kTaps>
-__device__ __forceinline__ void LoadPatch(const OneChannelProblem& p,
-                                          const OnePixel& at,
-                                          float (&v)[kTaps * kTaps]) {
+__device__ __forceinline__ bool Within(int i, int size) {
+  return static_cast<unsigned>(i) < static_cast<unsigned>(size);
+}
+
+// Calls visit(r, x) for each filter row r with the x that kCols neighbouring
+// outputs read there, zeros outside the image: for one output its taps, for
+// more, which take steps of one, all between the first's first tap and the
+// last's last.
+template <int kTaps, int kCols, typename Visit>
+__device__ __forceinline__ void ForRows(const OneChannelProblem& p,
+                                        const OnePlace& at, Visit visit) {
+  constexpr int kWindow = kTaps + kCols - 1;
   const float* const image = p.x + int64_t{at.image} * p.H * p.W;
   const int h0 = at.row * p.stride_h - p.pad_h;
   const int w0 = at.col * p.stride_w - p.pad_w;
+  const int step = kCols == 1 ? p.dilation_w : 1;
 #pragma unroll
   for (int r = 0; r < kTaps; ++r) {
     const int h = h0 + r * p.dilation_h;
+    const bool in_image = Within(h, p.H);
+    const float* const row = image + int64_t{h} * p.W;
+    float x[kWindow];
 #pragma unroll
-    for (int s = 0; s < kTaps; ++s) {
-      const int w = w0 + s * p.dilation_w;
-      const bool inside =
-          static_cast<unsigned>(h) < static_cast<unsigned>(p.H) &
-          static_cast<unsigned>(w) < static_cast<unsigned>(p.W);
-      v[r * kTaps + s] = inside ? __ldg(image + int64_t{h} * p.W + w) : 0.0f;
+    for (int i = 0; i < kWindow; ++i) {
+      const int w = w0 + i * step;
+      x[i] = in_image & Within(w, p.W) ? __ldg(row + w) : 0.0f;
     }
+    visit(r, x);
   }
 }
 
@@ -102,7 +114,7 @@ __device__ __forceinline__ void MultiplyAdd(float4& sum, float x, float4 w) {
   sum.w = fmaf(x, w.w, sum.w);
 }
 
-template <int kTaps>
+template <int kTaps, int kCols>
 __global__ void __launch_bounds__(kOneThreads)
     OneChannelFprop(const __grid_constant__ OneChannelProblem p,
                     const __grid_constant__ Epilogue e) {
@@ -115,91 +127,132 @@ __global__ void __launch_bounds__(kOneThreads)
                : __ldg(static_cast<const float4*>(from) + thread.quad);
   };
   const float4 scale = channels(e.scale, 1.0f), bias = channels(e.bias, 0.0f);
-  ForPixels(p, thread, [&](int pixel, bool is_there) {
-    float x[kTaps * kTaps];
-    LoadPatch<kTaps>(p, OnePixel(p, pixel), x);
-    const int64_t at = int64_t{pixel} * p.quads + thread.quad;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  ForGroups(p, thread, [&](int group, bool is_there) {
+    const OnePlace place(p, group, kCols);
+    float4 sums[kCols] = {};
+    ForRows<kTaps, kCols>(p, place, [&](int r, const auto& x) {
 #pragma unroll
-    for (int i = 0; i < kTaps * kTaps; ++i) MultiplyAdd(v, x[i], filter[i]);
-    v = make_float4(fmaf(v.x, scale.x, bias.x), fmaf(v.y, scale.y, bias.y),
-                    fmaf(v.z, scale.z, bias.z), fmaf(v.w, scale.w, bias.w));
-    if (e.residual != nullptr) {
-      const float4 add = __ldg(static_cast<const float4*>(e.residual) + at);
-      v = make_float4(v.x + add.x, v.y + add.y, v.z + add.z, v.w + add.w);
-    }
-    if (e.z != nullptr && is_there) static_cast<float4*>(e.z)[at] = v;
-    DispatchActivation(e.activation, [&](auto tag) {
-      constexpr Activation kActivation = decltype(tag)::value;
-      v = make_float4(Activate(kActivation, v.x), Activate(kActivation, v.y),
-                      Activate(kActivation, v.z), Activate(kActivation, v.w));
+      for (int s = 0; s < kTaps; ++s) {
+#pragma unroll
+        for (int j = 0; j < kCols; ++j) {
+          MultiplyAdd(sums[j], x[s + j], filter[r * kTaps + s]);
+        }
+      }
     });
-    if (is_there) reinterpret_cast<float4*>(p.out)[at] = v;
-    if (e.signs == nullptr) return;
-    const uint32_t bits =
-        (v.x > 0) | (v.y > 0) << 1 | (v.z > 0) << 2 | (v.w > 0) << 3;
-    const uint32_t next = __shfl_down_sync(~0u, bits, 1);
-    if (is_there && thread.quad % 2 == 0) {
-      e.signs[at / 2] = static_cast<uint8_t>(bits | next << 4);
+    const int64_t first =
+        ((int64_t{place.image} * p.P + place.row) * p.Q + place.col) * p.quads +
+        thread.quad;
+#pragma unroll
+    for (int j = 0; j < kCols; ++j) {
+      const int64_t at = first + j * p.quads;
+      float4 v = sums[j];
+      v = make_float4(fmaf(v.x, scale.x, bias.x), fmaf(v.y, scale.y, bias.y),
+                      fmaf(v.z, scale.z, bias.z), fmaf(v.w, scale.w, bias.w));
+      if (e.residual != nullptr) {
+        const float4 add = __ldg(static_cast<const float4*>(e.residual) + at);
+        v = make_float4(v.x + add.x, v.y + add.y, v.z + add.z, v.w + add.w);
+      }
+      if (e.z != nullptr && is_there) static_cast<float4*>(e.z)[at] = v;
+      DispatchActivation(e.activation, [&](auto tag) {
+        constexpr Activation kActivation = decltype(tag)::value;
+        v = make_float4(Activate(kActivation, v.x), Activate(kActivation, v.y),
+                        Activate(kActivation, v.z), Activate(kActivation, v.w));
+      });
+      if (is_there) reinterpret_cast<float4*>(p.out)[at] = v;
+      if (e.signs == nullptr) continue;
+      const uint32_t bits =
+          (v.x > 0) | (v.y > 0) << 1 | (v.z > 0) << 2 | (v.w > 0) << 3;
+      const uint32_t next = __shfl_down_sync(~0u, bits, 1);
+      if (is_there && thread.quad % 2 == 0) {
+        e.signs[at / 2] = static_cast<uint8_t>(bits | next << 4);
+      }
     }
   });
 }
 
 // Of stride 1.
-template <int kTaps>
+template <int kTaps, int kCols>
 __global__ void __launch_bounds__(kOneThreads)
     OneChannelDgrad(const __grid_constant__ OneChannelProblem p) {
+  constexpr int kWindow = kTaps + kCols - 1;
   const OneChannelThread thread(p);
   float4 filter[kTaps * kTaps];
   LoadFilter<kTaps>(p, thread.quad, filter);
-  ForPixels(p, thread, [&](int pixel, bool is_there) {
-    const OnePixel at(p, pixel);
+  ForGroups(p, thread, [&](int group, bool is_there) {
+    const OnePlace place(p, group, kCols);
     const float4* const image = reinterpret_cast<const float4*>(p.y) +
-                                int64_t{at.image} * p.P * p.Q * p.quads +
+                                int64_t{place.image} * p.P * p.Q * p.quads +
                                 thread.quad;
-    float sum = 0.0f;
+    // Of the last tap and the first pixel.
+    const int step = kCols == 1 ? p.dilation_w : 1;
+    const int col0 = place.col + p.pad_w - (kTaps - 1) * step;
+    float sums[kCols] = {};
 #pragma unroll
     for (int r = 0; r < kTaps; ++r) {
-      const int row = at.row + p.pad_h - r * p.dilation_h;
+      const int row = place.row + p.pad_h - r * p.dilation_h;
+      const bool in_image = Within(row, p.P);
+      float4 dy[kWindow];
+#pragma unroll
+      for (int i = 0; i < kWindow; ++i) {
+        const int col = col0 + i * step;
+        dy[i] = in_image & Within(col, p.Q)
+                    ? __ldg(image + (int64_t{row} * p.Q + col) * p.quads)
+                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
 #pragma unroll
       for (int s = 0; s < kTaps; ++s) {
-        const int col = at.col + p.pad_w - s * p.dilation_w;
-        const bool inside =
-            static_cast<unsigned>(row) < static_cast<unsigned>(p.P) &
-            static_cast<unsigned>(col) < static_cast<unsigned>(p.Q);
-        const float4 dy =
-            inside ? __ldg(image + (int64_t{row} * p.Q + col) * p.quads)
-                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         const float4 w = filter[r * kTaps + s];
-        sum = fmaf(dy.x, w.x, sum);
-        sum = fmaf(dy.y, w.y, sum);
-        sum = fmaf(dy.z, w.z, sum);
-        sum = fmaf(dy.w, w.w, sum);
+#pragma unroll
+        for (int j = 0; j < kCols; ++j) {
+          const float4 v = dy[kTaps - 1 - s + j];
+          sums[j] = fmaf(v.x, w.x, sums[j]);
+          sums[j] = fmaf(v.y, w.y, sums[j]);
+          sums[j] = fmaf(v.z, w.z, sums[j]);
+          sums[j] = fmaf(v.w, w.w, sums[j]);
+        }
       }
     }
-    for (int apart = p.quads / 2; apart > 0; apart /= 2) {
-      sum += __shfl_xor_sync(~0u, sum, apart);
+    float* const to =
+        p.out + (int64_t{place.image} * p.H + place.row) * p.W + place.col;
+#pragma unroll
+    for (int j = 0; j < kCols; ++j) {
+      for (int apart = p.quads / 2; apart > 0; apart /= 2) {
+        sums[j] += __shfl_xor_sync(~0u, sums[j], apart);
+      }
+      if (is_there && thread.quad == 0) to[j] = sums[j];
     }
-    if (is_there && thread.quad == 0) p.out[pixel] = sum;
   });
 }
 
 // out: [blocks, taps, K], each block's own sums.
-template <int kTaps>
+template <int kTaps, int kCols>
 __global__ void __launch_bounds__(kOneThreads)
     OneChannelWgrad(const __grid_constant__ OneChannelProblem p) {
   constexpr int kWarps = kOneThreads / 32;
   extern __shared__ float4 sums[];  // [warps, taps, quads]
   const OneChannelThread thread(p);
   float4 acc[kTaps * kTaps] = {};
-  ForPixels(p, thread, [&](int pixel, bool is_there) {
+  ForGroups(p, thread, [&](int group, bool is_there) {
     if (!is_there) return;
-    float x[kTaps * kTaps];
-    LoadPatch<kTaps>(p, OnePixel(p, pixel), x);
-    const float4 dy = __ldg(reinterpret_cast<const float4*>(p.y) +
-                            int64_t{pixel} * p.quads + thread.quad);
+    const OnePlace place(p, group, kCols);
+    const float4* const from =
+        reinterpret_cast<const float4*>(p.y) +
+        ((int64_t{place.image} * p.P + place.row) * p.Q + place.col) * p.quads +
+        thread.quad;
+    float4 dy[kCols];
 #pragma unroll
-    for (int i = 0; i < kTaps * kTaps; ++i) MultiplyAdd(acc[i], x[i], dy);
+    for (int j = 0; j < kCols; ++j) {
+      dy[j] = __ldg(from + j * p.quads);
+    }
+    ForRows<kTaps, kCols>(p, place, [&](int r, const auto& x) {
+#pragma unroll
+      for (int s = 0; s < kTaps; ++s) {
+#pragma unroll
+        for (int j = 0; j < kCols; ++j) {
+          MultiplyAdd(acc[r * kTaps + s], x[s + j], dy[j]);
+        }
+      }
+    });
   });
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
