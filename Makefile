@@ -105,6 +105,7 @@ sanitize-threads: .fuzz-program
 	done
 	@$(CXX) $(FUZZ_FLAGS) tests/native/fuzz_implicit.cc \
 	  $(addprefix ffi/cpu/implicit/,columns.cc direct.cc forward.cc isa.cc \
+	  narrow_forward.cc narrow_plan.cc narrow_wgrad.cc packed_rows.cc \
 	  wgrad.cc) ffi/cpu/parallel.cc $(FUZZ)/*.o -pthread -o $(FUZZ)/fuzz
 
 $(TOOLKIT)/.installed:

@@ -107,8 +107,8 @@ def implicit_cuda_plans(op: str, g: ConvGeometry, dtype: str) -> list[dict] | st
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
 _WGRAD_ROWS, _WGRAD_COLUMNS = 256, 512
-# Groups of no more channels have kernels without blocks: cpu/implicit/direct.cc.
-_DIRECT_CHANNELS = 8
+# Groups of no more channels have kernels without blocks: cpu/implicit/narrow_plan.cc.
+_DIRECT_CHANNELS = 12
 
 
 def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
@@ -123,7 +123,7 @@ def _plan_implicit_cpu(op, g: ConvGeometry, dtype, workspace_limit) -> Plan:
     rows = -(-g.column_size // _WGRAD_ROWS)
     blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
     least = 1024
-    if g.groups > 1 and g.C == g.K and g.C // g.groups <= _DIRECT_CHANNELS:
+    if g.groups > 1 and max(g.C, g.K) // g.groups <= _DIRECT_CHANNELS:
         blocks, least = 1, 128
     itemsize = max(dtype.itemsize, 4)
     parts = min(

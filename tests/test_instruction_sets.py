@@ -28,6 +28,18 @@ CASES = [
     ((1, 8, 8, 300), (1, 1, 300, 3), (1, 1), (1, 1), 1),
     ((1, 17, 19, 3), (7, 7, 3, 64), (2, 2), (1, 1), 1),
     ((2, 9, 10, 130), (3, 3, 130, 40), (1, 1), (1, 1), 1),
+    # Few channels: places in the lanes, also of each group, and of columns.
+    ((2, 7, 70, 1), (3, 3, 1, 1), (1, 1), (1, 1), 1),
+    ((2, 9, 150, 2), (3, 5, 2, 7), (1, 1), (1, 1), 1),
+    ((2, 9, 41, 3), (5, 4, 3, 2), (2, 3), (1, 2), 1),
+    ((2, 9, 20, 6), (3, 3, 2, 3), (1, 2), (2, 1), 3),
+    ((2, 70, 1, 2), (3, 3, 2, 1), (1, 1), (1, 1), 1),
+    # Few in and many out; more channels out, or fewer, in each group.
+    ((2, 9, 31, 1), (3, 3, 1, 37), (1, 1), (1, 1), 1),
+    ((2, 9, 31, 3), (3, 2, 3, 16), (2, 2), (1, 1), 1),
+    ((2, 9, 13, 17), (3, 3, 1, 34), (1, 1), (1, 1), 17),
+    ((2, 9, 13, 12), (3, 3, 3, 20), (2, 1), (1, 2), 4),
+    ((2, 9, 13, 24), (3, 3, 12, 10), (1, 1), (1, 1), 2),
     # Panels that are made while others are multiplied.
     ((8, 4, 4, 520), (2, 1, 520, 512), (1, 1), (1, 1), 1),
 ]
@@ -45,11 +57,11 @@ def y_and_dx(x, w, dy):
     conv = lambda x: jc.conv(x, w, strides=2, padding=1, algorithm="implicit_gemm")
     y, pullback = jax.vjp(conv, x)
     return y, *pullback(dy)
-for channels in (3, 40):
+for channels, outputs in ((3, 70), (40, 70), (1, 40), (2, 5)):
     x, w, dy = (
         normal(i, shape, "float32")
         for i, shape in enumerate(
-            [(5, 15, 17, channels), (3, 3, channels, 70), (5, 8, 9, 70)]
+            [(5, 15, 17, channels), (3, 3, channels, outputs), (5, 8, 9, outputs)]
         )
     )
     for all, one in zip(y_and_dx(x, w, dy), y_and_dx(x[2:3], w, dy[2:3]), strict=True):

@@ -155,6 +155,40 @@ def test_taylor_mode_agrees_with_nested_forward_mode(x64, platform, activation):
     np.testing.assert_allclose(terms[1], jax.jacfwd(first)(0.0), rtol=1e-9, atol=1e-9)
 
 
+# Few channels, which the CPU multiplies several places at a time: all in one block,
+# a class of places that are apart, more channels out in each group, many out.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((2, 5, 70, 2), (3, 3, 2, 3), {}),
+        ((2, 5, 9, 1), (3, 3, 1, 2), dict(input_dilation=(1, 2), padding=1)),
+        ((2, 5, 9, 6), (3, 3, 1, 18), dict(groups=6)),
+        ((2, 3, 2100, 1), (1, 3, 1, 1), {}),
+        ((2, 5, 9, 1), (3, 3, 1, 40), dict(strides=2)),
+    ],
+)
+def test_few_channels_are_exact(platform, dtype, x, w, options):
+    x, w = whole(0, x, dtype, 2), whole(1, w, dtype, 1)
+    K = w.shape[-1]
+    y = jax.eval_shape(functools.partial(jc.conv, **options), x, w).shape
+    bias, scale, residual = (
+        whole(2, s, dtype, 2).astype(dtype) for s in ((K,), (K,), y)
+    )
+
+    def fun(x, w, residual):
+        rest = dict(bias=bias, scale=scale, activation="relu", **options)
+        return jc.conv_bias_act(x, w, residual=residual, **rest)
+
+    got, pullback = jax.vjp(fun, x, w, residual)
+    c = jc.conv(x, w, algorithm="im2col_gemm", **options)
+    z = np.float32(c) * np.float32(scale) + np.float32(bias) + np.float32(residual)
+    assert np.abs(z).max() <= 256, "beyond that bf16 rounds"
+    np.testing.assert_array_equal(np.float32(got), np.maximum(z, 0))
+    passed = pullback(jnp.ones_like(got))[2]
+    np.testing.assert_array_equal(np.float32(passed), z > 0)
+
+
 @pytest.mark.parametrize("activation", NAMES)
 def test_the_same_bits_on_every_run(platform, activation):
     arrays, y_shape = operands("float32", OPERANDS)

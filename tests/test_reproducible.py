@@ -23,6 +23,8 @@ LAYERS = {
     "pointwise": dict(x=(14, 14, 64), w=(1, 1, 64, 48)),
     "grouped": dict(x=(12, 12, 24), w=(3, 3, 8, 30), groups=3),
     "depthwise": dict(x=(12, 12, 24), w=(3, 3, 1, 24), groups=24),
+    "channel multiplier": dict(x=(12, 12, 24), w=(3, 3, 1, 48), groups=24),
+    "two channels": dict(x=(20, 150, 2), w=(3, 5, 2, 3)),
     "dilated": dict(
         x=(9, 11, 8), w=(3, 3, 8, 8), input_dilation=2, dilation=(1, 2), padding=2
     ),
@@ -102,14 +104,13 @@ def test_the_last_sample_of_any_batch_has_the_bits_it_has_alone(engine, problem)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_without_room_for_its_sums_wgrad_has_the_same_bits(dtype):
-    x, w, dy = (
-        jnp.asarray(normal(i, shape, dtype))
-        for i, shape in enumerate([(9, 28, 28, 8), (3, 3, 8, 16), (9, 28, 28, 16)])
-    )
+@pytest.mark.parametrize(("C", "K", "groups"), [(8, 16, 1), (2, 3, 1), (8, 24, 8)])
+def test_without_room_for_its_sums_wgrad_has_the_same_bits(dtype, C, K, groups):
+    shapes = (9, 28, 28, C), (3, 3, C // groups, K), (9, 28, 28, K)
+    x, w, dy = (jnp.asarray(normal(i, s, dtype)) for i, s in enumerate(shapes))
 
     def wgrad(limit):
-        conv = functools.partial(jc.conv, workspace_limit=limit)
+        conv = functools.partial(jc.conv, workspace_limit=limit, groups=groups)
         return lambda x, w, dy: jax.vjp(lambda w: conv(x, w), w)[1](dy)[0]
 
     cpu = jax.devices("cpu")[0]

@@ -60,28 +60,45 @@ class LayerEpilogue : public RowEpilogue {
 
   void Apply(int64_t place, int64_t channel, int64_t count,
              void* sums) const override {
-    Compute<T>* z = static_cast<Compute<T>*>(sums);
-    Compute<T> residual[kTileElements];
     for (int64_t done = 0; done < count; done += kTileElements) {
-      const int64_t k = channel + done;
-      const int64_t some = std::min(kTileElements, count - done);
-      const int64_t at = place * K_ + k;
-      if (call_.residual) {
-        const T* from = static_cast<const T*>(call_.residual) + at;
-        for (int64_t i = 0; i < some; ++i) residual[i] = ToCompute(from[i]);
-      }
-      ScaleAndAdd(call_.scale ? &scale_[k] : nullptr,
-                  call_.bias ? &bias_[k] : nullptr,
-                  call_.residual ? residual : nullptr, z + done, 1, some);
-      if (call_.z) {
-        T* to = static_cast<T*>(call_.z) + at;
-        for (int64_t i = 0; i < some; ++i) to[i] = FromCompute<T>(z[done + i]);
-      }
-      ActivateTile(call_.activation, z + done, z + done, some);
+      Tile(place * K_ + channel + done, channel + done, 1,
+           std::min(kTileElements, count - done),
+           static_cast<Compute<T>*>(sums) + done);
+    }
+  }
+
+  void ApplyAll(int64_t place, int64_t places, void* sums) const override {
+    Compute<T>* z = static_cast<Compute<T>*>(sums);
+    const int64_t most = kTileElements / K_;
+    for (int64_t i = 0; most > 0 && i < places; i += most) {
+      Tile((place + i) * K_, 0, std::min(most, places - i), K_, z + i * K_);
+    }
+    for (int64_t i = 0; most == 0 && i < places; ++i) {
+      Apply(place + i, 0, K_, z + i * K_);
     }
   }
 
  private:
+  // `rows` rows of `count` channels from `channel` on, which lie at element
+  // `at` of y; at most kTileElements, and of whole places where rows > 1.
+  void Tile(int64_t at, int64_t channel, int64_t rows, int64_t count,
+            Compute<T>* z) const {
+    const int64_t all = rows * count;
+    Compute<T> residual[kTileElements];
+    if (call_.residual) {
+      const T* from = static_cast<const T*>(call_.residual) + at;
+      for (int64_t i = 0; i < all; ++i) residual[i] = ToCompute(from[i]);
+    }
+    ScaleAndAdd(call_.scale ? &scale_[channel] : nullptr,
+                call_.bias ? &bias_[channel] : nullptr,
+                call_.residual ? residual : nullptr, z, rows, count);
+    if (call_.z) {
+      T* to = static_cast<T*>(call_.z) + at;
+      for (int64_t i = 0; i < all; ++i) to[i] = FromCompute<T>(z[i]);
+    }
+    ActivateTile(call_.activation, z, z, all);
+  }
+
   static std::vector<Compute<T>> Widened(const void* data, int64_t count) {
     const T* from = static_cast<const T*>(data);
     std::vector<Compute<T>> wide(count);

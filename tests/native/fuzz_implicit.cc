@@ -57,18 +57,24 @@ ConvGeometry RandomGeometry(Random& random) {
     const int64_t rank = random.In(1, 3);
     g.N = random.In(1, 3);
     g.groups = random.In(0, 2) == 0 ? random.In(1, 20) : 1;
-    // Few channels, the same number in and out, have kernels of their own.
-    const bool direct = g.groups > 1 && random.In(0, 1) == 0;
-    const int64_t few = int64_t{1} << random.In(0, 3);
-    g.C = g.groups * (direct ? few : random.Channels());
-    g.K = g.groups * (direct ? few : random.Channels());
+    // Few channels have kernels of their own, some the same number in and out.
+    const int64_t kind = random.In(0, g.groups > 1 ? 3 : 2);
+    const int64_t same = int64_t{1} << random.In(0, 3);
+    const bool few = kind == 1, direct = kind > 1 && g.groups > 1;
+    if (few && random.In(0, 1) == 0) g.groups = random.In(1, 4);
+    const auto channels = [&] {
+      return direct ? same : few ? random.In(1, 4) : random.Channels();
+    };
+    g.C = g.groups * channels();
+    g.K = g.groups * channels();
+    const bool flat = random.In(0, 9) == 0;
     int64_t* sizes[3][4] = {{&g.D, &g.T, &g.O, nullptr},
                             {&g.H, &g.R, &g.P, nullptr},
                             {&g.W, &g.S, &g.Q, nullptr}};
     for (int axis = 0; axis < 3; ++axis) {
-      const bool there = axis >= 3 - rank;
       int64_t &in = *sizes[axis][0], &taps = *sizes[axis][1];
-      in = there ? random.In(1, axis == 2 ? 24 : 7) : 1;
+      const bool there = axis >= 3 - rank && !(flat && axis == 2);
+      in = there ? random.In(1, axis < 2 ? 7 : few ? 300 : 24) : 1;
       taps = there ? random.In(1, 4) : 1;
       const int64_t stride = there ? random.In(1, 3) : 1;
       const int64_t dilation =

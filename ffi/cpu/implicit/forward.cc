@@ -7,6 +7,7 @@
 
 #include "direct.h"
 #include "filter.h"
+#include "narrow.h"
 #include "scratch.h"
 #include "tasks.h"
 
@@ -350,6 +351,8 @@ class Product {
 
 template <typename A>
 void Forward::Run() const {
+  const NarrowForward<A> narrow(*this);
+  if (narrow.covers()) return narrow.Run();
   Product<A>(*this).Run();
 }
 

@@ -15,6 +15,8 @@ class RowEpilogue {
   // result, into what is stored, in the type of the arithmetic.
   virtual void Apply(int64_t place, int64_t channel, int64_t count,
                      void* sums) const = 0;
+  // The same for all channels of `places` places that follow each other.
+  virtual void ApplyAll(int64_t place, int64_t places, void* sums) const = 0;
 };
 
 struct Forward {

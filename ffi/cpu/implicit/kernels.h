@@ -20,6 +20,8 @@ constexpr int64_t kGroupDepth = 576;
 constexpr int64_t kRowLength = kBlockDepth + 16;
 // Results of so few channels would leave most lanes of a panel empty.
 constexpr int kMostDots = 4;
+// Output channels that one call of rows_forward or rows_wgrad forms.
+constexpr int kMostOuts = 4;
 // No kernel has more rows.
 constexpr int kMaxRows = 14;
 
@@ -114,6 +116,33 @@ struct Kernels {
   void (*direct_wgrad)(int64_t count, int taps, const A* const* pixels,
                        int64_t step, const A* dy, int64_t dy_step, A* sums,
                        int64_t channels, int group);
+  // Rows of places: element i of a term's row is what place i reads.
+  // out[k * out_step + i] = sum over terms j of rows[j][i] * filter[j * outs +
+  // k], of at most kMostOuts output channels. Rows are read, and `out` is
+  // written, up to the end of the last vector.
+  void (*rows_forward)(int64_t count, int terms, const A* const* rows,
+                       const A* filter, int outs, A* out, int64_t out_step);
+  // The same for many output channels, which lie side by side: out[i * out_step
+  // + k], with the filter as panels of depth `terms`.
+  void (*rows_outer)(int64_t count, int terms, const A* const* rows,
+                     const A* panels, int64_t channels, A* out,
+                     int64_t out_step);
+  // Adds rows[j][i] * dy[k * dy_step + i], for all i < count, to the lanes of
+  // vector j * outs + k of `sums`.
+  void (*rows_wgrad)(int64_t count, int terms, const A* const* rows,
+                     const A* dy, int64_t dy_step, int outs, A* sums);
+  // to[i] = the sum of vector i's lanes.
+  void (*lane_sums)(const A* vectors, int64_t count, A* to);
+  // `before` zeros, from[0], from[step] and so on, `after` zeros.
+  void (*pack_strided)(Element type, const void* from, int64_t step,
+                       int64_t before, int64_t count, int64_t after, A* to);
+  // to[i * width + k] = from[i * step + lanes[k]] for k < width.
+  void (*pack_spread)(Element type, const void* from, int64_t step,
+                      int64_t pixels, const int32_t* lanes, int64_t width,
+                      A* to);
+  // to[i * to_step + k] = rows[k * row_step + i] for k < channels, i < count.
+  void (*interleave)(const A* rows, int64_t row_step, int channels,
+                     int64_t count, A* to, int64_t to_step);
   // 2 * rows * vector * 2 operations a turn, none waiting for the one before.
   void (*fma_loop)(int64_t turns);
 };

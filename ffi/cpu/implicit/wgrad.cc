@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "direct.h"
+#include "narrow.h"
 #include "scratch.h"
 #include "tasks.h"
 
@@ -306,6 +307,8 @@ class Product {
 
 template <typename A>
 void Wgrad::Run() const {
+  const NarrowWgrad<A> narrow(*this);
+  if (narrow.covers()) return narrow.Run();
   Product<A>(*this).Run();
 }
 
