@@ -95,7 +95,9 @@ def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
     if not grouped and gpu.capability != HOPPER:
         return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
     fields = {name: int(value) for name, value in geometry.attribute().items()}
-    native = module.implicit_gemm_plans(op, fields, dtype, gpu.multiprocessors)
+    native = module.implicit_gemm_plans(
+        op, fields, dtype, gpu.multiprocessors, gpu.capability == HOPPER
+    )
     if native:
         return native
     if grouped:

@@ -152,7 +152,7 @@ class Native:
     """Stands in for the CUDA module: three configurations of fprop and dgrad."""
 
     @staticmethod
-    def implicit_gemm_plans(op, fields, dtype, multiprocessors):
+    def implicit_gemm_plans(op, fields, dtype, multiprocessors, hopper):
         names = ["64x64", "128x128", "256x64"] if op != "wgrad" else ["128x64/132"]
         rest = {"workspace": 0, "path": "tiles", "preferred": Native.preferred}
         rest |= {"epilogue": True, "signs": True}

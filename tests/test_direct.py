@@ -55,6 +55,9 @@ DEPTHWISE = {
     "odd channels": problem(3, (13, 12), 17, (3, 3), stride=(2, 2)),
     "3x3": problem(3, (17, 19), 40, (3, 3)),
     "3x3, large": problem(2, (70, 61), 32, (3, 3)),
+    # Tiles that the copy engine brings on Hopper: whole, and over all edges.
+    "3x3, whole tiles": problem(5, (14, 28), 64, (3, 3)),
+    "3x3, shifted": problem(3, (28, 28), 72, (3, 3), padding=((-2, 3), (0, -1))),
     "strided": problem(2, (15, 14), 64, (3, 3), stride=(2, 2)),
     "5x5": problem(2, (15, 14), 72, (5, 5), padding=((2, 2), (2, 2))),
     "5x5, strided": problem(2, (15, 14), 72, (5, 5), stride=(2, 2)),
@@ -179,7 +182,7 @@ def test_dilated_inputs_are_exact(gpu, channels):
     np.testing.assert_array_equal(dx, want.dx.astype(dx.dtype))
 
 
-REAL = ["3x3", "strided", "7x7", "dilated", "4 to 4", "24 to 24"]
+REAL = ["3x3", "3x3, whole tiles", "strided", "7x7", "dilated", "4 to 4", "24 to 24"]
 
 
 @pytest.mark.gpu
@@ -195,13 +198,17 @@ def test_a_samples_bits_do_not_depend_on_its_batch(gpu, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["many samples", "strided", "4 to 4", "24 to 24"])
+@pytest.mark.parametrize(
+    "name", ["many samples", "3x3, whole tiles", "strided", "4 to 4", "24 to 24"]
+)
 def test_a_hundred_runs_give_the_same_bits(gpu, name):
     assert_a_hundred_runs_agree(EDGES[name], "bfloat16")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["3x3", "4 to 4", "two outputs a channel"])
+@pytest.mark.parametrize(
+    "name", ["3x3", "3x3, whole tiles", "4 to 4", "two outputs a channel"]
+)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_stays_in_its_group(gpu, name, value):
     """Small groups share matrices, in which infinity meets other groups' zeros."""

@@ -21,6 +21,19 @@ def test_the_hard_rows_are_covered(native, name):
         assert ("/" in plan["config"]) == (op == "wgrad")
 
 
+@pytest.mark.parametrize("size", [7, 14, 15, 27, 56, 112])
+def test_the_copy_engine_brings_tiles_on_hopper(native, size):
+    """Where they fit the image, whatever N; a GPU of another kind has other tiles."""
+    row = (size, size, 40, 40, 3, 3, 1, 1, 1, 40)
+    for op in OPS:
+        for dtype in DTYPES:
+            path = native(op, geometry(2, row), dtype, H200)["path"]
+            copies = op != "wgrad" and dtype != "float32" and size not in (7, 15)
+            assert path == ("copied tiles" if copies else "direct tiles")
+            elsewhere = native(op, geometry(2, row), dtype, H200, False)
+            assert elsewhere["path"] == "direct tiles"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [2, 3, 17, 40, 96, 672, 1025])
 @pytest.mark.parametrize("taps", [2, 3, 4, 5, 7, 11])

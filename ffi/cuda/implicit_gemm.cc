@@ -49,15 +49,18 @@ std::optional<direct::Type> DirectType(ffi::DataType dtype) {
   }
 }
 
-// Whether the device has the compute capability that the kernels are for.
-ffi::Error CheckDevice(Operation operation, const ConvGeometry& g) {
+// Whether the device has the compute capability that the kernels are for, and
+// whether it is a Hopper GPU.
+ffi::Error CheckDevice(Operation operation, const ConvGeometry& g,
+                       bool* hopper) {
   auto where = [&] { return Describe(Name(operation), g); };
   int major, minor;
   JCB_RETURN_IF_ERROR(ToError(
       DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major), where));
   JCB_RETURN_IF_ERROR(ToError(
       DeviceAttribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
-  const bool fits = g.groups > 1 ? major >= 8 : major == 9 && minor == 0;
+  *hopper = major == 9 && minor == 0;
+  const bool fits = g.groups > 1 ? major >= 8 : *hopper;
   if (fits) return ffi::Error::Success();
   const std::string needed = g.groups > 1 ? "8.0 or later" : "9.0";
   return ffi::Error(
@@ -113,7 +116,8 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
       buffers.result.element_type() != dtype) {
     return UnsupportedDtypes(operation, g);
   }
-  JCB_RETURN_IF_ERROR(CheckDevice(operation, g));
+  bool is_hopper;
+  JCB_RETURN_IF_ERROR(CheckDevice(operation, g, &is_hopper));
   int multiprocessors;
   JCB_RETURN_IF_ERROR(
       ToError(DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
@@ -126,7 +130,8 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
         launch ? direct::Stage::kLaunch : direct::Stage::kPrepare;
     return RunPlan<direct::Call>(
         operation, buffers, g, *direct_type, config,
-        direct::FindPlan(op, g, *direct_type, multiprocessors, config),
+        direct::FindPlan(op, g, *direct_type, multiprocessors, is_hopper,
+                         config),
         [&](const direct::Call& call) {
           return direct::Run(op, call, stage, stream);
         });

@@ -79,17 +79,18 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
 
 // Of convolutions of several groups.
 nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
-                     int multiprocessors) {
+                     int multiprocessors, bool hopper) {
   const auto direct_type = type == hopper::Type::kBf16  ? direct::Type::kBf16
                            : type == hopper::Type::kF16 ? direct::Type::kF16
                                                         : direct::Type::kF32;
-  const auto plan = direct::MakePlan(op, g, direct_type, multiprocessors);
+  const auto plan =
+      direct::MakePlan(op, g, direct_type, multiprocessors, hopper);
   nb::list plans;
   if (!plan) return plans;
   const std::string name = direct::PlanName(op, *plan);
   nb::dict fields;
   fields["config"] = name.c_str();
-  fields["path"] = "direct tiles";
+  fields["path"] = plan->copies ? "copied tiles" : "direct tiles";
   fields["preferred"] = plan->preferred;
   fields["epilogue"] = false;
   fields["signs"] = false;
@@ -109,12 +110,13 @@ void CheckPositive(const std::string& name, int64_t value) {
 }  // namespace
 
 nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
-                           int multiprocessors) {
+                           int multiprocessors, bool hopper) {
   CheckPositive("multiprocessors", multiprocessors);
   const ConvGeometry g = GeometryOf(geometry);
   const hopper::Type type = TypeOf(dtype.c_str());
   if (g.groups > 1) {
-    return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors);
+    return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
+                       hopper);
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;

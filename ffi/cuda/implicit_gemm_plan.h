@@ -14,11 +14,13 @@ namespace jax_convbatch {
 // jax_convbatch/geometry.py passes to the handlers, `dtype` "bfloat16",
 // "float16" or "float32" (multiplied as TF32 where there is one group). Each is
 // a dict: config (its name, see hopper/configs.h), path ("tiles", "gathered
-// tiles" or "strips": see hopper/conv.h; "direct tiles" of several groups),
+// tiles" or "strips": see hopper/conv.h; "direct tiles" or
+// "copied tiles" of several groups),
 // preferred (whether it beats columns), workspace (bytes), blocks (thread
-// blocks).
+// blocks). `hopper`: of several groups; of one it is taken for granted.
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
-                                 nanobind::str dtype, int multiprocessors);
+                                 nanobind::str dtype, int multiprocessors,
+                                 bool hopper);
 
 // How fprop of a deformable convolution runs, or None: a dict of tile_n,
 // split and blocks, see hopper/deform.h.

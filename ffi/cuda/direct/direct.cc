@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/direct/depthwise.h"
+#include "cuda/direct/depthwise_copies.h"
 #include "cuda/direct/grouped.h"
 
 namespace jax_convbatch::direct {
@@ -29,11 +30,12 @@ bool IsDepthwise(const ConvGeometry& g) {
 }  // namespace
 
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
-                             int multiprocessors) {
+                             int multiprocessors, bool hopper) {
   if (g.groups < 2 || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {
-    plan = PlanDepthwise(op, g, type, multiprocessors);
+    if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
+    if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors);
   } else if (type != Type::kF32 && g.group_C() <= kMostGroupChannels &&
              g.group_K() <= kMostGroupChannels) {
     plan = PlanGrouped(op, g, multiprocessors);
@@ -54,13 +56,15 @@ std::string PlanName(Op op, const Plan& plan) {
 }
 
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
-                             int multiprocessors, std::string_view name) {
-  const auto plan = MakePlan(op, g, type, multiprocessors);
+                             int multiprocessors, bool hopper,
+                             std::string_view name) {
+  const auto plan = MakePlan(op, g, type, multiprocessors, hopper);
   if (!plan || name.empty() || PlanName(op, *plan) == name) return plan;
   return std::nullopt;
 }
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+  if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
   return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
                              : RunGrouped(op, call, stage, stream);
 }

@@ -29,19 +29,21 @@ struct Plan {
   int64_t workspace;
   // Whether it is at least as fast as columns in memory.
   bool preferred;
+  // Whether tiles come and go by the copy engine, see depthwise_copies.h.
+  bool copies = false;
 
   int blocks() const { return channel_tiles * workers; }
 };
 
-// The plan for a GPU of so many multiprocessors, or nothing where the kernels
-// cannot run: they take 2-D convolutions of several groups, other than those
-// that are matrix products as they stand (1x1), each group of one channel to
-// one channel, or in bf16 and f16 of up to 32 to up to 32, powers of two or
-// multiples of 8, with C and K multiples of 8; any padding and filter dilation,
-// strides and input dilations up to 8 (dilated inputs not in wgrad), where the
-// tiles fit into shared memory. Needs no GPU.
+// The plan for a GPU of so many multiprocessors, on Hopper or elsewhere, or
+// nothing where the kernels cannot run: they take 2-D convolutions of several
+// groups, other than those that are matrix products as they stand (1x1), each
+// group of one channel to one channel, or in bf16 and f16 of up to 32 to up to
+// 32, powers of two or multiples of 8, with C and K multiples of 8; any padding
+// and filter dilation, strides and input dilations up to 8 (dilated inputs not
+// in wgrad), where the tiles fit into shared memory. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
-                             int multiprocessors);
+                             int multiprocessors, bool hopper);
 
 // "16x16x32" (rows, columns and channels of a tile), and in wgrad also the
 // workers, "16x16x32/396": its bits depend on them.
@@ -49,7 +51,8 @@ std::string PlanName(Op op, const Plan& plan);
 
 // The plan, or nothing where it has another name; an empty one is any.
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
-                             int multiprocessors, std::string_view name);
+                             int multiprocessors, bool hopper,
+                             std::string_view name);
 
 // kPrepare does all but the launch, so that kLaunch may be captured.
 enum class Stage { kPrepare, kLaunch };

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/hopper/box_map.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
@@ -34,7 +36,8 @@ CUtensorMapDataType MapType(Type type, Copy copy) {
 
 bool Encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes,
             const void* data, size_t rank, const int64_t* sizes,
-            const int64_t* strides, const int* box) {
+            const int64_t* strides, const int* box,
+            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
       "cuTensorMapEncodeTiled");
   if (encode == nullptr) return false;
@@ -50,9 +53,18 @@ bool Encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes,
   }
   return encode(map, type, static_cast<cuuint32_t>(rank),
                 const_cast<void*>(data), extents, bytes, boxes, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Of a dense tensor.
+void DenseStrides(std::initializer_list<int64_t> sizes, int64_t* strides) {
+  int64_t elements = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    elements *= sizes.begin()[i];
+    strides[i] = elements;
+  }
 }
 
 bool InCornerRange(int64_t corner) { return -128 <= corner && corner <= 127; }
@@ -101,13 +113,19 @@ bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box, Copy copy) {
   int64_t dense[kMaxRank];
-  int64_t elements = 1;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    elements *= sizes.begin()[i];
-    dense[i] = elements;
-  }
+  DenseStrides(sizes, dense);
   return Encode(map, MapType(type, copy), ElementBytes(type), data,
                 sizes.size(), sizes.begin(), dense, box.begin());
+}
+
+bool EncodeBoxes(CUtensorMap* map, Type type, const void* data,
+                 std::initializer_list<int64_t> sizes,
+                 std::initializer_list<int> box) {
+  int64_t dense[kMaxRank];
+  DenseStrides(sizes, dense);
+  return Encode(map, MapType(type, Copy::kLoad), ElementBytes(type), data,
+                sizes.size(), sizes.begin(), dense, box.begin(),
+                CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
