@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from benchmarks.jax_side import operation
 from jax_convbatch import choices, targets
 from jax_convbatch.tune import Problem, Programs, fastest, problems_of, timed
 
-AHEAD = 4  # problems that are compiled while another is timed
+AT_ONCE = 4  # problems that are compiled, each in threads of its own
 
 
 def problem_of(case) -> Problem:
@@ -36,19 +35,18 @@ def problem_of(case) -> Problem:
     return problem
 
 
-def compiled(problems: list[Problem], platform: str):
-    """Problems with their programs; the next ones compile while one is timed."""
-    waiting = deque(problems)
-    with ThreadPoolExecutor(AHEAD) as pool:
-        under_way: deque = deque()
+def compiled(problems: list[Problem], platform: str, progress: Progress):
+    """Programs of every problem. All are there before the first is timed.
+
+    Compiling meanwhile would hold up the launches of small convolutions, by more
+    than these take.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            while waiting or under_way:
-                while waiting and len(under_way) < AHEAD:
-                    problem = waiting.popleft()
-                    found = pool.submit(Programs, problem, platform)
-                    under_way.append((problem, found))
-                problem, found = under_way.popleft()
-                yield problem, found.result()
+            made = pool.map(lambda problem: Programs(problem, platform), problems)
+            return list(
+                progress.track(made, total=len(problems), description="compiling")
+            )
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -86,9 +84,9 @@ def main(arguments=None) -> None:
     progress = Progress(console=console, transient=True)
     with progress, contextlib.suppress(KeyboardInterrupt):  # keeps what there is
         problems = list(dict.fromkeys(map(problem_of, todo)))
-        ready = compiled(problems, platform)
+        ready = compiled(problems, platform, progress)
         for problem, programs in progress.track(
-            ready, total=len(problems), description="timing"
+            list(zip(problems, ready, strict=True)), description="timing"
         ):
             times[problem] = timed(programs, seconds=0.005, repeats=options.repeats)
     device = targets.device_name(platform)
