@@ -16,12 +16,9 @@ struct DeformOptions {
 };
 
 // What a sampled convolution can be: two spatial axes, no empty array (Python
-// answers those), cells that fit their type; of the accumulator's type the
-// corners, [0] where they are not read.
-inline ffi::Error CheckSampling(const char* op, const ConvGeometry& g,
-                                const DeformOptions& o, ffi::DataType dtype,
-                                ffi::AnyBuffer cells, ffi::AnyBuffer corners,
-                                bool reads_corners = true) {
+// answers those), cells that fit their type.
+inline ffi::Error CheckSampled(const char* op, const ConvGeometry& g,
+                               const DeformOptions& o) {
   const bool empty = g.N < 1 || g.C < 1 || g.K < 1 || g.input_pixels() < 1 ||
                      g.output_pixels() < 1 || g.taps() < 1;
   if (empty || o.slice < 1 || o.offset_groups < 1 || g.C % o.offset_groups ||
@@ -30,6 +27,20 @@ inline ffi::Error CheckSampling(const char* op, const ConvGeometry& g,
     return ffi::Error::InvalidArgument(
         "jax_convbatch: not a deformable convolution: " + Describe(op, g));
   }
+  return ffi::Error::Success();
+}
+
+inline int64_t EntriesOf(const ConvGeometry& g, const DeformOptions& o) {
+  return g.N * g.output_pixels() * o.offset_groups * g.taps();
+}
+
+// The same, and cells and corners: of the accumulator's type, [0] where they
+// are not read.
+inline ffi::Error CheckSampling(const char* op, const ConvGeometry& g,
+                                const DeformOptions& o, ffi::DataType dtype,
+                                ffi::AnyBuffer cells, ffi::AnyBuffer corners,
+                                bool reads_corners = true) {
+  JCB_RETURN_IF_ERROR(CheckSampled(op, g, o));
   if (cells.element_type() != ffi::S32) {
     return ffi::Error::InvalidArgument("jax_convbatch: cells must be int32");
   }
@@ -37,7 +48,7 @@ inline ffi::Error CheckSampling(const char* op, const ConvGeometry& g,
     return ffi::Error::InvalidArgument(
         "jax_convbatch: corners must have the accumulator's dtype");
   }
-  const int64_t entries = g.N * g.output_pixels() * o.offset_groups * g.taps();
+  const int64_t entries = EntriesOf(g, o);
   JCB_RETURN_IF_ERROR(CheckSize(op, g, "cells", cells, entries));
   if (!reads_corners) return ffi::Error::Success();
   return CheckSize(op, g, "corners", corners, 4 * entries);

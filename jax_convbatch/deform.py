@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, activations, deform_plan, plan, targets
-from jax_convbatch import deform_primitives as primitives
-from jax_convbatch.bias import broadcast_bias
 from jax_convbatch.canonical import canonical_dtype, geometry_of
 from jax_convbatch.conv import channels_last, conv_padding, per_axis
-from jax_convbatch.deform_params import DeformParams, accumulator
-from jax_convbatch.deform_sampling import sampling
+from jax_convbatch.deform_forward import forward
+from jax_convbatch.deform_params import DeformParams
 from jax_convbatch.layer import check_array
 from jax_convbatch.primitives import ConvParams
 
@@ -77,7 +75,8 @@ def deform_conv(
 
     Returns:
       [N, P, Q, K] in the dtype of x; sums, offsets and masks are computed in f32
-      (f64 for f64). The bias is added to the rounded sum.
+      (f64 for f64). The bias is added to the rounded sum, or before it is rounded
+      where a kernel adds it as it stores.
 
     Raises:
       ValueError: x without two spatial axes; offset, mask or bias of the wrong
@@ -130,19 +129,12 @@ def deform_conv(
     offset = _channels_last("offset", offset, 2 * taps, params, dtype)
     if mask is not None:
         mask = _channels_last("mask", mask, taps, params, dtype)
-    axis = params.conv.axis("y", "K")
     per_channel = f"({geometry.K},), one number for each output channel"
     check_array("bias", bias, (geometry.K,), per_channel, dtype)
     here = targets.default_platform()
     asked = params.problem("fprop", ("y",), dtype, here)
     deform_plan.check_somewhere(asked, algorithm)
-    cells, corners = sampling(
-        offset, mask, geometry, params.offset_groups, accumulator(dtype)
-    )
-    y = primitives.fprop(x, corners, w, cells, params)
-    if bias is not None:
-        sharding = _compat.typeof(y).sharding
-        y = y + broadcast_bias(bias, y.shape, axis, out_sharding=sharding)
+    y = forward(x, offset, w, mask, bias, params)
     return function(y) if function else y
 
 

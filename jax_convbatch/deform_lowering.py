@@ -27,16 +27,22 @@ class _Call(NamedTuple):
     results: tuple[str, ...]
 
 
+# Platforms whose fprop takes offsets and masks in place of cells and corners, and
+# adds a bias where the plan has an epilogue.
+FROM_OFFSETS = ("cuda",)
+_SAMPLED = ("x", "cells", "corners", "w")
 _CALLS = {
-    "fprop": _Call(("x", "cells", "corners", "w"), ("y",)),
-    "dgrad": _Call(("x", "cells", "corners", "w", "y"), ("x", "corners")),
+    "fprop": _Call((*_SAMPLED[:3], "offset", "mask", "w", "bias"), ("y",)),
+    "dgrad": _Call((*_SAMPLED, "y"), ("x", "corners")),
     "wgrad": _Call(("x", "cells", "corners", "y"), ("w",)),
 }
 
 
-def _native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> list:
+def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> list:
     """One FFI call. Operands without an array, and results not wanted, are empty."""
     roles, results = _CALLS[op]
+    if op == "fprop" and platform not in FROM_OFFSETS:
+        roles = _SAMPLED
     (dtype,) = {a.dtype for r, a in arrays.items() if r in ("x", "w", "y")}
     chosen = params.plan(op, wanted, dtype, platform)
     empty = {r: jnp.zeros((0,), params.dtype(r, dtype)) for r in roles}
@@ -64,7 +70,7 @@ def _native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> li
     return list(out[:-1])
 
 
-def _is_empty(params) -> bool:
+def is_empty(params) -> bool:
     return 0 in [math.prod(params.shape(r)) for r in ("x", "w", "y")]
 
 
@@ -72,11 +78,11 @@ def _zeros(params, role, dtype):
     return jnp.zeros(params.shape(role), params.dtype(role, dtype))
 
 
-def _local_fprop(params, platform, x, corners, w, cells):
-    if _is_empty(params):  # as in primitives.native_call
+def local_fprop(params, platform, x, corners, w, cells):
+    if is_empty(params):  # as in primitives.native_call
         return _zeros(params, "y", x.dtype)
     arrays = dict(x=x, cells=cells, corners=corners, w=w)
-    (y,) = _native_call("fprop", arrays, ("y",), params, platform)
+    (y,) = native_call("fprop", arrays, ("y",), params, platform)
     return y
 
 
@@ -85,24 +91,24 @@ def _local_tangent(params, platform, of, *arrays):
     terms = []
     for name, dot in zip(of, arrays[4:], strict=True):
         named = {**factors, name: dot}
-        terms.append(_local_fprop(params, platform, cells=cells, **named))
+        terms.append(local_fprop(params, platform, cells=cells, **named))
     return total(terms)
 
 
 def _local_backward(params, platform, wanted, *operands):
     *values, cells, dy = operands
-    if _is_empty(params):
+    if is_empty(params):
         return [_zeros(params, r, dy.dtype) for r in wanted]
     arrays = dict(zip(needed(wanted), values, strict=True), cells=cells, y=dy)
     out: dict[str, jax.Array] = {}
     of_samples = tuple(r for r in ("x", "corners") if r in wanted)
     if of_samples:
         read = {r: arrays[r] for r in (*needed(of_samples), "cells", "y")}
-        found = _native_call("dgrad", read, of_samples, params, platform)
+        found = native_call("dgrad", read, of_samples, params, platform)
         out.update(zip(_CALLS["dgrad"].results, found, strict=True))
     if "w" in wanted:
         read = {r: arrays[r] for r in _CALLS["wgrad"].operands}
-        (out["w"],) = _native_call("wgrad", read, ("w",), params, platform)
+        (out["w"],) = native_call("wgrad", read, ("w",), params, platform)
     return [out[r] for r in wanted]
 
 
@@ -149,15 +155,15 @@ def _xla_backward(params, wanted, *operands):
     return out
 
 
-def _lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, native):
-    """`ops` are (op, wanted) of the native calls; `cells` tell the samples."""
+def lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, native):
+    """`ops` are (op, wanted) of the native calls; cells or offsets tell the samples."""
     platform = platform or ctx.module_context.platforms[0]
     # The plans for the whole batch, for their errors, as in primitives.py.
     plans = [params.plan(op, wanted, dtype, platform) for op, wanted in ops]
     if any(chosen.engine == "xla" for chosen in plans):
         fun: Any = partial(stock, params)
     else:
-        at = roles.index("cells")
+        at = roles.index("cells" if "cells" in roles else "offset")
 
         def local(*arrays):
             return native(_local_params(params, arrays[at]), platform, *arrays)
@@ -178,7 +184,7 @@ def fprop(platform, ctx, *arrays, params):
     dtype = ctx.avals_in[0].dtype
     roles = (*FACTORS, "cells")
     ops = [("fprop", ("y",))]
-    return _lower(
+    return lower(
         platform,
         ctx,
         arrays,
@@ -188,7 +194,7 @@ def fprop(platform, ctx, *arrays, params):
         ops,
         params,
         xla_fprop,
-        _local_fprop,
+        local_fprop,
     )
 
 
@@ -203,7 +209,7 @@ def tangent(platform, ctx, *arrays, of, params):
         return _local_tangent(params, platform, of, *arrays)
 
     ops = [("fprop", ("y",))]
-    return _lower(
+    return lower(
         platform, ctx, arrays, roles, ("y",), dtype, ops, params, stock, native
     )
 
@@ -225,7 +231,7 @@ def backward(platform, ctx, *arrays, wanted, params):
     def native(params, platform, *arrays):
         return _local_backward(params, platform, wanted, *arrays)
 
-    return _lower(
+    return lower(
         platform,
         ctx,
         arrays,

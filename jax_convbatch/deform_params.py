@@ -1,7 +1,8 @@
 """What is static about a deformable convolution, and its arrays by role.
 
 Roles are those of a convolution, "x", "w" and "y", and besides "corners", the
-weights of the sampled pixels, and "cells", their positions (deform_sampling.py).
+weights of the sampled pixels, and "cells", their positions (deform_sampling.py); or
+in place of both "offset" and "mask". "bias" is [K].
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from jax_convbatch.primitives import ConvParams
 
 # What the convolution is linear in.
 FACTORS = ("x", "corners", "w")
+# Arrays [N, P, Q, ...] of the sampled positions.
+SAMPLED = ("cells", "corners", "offset", "mask")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +41,27 @@ class DeformParams:
     def shape(self, role: str) -> tuple[int, ...]:
         g = self.geometry
         cells = (g.N, g.P, g.Q, self.offset_groups * g.R * g.S)
-        own = {"cells": cells, "corners": (*cells, 4)}
+        own = {"cells": cells, "corners": (*cells, 4), "mask": cells}
+        own["offset"] = (*cells[:3], 2 * cells[3])
+        own["bias"] = (g.K,)
         return own[role] if role in own else self.conv.shape(role)
 
     def batch_axis(self, role: str) -> int | None:
-        """Where `role` has its samples; None for w."""
-        if role in ("cells", "corners"):
+        """Where `role` has its samples; None for w and bias."""
+        if role in SAMPLED:
             return 0
-        return None if role == "w" else self.conv.axis(role, "N")
+        return None if role in ("w", "bias") else self.conv.axis(role, "N")
 
     def channel_axis(self, role: str) -> int:
         """Where the channels of a group of its own would go."""
-        if role in ("cells", "corners"):
+        if role in SAMPLED:
             return 3
+        if role == "bias":
+            return 0
         return self.conv.axis(role, "C" if role == "x" else "K")
 
     def layout(self, role: str) -> tuple[int, ...]:
-        if role in ("cells", "corners"):
+        if role in (*SAMPLED, "bias"):
             return tuple(range(len(self.shape(role))))
         return geo.layout(role, self.conv.dimension_numbers)
 

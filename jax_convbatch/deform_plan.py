@@ -165,7 +165,7 @@ def _plan_columns(problem: Problem) -> Plan:
     most, cost = _COSTS[platform](problem)
     if not most:
         raise Unable("over 2^31 - 1 positions in one sample")
-    reason, config = f"default on {platform}", ""
+    reason, config, adds_bias = f"default on {platform}", "", False
     if platform == "cuda":
         config, products = "cublas", _implicit_products(problem)
         if products and problem.op == "wgrad":
@@ -173,7 +173,7 @@ def _plan_columns(problem: Problem) -> Plan:
             if asked is None or chosen.workspace_bytes <= asked:
                 return chosen
         elif products:
-            config = "implicit_gemm"
+            config, adds_bias = "implicit_gemm", products.adds_bias
     limit = max(DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
     samples = largest_slice(cost, limit, min(max(g.N, 1), most))
     if not samples:
@@ -181,11 +181,27 @@ def _plan_columns(problem: Problem) -> Plan:
             f"workspace_limit={asked} bytes is too small for this "
             f"deformable {problem.op}: one sample needs {cost(1)} bytes"
         )
-    return Plan("im2col_gemm", reason, samples, cost(samples), config=config)
+    return Plan(
+        *("im2col_gemm", reason, samples, cost(samples)),
+        epilogue=adds_bias,
+        config=config,
+    )
 
 
-def _implicit_products(problem: Problem) -> Callable[[int], int] | None:
-    """The workspace of products of samples by implicit_gemm, where that multiplies.
+class _Products(NamedTuple):
+    """Products of columns by implicit_gemm.
+
+    Attributes:
+      workspace: that of so many samples.
+      adds_bias: whether fprop can.
+    """
+
+    workspace: Callable[[int], int]
+    adds_bias: bool
+
+
+def _implicit_products(problem: Problem) -> _Products | None:
+    """The products of samples by implicit_gemm, where that multiplies.
 
     Columns are images of so many channels then, and the filter is 1x1. For TF32
     cuBLAS has nothing as fast (ffi/cuda/pointwise_gemms.h).
@@ -210,17 +226,19 @@ def _implicit_products(problem: Problem) -> Callable[[int], int] | None:
         return None
     if op != "wgrad" and one[0]["workspace"]:
         return None  # cuBLAS takes these columns as they are
-    return lambda samples: plans(samples)[0]["workspace"]
+    return _Products(
+        lambda samples: plans(samples)[0]["workspace"], one[0]["epilogue"]
+    )
 
 
-def _wgrad_by_chunks(problem: Problem, products: Callable[[int], int]) -> Plan:
+def _wgrad_by_chunks(problem: Problem, products: _Products) -> Plan:
     """dw is summed over chunks of the batch, which do not depend on the limit."""
     g = problem.g
     columns = g.output_pixels * g.column_size
     chunk = DEFAULT_WORKSPACE["cuda"] // (4 * columns)
     chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], g.N)
     sizes = [n for n in (chunk, g.N % chunk) if n]
-    workspace = aligned(chunk * columns, 4) + aligned(max(map(products, sizes)), 1)
+    workspace = aligned(chunk * columns, 4) + aligned(max(map(products.workspace, sizes)), 1)
     if chunk < g.N:
         workspace += 2 * aligned(g.w_size, 4)
     reason = "default on cuda"

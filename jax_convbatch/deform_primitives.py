@@ -149,7 +149,7 @@ def _backward_transpose(cts, *operands, wanted, params):
 # --- vmap ---------------------------------------------------------------------
 
 
-def _batching(bind, operand_roles, result_roles, axis_data, args, dims, params):
+def batch(bind, operand_roles, result_roles, axis_data, args, dims, params):
     """Mapped samples go into N; where w is mapped, everything into the groups."""
     size = axis_data.size
     dim_of = list(zip(operand_roles, dims, strict=True))
@@ -193,7 +193,7 @@ def _batching(bind, operand_roles, result_roles, axis_data, args, dims, params):
 
 
 def _fprop_batching(axis_data, args, dims, *, params):
-    out, axes = _batching(
+    out, axes = batch(
         fprop_p.bind, (*FACTORS, "cells"), ("y",), axis_data, args, dims, params
     )
     return out[0], axes[0]
@@ -202,14 +202,14 @@ def _fprop_batching(axis_data, args, dims, *, params):
 def _tangent_batching(axis_data, args, dims, *, of, params):
     roles = (*FACTORS, "cells", *of)
     bind = partial(tangent_p.bind, of=of)
-    out, axes = _batching(bind, roles, ("y",), axis_data, args, dims, params)
+    out, axes = batch(bind, roles, ("y",), axis_data, args, dims, params)
     return out[0], axes[0]
 
 
 def _backward_batching(axis_data, args, dims, *, wanted, params):
     roles = (*needed(wanted), "cells", "y")
     bind = partial(backward_p.bind, wanted=wanted)
-    return _batching(bind, roles, wanted, axis_data, args, dims, params)
+    return batch(bind, roles, wanted, axis_data, args, dims, params)
 
 
 # --- definition ---------------------------------------------------------------
@@ -222,8 +222,8 @@ def _check(roles, avals, dtype, params) -> None:
             raise ValueError(f"deform: {role} is {aval}, where {want} is expected")
 
 
-def _result_sharding(params, role, cells):
-    """Samples as the cells have them; nothing else is sharded."""
+def result_sharding(params, role, cells):
+    """Samples as the cells, or offsets, have them; nothing else is sharded."""
     spec: list = [None] * len(params.shape(role))
     if (axis := params.batch_axis(role)) is not None:
         spec[axis] = cells.sharding.spec[0]
@@ -240,7 +240,7 @@ def _y_rules():
     return (
         _y_shape,
         lambda x, *_, **__: x.dtype,
-        lambda x, corners, w, cells, *_, params, **__: _result_sharding(
+        lambda x, corners, w, cells, *_, params, **__: result_sharding(
             params, "y", cells
         ),
     )
@@ -255,7 +255,7 @@ def _backward_rules(i: int):
         return params.dtype(wanted[i], avals[-1].dtype)
 
     def sharding(*avals, wanted, params):
-        return _result_sharding(params, wanted[i], avals[-2])
+        return result_sharding(params, wanted[i], avals[-2])
 
     return shape, dtype, sharding
 

@@ -57,10 +57,12 @@ def sampling(
     return cells.reshape(shape), corners.reshape(*shape, 4)
 
 
-def _grid(g: ConvGeometry, axis: int, dtype) -> np.ndarray:
+def _grid(g: ConvGeometry, axis: int, dtype) -> jax.Array:
     """[outputs, taps]: what a convolution would read along one axis."""
-    outputs = np.arange(g.outputs[axis])[:, None] * g.stride[axis]
-    taps = np.arange(g.taps[axis])[None, :] * g.filter_dilation[axis]
+    shape = (g.outputs[axis], g.taps[axis])
+    # Not an array of NumPy's: partitioned functions take no constants.
+    outputs = jax.lax.broadcasted_iota(np.int32, shape, 0) * g.stride[axis]
+    taps = jax.lax.broadcasted_iota(np.int32, shape, 1) * g.filter_dilation[axis]
     return (outputs + taps - g.pad[axis]).astype(dtype)
 
 

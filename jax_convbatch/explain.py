@@ -14,6 +14,7 @@ from jax_convbatch import (
     _compat,
     act_grad,
     bias,
+    deform_forward,
     deform_lowering,
     deform_primitives,
     fused,
@@ -140,7 +141,7 @@ def _jaxprs(value) -> Iterator[Any]:
 
 
 def _rows(eqn, platform: str) -> list[Row]:
-    if eqn.primitive in deform_primitives.PRIMITIVES:
+    if eqn.primitive in (*deform_primitives.PRIMITIVES, deform_forward.forward_p):
         return _deform_rows(eqn, platform)
     row = _row(eqn, platform)
     return [row] if row else []

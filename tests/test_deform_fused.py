@@ -164,7 +164,9 @@ def test_no_cell_is_read_out_of_bounds(hopper):
         np.ones(p.x, "float32"),
         cells.astype("int32"),
         np.ones((*shape, 4), "float32"),
+        *[np.zeros(0, "float32")] * 2,
         np.ones(p.w, "float32"),
+        np.zeros(0, "float32"),
     )
     h, w = cells // (width + 1) - 1, cells % (width + 1) - 1
     corners = 0

@@ -14,6 +14,7 @@
 #include "cuda/column_gemms.h"
 #include "cuda/conv_call.h"
 #include "cuda/conv_gemms.h"
+#include "cuda/deform_fprop_call.h"
 #include "cuda/dtypes.h"
 #include "cuda/handlers.h"
 #include "cuda/hopper_device.h"
@@ -78,8 +79,10 @@ struct Call {
 
   Sampling AtSample(const ffi::AnyBuffer& cells, const ffi::AnyBuffer& corners,
                     int64_t n) const {
-    return {static_cast<const int32_t*>(cells.untyped_data()) + entries(n),
-            At(corners.untyped_data(), corner_bytes(n)), offset_groups};
+    Positions at;
+    at.cells = static_cast<const int32_t*>(cells.untyped_data()) + entries(n);
+    at.corners = At(corners.untyped_data(), corner_bytes(n));
+    return {at, offset_groups};
   }
   ffi::Error Check(cudaError_t status) const {
     return ToError(status, [&] { return Describe(Name(operation), g); });
@@ -90,12 +93,11 @@ struct Call {
     return how.launch ? Check(launch()) : ffi::Error::Success();
   }
   // The columns of `samples` samples from the n-th.
-  ffi::Error Sample(const ffi::AnyBuffer& x, const ffi::AnyBuffer& cells,
-                    const ffi::AnyBuffer& corners, int64_t n, int64_t samples,
-                    char* columns) const {
+  ffi::Error Sample(const ffi::AnyBuffer& x, const Sampling& at, int64_t n,
+                    int64_t samples, char* columns) const {
     return IfLaunched([&] {
-      return SampleColumns(how.stream, g, AtSample(cells, corners, n), samples,
-                           dtype, At(x.untyped_data(), n * x_bytes()), columns);
+      return SampleColumns(how.stream, g, at, samples, dtype,
+                           At(x.untyped_data(), n * x_bytes()), columns);
     });
   }
 };
@@ -127,9 +129,11 @@ class Gemms {
     }
   }
 
-  // After the workspace was checked.
-  ffi::Error Prepare() {
-    if (!pointwise_) return cublas_.FindAlgorithm();
+  // After the workspace was checked. fprop adds a bias where there is one.
+  ffi::Error Prepare(const void* bias = nullptr) {
+    bias_ = bias;
+    if (!pointwise_ && bias == nullptr) return cublas_.FindAlgorithm();
+    if (!pointwise_) supported_ = false;
     if (supported_ && call_.g.groups == 1) return ffi::Error::Success();
     return ffi::Error::InvalidArgument(
         "jax_convbatch: the kernels of implicit_gemm do not multiply these "
@@ -141,8 +145,8 @@ class Gemms {
     if (pointwise_) {
       const auto stage =
           call_.how.launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
-      return call_.Check(
-          pointwise_->Run(call_.how.stream, stage, samples, a, b, d, space_));
+      return call_.Check(pointwise_->Run(call_.how.stream, stage, samples, a, b,
+                                         bias_, d, space_));
     }
     if (!call_.how.launch) return ffi::Error::Success();
     return cublas_.Run(call_.how.stream, samples, a, b, d);
@@ -169,6 +173,7 @@ class Gemms {
   ColumnGemms cublas_;
   std::optional<PointwiseGemms> pointwise_;
   bool supported_ = true;
+  const void* bias_ = nullptr;
   char* space_ = nullptr;
   std::optional<ColumnGemms::WgradSpace> sums_;
 };
@@ -195,20 +200,24 @@ ffi::Error CheckCall(Operation operation, const ConvGeometry& g,
 
 ffi::Error Fprop(const How& how, const DeformOptions& options,
                  const ConvGeometry& g, ffi::AnyBuffer x, ffi::AnyBuffer cells,
-                 ffi::AnyBuffer corners, ffi::AnyBuffer w, ffi::AnyBuffer y,
-                 ffi::AnyBuffer workspace) {
-  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, y));
-  JCB_RETURN_IF_ERROR(CheckCall(Operation::kFprop, g, options, x.element_type(),
-                                {x, cells, corners, w, y, workspace}));
+                 ffi::AnyBuffer corners, ffi::AnyBuffer offset,
+                 ffi::AnyBuffer mask, ffi::AnyBuffer w, ffi::AnyBuffer bias,
+                 ffi::AnyBuffer y, ffi::AnyBuffer workspace) {
+  const DeformFpropBuffers b{x, cells, corners, offset, mask, w, bias, y};
+  JCB_RETURN_IF_ERROR(CheckDeformFpropCall(g, options, b));
+  JCB_RETURN_IF_ERROR(
+      CheckCall(Operation::kFprop, g, options, x.element_type(),
+                {x, cells, corners, offset, mask, w, bias, y, workspace}));
   const Call call(Operation::kFprop, g, options, x.element_type(), how);
   Workspace rest(workspace);
   char* columns =
       rest.Take<char>(call.column_count() * call.arithmetic.operand_bytes);
   Gemms gemms(call, rest);
   JCB_RETURN_IF_ERROR(rest.Check("fprop", g));
-  JCB_RETURN_IF_ERROR(gemms.Prepare());
+  JCB_RETURN_IF_ERROR(gemms.Prepare(b.bias_data()));
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
-    JCB_RETURN_IF_ERROR(call.Sample(x, cells, corners, n, samples, columns));
+    const Sampling at{b.At(call.entries(n)), call.offset_groups};
+    JCB_RETURN_IF_ERROR(call.Sample(x, at, n, samples, columns));
     return gemms.Run(samples, columns, w.untyped_data(),
                      At(y.untyped_data(), n * call.y_bytes()));
   });
@@ -293,7 +302,8 @@ ffi::Error Wgrad(const How& how, const DeformOptions& options,
   JCB_RETURN_IF_ERROR(rest.Check("wgrad", g));
   JCB_RETURN_IF_ERROR(gemms.Prepare());
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
-    JCB_RETURN_IF_ERROR(call.Sample(x, cells, corners, n, samples, columns));
+    const Sampling at = call.AtSample(cells, corners, n);
+    JCB_RETURN_IF_ERROR(call.Sample(x, at, n, samples, columns));
     return gemms.Wgrad(n, samples, columns,
                        At(dy.untyped_data(), n * call.y_bytes()),
                        dw.untyped_data());
@@ -327,7 +337,7 @@ struct Stages {
 
 using In = ffi::AnyBuffer;
 using Out = ffi::Result<ffi::AnyBuffer>;
-using FpropStages = Stages<Fprop, In, In, In, In, Out, Out>;
+using FpropStages = Stages<Fprop, In, In, In, In, In, In, In, Out, Out>;
 using DgradStages = Stages<Dgrad, In, In, In, In, In, Out, Out, Out>;
 using WgradStages = Stages<Wgrad, In, In, In, In, Out, Out>;
 
@@ -344,7 +354,7 @@ auto WithConfig(Binding&& binding) {
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformFpropExecute, FpropStages::Execute,
-                              WithConfig(BindDeformFprop(OnStream())),
+                              WithConfig(BindDeformFpropCall(OnStream())),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformDgradExecute, DgradStages::Execute,
                               WithConfig(BindDeformDgrad(OnStream())),
@@ -354,7 +364,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformWgradExecute, WgradStages::Execute,
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     CudaDeformFpropInitialize, FpropStages::Initialize,
-    WithConfig(BindDeformFprop(ffi::Ffi::BindInitialize())));
+    WithConfig(BindDeformFpropCall(ffi::Ffi::BindInitialize())));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     CudaDeformDgradInitialize, DgradStages::Initialize,
     WithConfig(BindDeformDgrad(ffi::Ffi::BindInitialize())));

@@ -7,6 +7,7 @@
 
 #include "conv_geometry.h"
 #include "cuda/conv_call.h"
+#include "cuda/deform_fprop_call.h"
 #include "cuda/handlers.h"
 #include "cuda/hopper/deform.h"
 #include "cuda/hopper_device.h"
@@ -17,21 +18,21 @@
 namespace jax_convbatch {
 namespace {
 
-ffi::Error Run(ffi::AnyBuffer x, ffi::AnyBuffer cells, ffi::AnyBuffer corners,
-               ffi::AnyBuffer w, ffi::AnyBuffer y, const ConvGeometry& g,
+ffi::Error Run(const DeformFpropBuffers& b, const ConvGeometry& g,
                const DeformOptions& options, hopper::Stage stage,
                cudaStream_t stream) {
-  JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, y));
+  JCB_RETURN_IF_ERROR(CheckDeformFpropCall(g, options, b));
   auto where = [&] { return Describe("deform_fprop", g); };
-  for (const ffi::AnyBuffer& buffer : {x, cells, corners, w, y}) {
+  for (const ffi::AnyBuffer& buffer :
+       {b.x, b.cells, b.corners, b.offset, b.mask, b.w, b.bias, b.y}) {
     if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % 16 != 0) {
       return ffi::Error::Internal(
           "jax_convbatch: a buffer is not aligned to 16 bytes in " + where());
     }
   }
-  const ffi::DataType dtype = x.element_type();
+  const ffi::DataType dtype = b.x.element_type();
   const auto type = HopperType(dtype, options.precision);
-  if (!type || w.element_type() != dtype || y.element_type() != dtype) {
+  if (!type || b.w.element_type() != dtype || b.y.element_type() != dtype) {
     return UnsupportedDtypes(Operation::kFprop, g);
   }
   int major, minor, multiprocessors;
@@ -56,42 +57,45 @@ ffi::Error Run(ffi::AnyBuffer x, ffi::AnyBuffer cells, ffi::AnyBuffer corners,
       *type,
       options.offset_groups,
       *plan,
-      x.untyped_data(),
-      static_cast<const int32_t*>(cells.untyped_data()),
-      static_cast<const float*>(corners.untyped_data()),
-      w.untyped_data(),
-      y.untyped_data(),
+      b.x.untyped_data(),
+      b.At(0),
+      b.w.untyped_data(),
+      b.bias_data(),
+      b.y.untyped_data(),
   };
   return ToError(hopper::DeformFprop(call, stage, stream), where);
 }
 
 ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer cells,
-                   ffi::AnyBuffer corners, ffi::AnyBuffer w,
+                   ffi::AnyBuffer corners, ffi::AnyBuffer offset,
+                   ffi::AnyBuffer mask, ffi::AnyBuffer w, ffi::AnyBuffer bias,
                    ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer>,
                    ConvGeometry g, int64_t /*slice*/, int64_t precision,
                    int64_t offset_groups) {
-  return Run(x, cells, corners, w, *y, g, {1, precision, offset_groups},
-             hopper::Stage::kLaunch, stream);
+  return Run({x, cells, corners, offset, mask, w, bias, *y}, g,
+             {1, precision, offset_groups}, hopper::Stage::kLaunch, stream);
 }
 
 // Before the first execution and outside of captures: loads the kernel.
 ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
-                      ffi::AnyBuffer corners, ffi::AnyBuffer w,
-                      ffi::Result<ffi::AnyBuffer> y,
+                      ffi::AnyBuffer corners, ffi::AnyBuffer offset,
+                      ffi::AnyBuffer mask, ffi::AnyBuffer w,
+                      ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y,
                       ffi::Result<ffi::AnyBuffer>, ConvGeometry g,
                       int64_t /*slice*/, int64_t precision,
                       int64_t offset_groups) {
-  return Run(x, cells, corners, w, *y, g, {1, precision, offset_groups},
-             hopper::Stage::kPrepare, nullptr);
+  return Run({x, cells, corners, offset, mask, w, bias, *y}, g,
+             {1, precision, offset_groups}, hopper::Stage::kPrepare, nullptr);
 }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     ImplicitDeformFpropExecute, Execute,
-    BindDeformFprop(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    BindDeformFpropCall(
+        ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize, Initialize,
-                              BindDeformFprop(ffi::Ffi::BindInitialize()));
+                              BindDeformFpropCall(ffi::Ffi::BindInitialize()));
 
 }  // namespace jax_convbatch

@@ -75,14 +75,17 @@ int64_t PointwiseGemms::Workspace(int64_t slice) const {
 
 cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
                                 int64_t samples, const void* lhs,
-                                const void* rhs, void* result,
+                                const void* rhs, const void* bias, void* result,
                                 void* workspace) const {
   const ConvGeometry images = Images(samples);
   const auto plan = PlanProduct(operation_, images, type_, multiprocessors_);
   if (!plan) return cudaErrorInvalidValue;
-  return hopper::RunPath(operation_,
-                         {images, type_, *plan, lhs, rhs, result, workspace},
-                         multiprocessors_, stage, stream);
+  hopper::ConvCall call = {images, type_, *plan, lhs, rhs, result, workspace};
+  hopper::Epilogue epilogue{};
+  epilogue.bias = bias;
+  epilogue.activation = Activation::kIdentity;
+  if (bias != nullptr) call.epilogue = &epilogue;
+  return hopper::RunPath(operation_, call, multiprocessors_, stage, stream);
 }
 
 }  // namespace jax_convbatch

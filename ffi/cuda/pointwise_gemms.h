@@ -24,11 +24,12 @@ class PointwiseGemms {
   // run.
   int64_t Workspace(int64_t slice) const;
 
-  // fprop: y from columns and w. dgrad: columns from dy and w. wgrad: dw of
-  // these samples from columns and dy. kPrepare does all but the launch.
+  // fprop: y from columns and w, plus the bias if there is one. dgrad: columns
+  // from dy and w. wgrad: dw of these samples from columns and dy. kPrepare
+  // does all but the launch.
   cudaError_t Run(cudaStream_t stream, hopper::Stage stage, int64_t samples,
-                  const void* lhs, const void* rhs, void* result,
-                  void* workspace) const;
+                  const void* lhs, const void* rhs, const void* bias,
+                  void* result, void* workspace) const;
 
  private:
   ConvGeometry Images(int64_t samples) const;

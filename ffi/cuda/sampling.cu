@@ -29,26 +29,25 @@ constexpr int kOwn = 9;
 // channel, negative where there is no pixel; and its row of the columns,
 // negative past the end.
 struct Place {
-  int4 pixels;
-  int row;
-  int64_t index;
+  int4 pixels{-1, -1, -1, -1};
+  int row = -1;
+  int64_t index = 0;
+  int h, w;
+  uint32_t tap;
 
-  // Of entry `i` of a tile.
-  __device__ Place(const SamplingShape& s, const BlockWork& work,
-                   const int32_t* cells, uint32_t i)
-      : pixels{-1, -1, -1, -1}, row(-1), index(0) {
-    const uint32_t tap = TakeDigit(s.tap_radix, i);
-    const int h = work.h + i / s.tile.w, w = work.w + i % s.tile.w;
+  // Of entry `i` of a tile, nowhere yet.
+  __device__ Place(const SamplingShape& s, const BlockWork& work, uint32_t i) {
+    tap = TakeDigit(s.tap_radix, i);
+    h = work.h + i / s.tile.w, w = work.w + i % s.tile.w;
     if (i >= s.tile.h * s.tile.w || h >= s.h || w >= s.w) return;
     const int output = (work.sample * s.h + h) * s.w + w;
     row = (output * s.taps + tap) * s.row;
     index =
         (int64_t{output} * s.offset_groups + work.offset_group) * s.taps + tap;
-    const int cell = cells[index];
-    if (cell < 0) return;
-    const int up = static_cast<int>(s.cell_width.Divide(cell)) - 1;
-    if (up >= s.H) return;  // no cell of this image
-    const int left = cell - (up + 1) * (s.W + 1) - 1;
+  }
+
+  // At the cell whose upper left pixel is (up, left).
+  __device__ void Read(const SamplingShape& s, int up, int left) {
     const int at = (up * s.W + left) * s.channels, below = s.W * s.channels;
     const bool top = up >= 0, bottom = up < s.H - 1;
     const bool west = left >= 0, east = left < s.W - 1;
@@ -82,8 +81,7 @@ __device__ void StoreOnce(Vector<T, kVector>* to,
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     SampleKernel(const __grid_constant__ SamplingShape s,
-                 const int32_t* __restrict__ cells,
-                 const Vector<Accumulator<T>, 4>* __restrict__ corners,
+                 const __grid_constant__ Positions positions,
                  const Vector<T, kVector>* __restrict__ x,
                  Vector<T, kVector>* __restrict__ columns) {
   using A = Accumulator<T>;
@@ -98,10 +96,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int count = min(entries - first, kEntries);
     if (first > 0) __syncthreads();
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      const Place place(s, work, cells, first + i);
+      Place place(s, work, first + i);
+      if (place.row >= 0) {
+        const auto at = PositionOf<T>(s.grid, positions, place.h, place.w,
+                                      place.tap, place.index);
+        if (at.inside) place.Read(s, at.h, at.w);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) table.weights[i].values[k] = at.weights[k];
+      }
       table.pixels[i] = place.pixels;
       table.rows[i] = place.row;
-      if (place.row >= 0) table.weights[i] = corners[place.index];
     }
     __syncthreads();
     for (int c = work.part * s.lanes + lane; c < s.mine;
@@ -152,7 +156,11 @@ __global__ void __launch_bounds__(kGradThreads, kBlocks) CornerGradsKernel(
   for (int first = 0; first < entries; first += groups * kOwn) {
     if (first > 0) __syncthreads();
     for (int i = threadIdx.x; i < groups * kOwn; i += kGradThreads) {
-      const Place place(s, work, cells, first + i);
+      Place place(s, work, first + i);
+      if (place.row >= 0) {
+        const Cell cell = CellAt(s.grid, cells[place.index]);
+        if (cell.inside) place.Read(s, cell.h, cell.w);
+      }
       table[i] = place.pixels;
       rows[i] = place.row;
     }
@@ -185,10 +193,11 @@ __global__ void __launch_bounds__(kGradThreads, kBlocks) CornerGradsKernel(
           sums[j][k] += __shfl_xor_sync(0xffffffff, sums[j][k], step);
         }
       }
-      const Place place(s, work, cells, first + group + j * groups);
-      if (lane > 0 || place.row < 0) continue;
+      if (lane > 0) continue;
+      const Place place(s, work, first + group + j * groups);
+      if (place.row < 0) continue;
       // Nor does a column that is not finite show where no pixel is.
-      const int4 at = place.pixels;
+      const int4 at = table[group + j * groups];
       dcorners[place.index] = {
           at.x < 0 ? A{0} : sums[j][0], at.y < 0 ? A{0} : sums[j][1],
           at.z < 0 ? A{0} : sums[j][2], at.w < 0 ? A{0} : sums[j][3]};
@@ -226,9 +235,7 @@ cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
                               /*most_parts=*/g.C);
     SampleKernel<T, kVector>
         <<<static_cast<unsigned>(shape.blocks), kThreads, 0, stream>>>(
-            shape, at.cells,
-            static_cast<const Vector<Accumulator<T>, 4>*>(at.corners),
-            static_cast<const Vector<T, kVector>*>(x),
+            shape, at.positions, static_cast<const Vector<T, kVector>*>(x),
             static_cast<Vector<T, kVector>*>(columns));
   });
 }
@@ -248,7 +255,8 @@ cudaError_t CornerGrads(cudaStream_t stream, const ConvGeometry& g,
                       static_cast<int>(sizeof(int4) + sizeof(int));
     CornerGradsKernel<T, kVector>
         <<<static_cast<unsigned>(shape.blocks), kGradThreads, bytes, stream>>>(
-            shape, at.cells, static_cast<const Vector<T, kVector>*>(x),
+            shape, at.positions.cells,
+            static_cast<const Vector<T, kVector>*>(x),
             static_cast<const Vector<A, kVector>*>(dcolumns),
             static_cast<Vector<A, 4>*>(dcorners));
   });

@@ -8,15 +8,14 @@
 #include <cstdint>
 
 #include "conv_geometry.h"
+#include "cuda/positions.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_convbatch {
 
-// Where a slice of samples is read; jax_convbatch/deform_sampling.py says how
-// cells and corners follow from offsets.
+// Where a slice of samples is read.
 struct Sampling {
-  const int32_t* cells;  // [samples, P, Q, offset_groups, R, S]
-  const void* corners;   // the same, then the weights of a cell's 4 corners
+  Positions positions;
   int64_t offset_groups;
 };
 
@@ -46,9 +45,9 @@ cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
                           xla::ffi::DataType dtype, const void* x,
                           void* columns);
 
-// dcorners = for each corner the sum over channels of pixel times column, in
-// an order fixed by the number of channels; 0 where no pixel is read. x has the
-// given dtype, dcolumns and dcorners its accumulator.
+// Of cells: dcorners = for each corner the sum over channels of pixel times
+// column, in an order fixed by the number of channels; 0 where no pixel is
+// read. x has the given dtype, dcolumns and dcorners its accumulator.
 cudaError_t CornerGrads(cudaStream_t stream, const ConvGeometry& g,
                         const Sampling& at, int64_t samples,
                         xla::ffi::DataType dtype, const void* x,
@@ -70,6 +69,7 @@ struct SortSpace {
 // Bytes of SortSpace::temporary; jax_convbatch/deform_plan.py counts the same.
 inline int64_t SortBytes(int64_t entries) { return entries + (64 << 10); }
 
+// Of cells and corners.
 cudaError_t SortEntries(cudaStream_t stream, const ConvGeometry& g,
                         const Sampling& at, int64_t samples,
                         xla::ffi::DataType dtype, const SortSpace& space,

@@ -171,7 +171,7 @@ cudaError_t SortEntries(cudaStream_t stream, const ConvGeometry& g,
       static_cast<uint32_t>(samples * CellsPerSample(g, at.offset_groups));
   KeysKernel<<<Blocks(entries, kThreads), kThreads, 0, stream>>>(
       entries, tap_radix, offset_group_radix, Radix(g.output_pixels()),
-      static_cast<uint32_t>((g.H + 1) * (g.W + 1)), none, at.cells,
+      static_cast<uint32_t>((g.H + 1) * (g.W + 1)), none, at.positions.cells,
       space.keys[0], space.values[0]);
   if (cudaError_t status = cudaGetLastError()) return status;
 
@@ -194,8 +194,9 @@ cudaError_t SortEntries(cudaStream_t stream, const ConvGeometry& g,
     using A = decltype(zero);
     PlaceKernel<<<blocks, kThreads, 0, stream>>>(
         entries, none, tap_radix, offset_group_radix, keys.Current(),
-        values.Current(), static_cast<const Vector<A, 4>*>(at.corners),
-        sorted.start, sorted.row, static_cast<Vector<A, 4>*>(sorted.corners));
+        values.Current(),
+        static_cast<const Vector<A, 4>*>(at.positions.corners), sorted.start,
+        sorted.row, static_cast<Vector<A, 4>*>(sorted.corners));
   };
   if (dtype == xla::ffi::F64) {
     place(double{});

@@ -12,6 +12,7 @@
 #include "cuda/conv_gemms.h"
 #include "cuda/dtypes.h"
 #include "cuda/fast_divmod.h"
+#include "cuda/positions.cuh"
 #include "cuda/sampling.h"
 
 namespace jax_convbatch {
@@ -32,8 +33,9 @@ struct SamplingShape {
   int32_t channels, group_stride, row;  // strides of x and of the columns
   int32_t parts;                        // blocks that share a tile's channels
   Tile tile;
-  FastDivmod<uint32_t> cell_width, tap_radix, part_radix, offset_group_radix,
-      tiles_h, tiles_w, group_channels;
+  PositionGrid grid;
+  FastDivmod<uint32_t> tap_radix, part_radix, offset_group_radix, tiles_h,
+      tiles_w, group_channels;
   int64_t blocks;
 
   // Tiles cover the outputs, or the inputs. Up to `most_parts` blocks share a
@@ -51,7 +53,7 @@ struct SamplingShape {
         lanes(1),
         channels(g.C / vector),
         tile(tile),
-        cell_width(g.W + 1),
+        grid(g),
         tap_radix(g.taps()),
         offset_group_radix(offset_groups),
         group_channels(g.group_C() / vector) {

@@ -9,6 +9,7 @@
 
 #include "conv_geometry.h"
 #include "cuda/hopper/conv.h"
+#include "cuda/positions.h"
 
 namespace jax_convbatch::hopper {
 
@@ -29,16 +30,16 @@ std::optional<DeformPlan> PlanDeformFprop(const ConvGeometry& g, Type type,
                                           int64_t offset_groups,
                                           int multiprocessors);
 
-// cells, corners: see docs/architecture.md. All aligned to 16 bytes.
+// bias: [K], or null. All aligned to 16 bytes.
 struct DeformCall {
   const ConvGeometry& g;
   Type type;
   int64_t offset_groups;
   DeformPlan plan;
   const void* x;
-  const int32_t* cells;
-  const float* corners;
+  Positions positions;
   const void* w;
+  const void* bias;
   void* y;
 };
 

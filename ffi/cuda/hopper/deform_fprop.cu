@@ -93,11 +93,10 @@ cudaError_t DeformFprop(const DeformCall& call, Stage stage,
     if (!encoded) return cudaErrorInvalidValue;
   }
   problem.x = call.x;
-  problem.cells = call.cells;
-  problem.corners = reinterpret_cast<const float4*>(call.corners);
+  problem.positions = call.positions;
+  problem.grid = PositionGrid(g);
+  problem.bias = call.bias;
   problem.y = call.y;
-  problem.height = static_cast<int>(g.H);
-  problem.width = static_cast<int>(g.W);
   problem.channels = static_cast<int>(g.C);
   problem.group_channels = static_cast<int>(group_C);
   problem.group_outputs = static_cast<int>(group_K);
@@ -105,7 +104,7 @@ cudaError_t DeformFprop(const DeformCall& call, Stage stage,
   problem.pixels = static_cast<int>(g.N * g.output_pixels());
   problem.offset_groups = static_cast<int>(call.offset_groups);
   problem.image_pixels = FastDivmod<uint32_t>(g.output_pixels());
-  problem.cell_row = FastDivmod<uint32_t>(g.W + 1);
+  problem.image_row = FastDivmod<uint32_t>(g.Q);
   problem.taps = static_cast<int>(g.taps());
   problem.offset_channels = FastDivmod<uint32_t>(g.C / call.offset_groups);
   problem.n_tiles = FastDivmod<uint32_t>(g.groups * group_n_tiles);

@@ -14,6 +14,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_DEFORM_KERNEL_CUH_
 
 #include "cuda/hopper/deform_multiply.cuh"
+#include "cuda/hopper/epilogue.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -66,6 +67,27 @@ __device__ __forceinline__ float4 LoadCluster4(uint32_t address, int rank) {
   return v;
 }
 
+// To 16 bytes of channels of T.
+template <typename T, int kQuads>
+__device__ __forceinline__ void AddBias(const void* bias, int channel,
+                                        float4 (&sum)[kQuads]) {
+  const uint4 read = __ldg(
+      reinterpret_cast<const uint4*>(static_cast<const T*>(bias) + channel));
+  if constexpr (std::is_same_v<T, float>) {
+    sum[0].x += __uint_as_float(read.x), sum[0].y += __uint_as_float(read.y);
+    sum[0].z += __uint_as_float(read.z), sum[0].w += __uint_as_float(read.w);
+  } else {
+    const uint32_t pairs[4] = {read.x, read.y, read.z, read.w};
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const float2 low = Unpack<T>(pairs[2 * q]);
+      const float2 high = Unpack<T>(pairs[2 * q + 1]);
+      sum[q].x += low.x, sum[q].y += low.y;
+      sum[q].z += high.x, sum[q].w += high.y;
+    }
+  }
+}
+
 // Adds the blocks' sums of this block's share of the tile and writes them, by
 // the warpgroups that multiply.
 template <typename Config, int kSplit>
@@ -104,6 +126,7 @@ __device__ __forceinline__ void WriteTile(const DeformProblem& problem,
         sum[q].z += parts[p][q].z, sum[q].w += parts[p][q].w;
       }
     }
+    if (problem.bias != nullptr) AddBias<T>(problem.bias, channel, sum);
     auto* to = reinterpret_cast<uint4*>(static_cast<T*>(problem.y) +
                                         int64_t{pixel} * problem.K + channel);
     if constexpr (Config::kTf32) {

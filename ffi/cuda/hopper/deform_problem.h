@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/fast_divmod.h"
+#include "cuda/positions.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -19,14 +20,15 @@ struct DeformProblem {
   CUtensorMap weights;
   bool whole_boxes;
   const void* x;
-  const int32_t* cells;   // [pixels, offset_groups, taps]
-  const float4* corners;  // the same
+  Positions positions;  // [pixels, offset_groups, taps]
+  PositionGrid grid;
+  const void* bias;  // or null
   void* y;
-  int height, width, channels;           // of x
+  int channels;                          // of x
   int group_channels, group_outputs, K;  // C / groups, K / groups
   int pixels, offset_groups, taps;
   FastDivmod<uint32_t> image_pixels;     // P Q
-  FastDivmod<uint32_t> cell_row;         // cells of an image row: W + 1
+  FastDivmod<uint32_t> image_row;        // Q
   FastDivmod<uint32_t> offset_channels;  // C / offset_groups
   FastDivmod<uint32_t> n_tiles;          // of a pixel, those of all groups
   FastDivmod<uint32_t> group_n_tiles;

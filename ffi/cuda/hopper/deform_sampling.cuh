@@ -15,26 +15,19 @@ struct DeformCell {
   uint32_t inside;
 };
 
-// What memory has of it. `image`: the first pixel of its image.
-struct DeformEntry {
-  float4 weight;
-  int cell, image;
-};
-
-// Whatever the cell is, no pixel outside the image is called inside. An entry
-// that is nowhere is 0 whatever its weights are.
-__device__ __forceinline__ DeformCell Decode(const DeformProblem& problem,
-                                             const DeformEntry& entry) {
-  if (entry.cell < 0) return {make_float4(0, 0, 0, 0), 0, 0};
-  uint32_t row = entry.cell;
-  const int w = int(TakeDigit(problem.cell_row, row)) - 1;
-  const int h = int(row) - 1;
-  const uint32_t up = h >= 0 && h < problem.height;
-  const uint32_t down = h + 1 < problem.height;
-  const uint32_t left = w >= 0;  // w < width
-  const uint32_t right = w + 1 < problem.width;
+// A pixel outside the image is not inside, and an entry that is nowhere is 0.
+// `image`: the first pixel of its image.
+__device__ __forceinline__ DeformCell Decode(const PositionGrid& grid,
+                                             const Position<float>& at,
+                                             int image) {
+  if (!at.inside) return {make_float4(0, 0, 0, 0), 0, 0};
+  const uint32_t up = at.h >= 0;  // h < H, w < W
+  const uint32_t down = at.h + 1 < grid.H;
+  const uint32_t left = at.w >= 0;
+  const uint32_t right = at.w + 1 < grid.W;
   return {
-      entry.weight, entry.image + h * problem.width + w,
+      make_float4(at.weights[0], at.weights[1], at.weights[2], at.weights[3]),
+      image + at.h * grid.W + at.w,
       up & left | (up & right) << 1 | (down & left) << 2 | (down & right) << 3};
 }
 
@@ -89,27 +82,32 @@ struct alignas(16) DeformTable {
     const int lane = threadIdx.x % 32;
     const int count = (walk.tap_end - walk.tap_begin) * kSampledRows;
     const int offset_group = walk.OffsetGroup(problem);
-    DeformEntry entries[kEach];
+    Position<float> entries[kEach];
+    int images[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int at = lane + 32 * i;
       const int pixel = walk.tile.pixel + first_row + at % kSampledRows;
-      entries[i] = {make_float4(0, 0, 0, 0), -1, 0};
+      entries[i] = {}, images[i] = 0;
       if (at >= count || pixel >= problem.pixels) continue;
+      const int tap = walk.tap_begin + at / kSampledRows;
       const int64_t entry =
           (int64_t{pixel} * problem.offset_groups + offset_group) *
               problem.taps +
-          walk.tap_begin + at / kSampledRows;
-      entries[i] = {__ldg(problem.corners + entry),
-                    __ldg(problem.cells + entry),
-                    int(problem.image_pixels.Divide(pixel)) * problem.height *
-                        problem.width};
+          tap;
+      uint32_t p = pixel;
+      const uint32_t n = problem.image_pixels.Divide(p);
+      p -= n * problem.image_pixels.divisor();
+      const int q = int(TakeDigit(problem.image_row, p));
+      images[i] = int(n) * problem.grid.H * problem.grid.W;
+      entries[i] = PositionOf<typename Config::T>(
+          problem.grid, problem.positions, int(p), q, tap, entry);
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int at = lane + 32 * i;
       if (at >= kSampledTaps * kSampledRows) continue;
-      const DeformCell cell = Decode(problem, entries[i]);
+      const DeformCell cell = Decode(problem.grid, entries[i], images[i]);
       weight[at] = cell.weight;
       place[at] = make_int2(cell.at, int(cell.inside));
     }
@@ -199,7 +197,7 @@ __device__ __forceinline__ void SampleTiles(const DeformProblem& problem,
 
   DeformSource source;
   source.pixel = problem.channels * int(sizeof(T));
-  source.row = int64_t{source.pixel} * problem.width;
+  source.row = int64_t{source.pixel} * problem.grid.W;
   DeformWalk<Config> walk;
   walk.Start(problem, range, first);
   // Of the stage that is loaded.

@@ -1,0 +1,117 @@
+"""Deformable convolution from offsets: the bits of its parts, and linear in each."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deform_oracle import PROBLEMS, arrays, problem
+from promises import bits
+
+import jax_convbatch as jc
+from jax_convbatch import deform_forward, targets
+from jax_convbatch import deform_primitives as primitives
+from jax_convbatch.deform_sampling import sampling
+
+CASES = {
+    **{name: PROBLEMS[name] for name in ("torchvision", "uneven_pads", "no_mask")},
+    "one_group": problem((3, 14, 13, 64), (3, 3, 64, 128), strides=(2, 1)),
+    "dilated": problem((2, 12, 11, 64), (3, 5, 64, 32), dilation=(3, 2)),
+}
+
+
+def by_parts(x, offset, w, bias, mask, *, params):
+    given = dict(x=x, offset=offset, w=w, mask=mask, bias=bias)
+    return deform_forward._parts(given, params)
+
+
+def params_of(fun, *args):
+    """Of the only deformable convolution in it."""
+    eqns = jax.make_jaxpr(fun)(*args).jaxpr.eqns
+    (eqn,) = (e for e in eqns if e.primitive is deform_forward.forward_p)
+    return eqn.params["params"]
+
+
+def strange(a, seed=5):
+    """Random offsets, some of them whole, far outside or no numbers."""
+    offset = np.array(a.offset, "float32")
+    rng = np.random.default_rng(seed)
+    for value in (0, -1, 2.0, 1e6, -1e38, np.inf, -np.inf, np.nan):
+        offset[rng.random(offset.shape) < 0.02] = value
+    return a._replace(offset=offset)
+
+
+def assert_bits_of_parts(p, algorithm, dtype, offset_dtype):
+    a = strange(arrays(p, seed=3, exact=False)).cast(dtype)
+    offset = jnp.asarray(a.offset).astype(offset_dtype)
+    # A 16-bit result is rounded after the bias or before.
+    bias = a.bias if dtype == "float32" else None
+    args = (a.x, offset, a.w, bias, a.mask)
+    fun = functools.partial(jc.deform_conv, algorithm=algorithm, **p.kwargs)
+    params = params_of(fun, *args)
+    want = jax.jit(functools.partial(by_parts, params=params))(*args)
+    got = jax.jit(fun)(*args)
+    assert np.isfinite(np.asarray(got, "float32")).all()
+    np.testing.assert_array_equal(bits(got), bits(want))
+
+
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2])
+@pytest.mark.parametrize("name", CASES)
+def test_the_bits_of_cells_and_corners(platform, name, dtypes):
+    assert_bits_of_parts(CASES[name], "im2col_gemm", *dtypes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "dtypes",
+    [("float32",) * 2, ("bfloat16",) * 2, ("float16",) * 2, ("bfloat16", "float32")],
+)
+@pytest.mark.parametrize("name", ["one_group", "dilated"])
+def test_the_bits_of_cells_and_corners_on_hopper(name, dtypes):
+    gpu = jax.devices("cuda")[0]
+    if gpu.compute_capability != targets.HOPPER:
+        pytest.skip("the kernel is for compute capability 9.0")
+    with jax.default_device(gpu):
+        assert_bits_of_parts(CASES[name], "implicit_gemm", *dtypes)
+
+
+@pytest.mark.gpu
+def test_nothing_is_kept_without_columns():
+    gpu = jax.devices("cuda")[0]
+    if gpu.compute_capability != targets.HOPPER:
+        pytest.skip("the kernel is for compute capability 9.0")
+    p = CASES["one_group"]
+    fun = functools.partial(jc.deform_conv, algorithm="implicit_gemm", **p.kwargs)
+    with jax.default_device(gpu):
+        a = arrays(p).cast("float32")
+        compiled = jax.jit(fun).lower(a.x, a.offset, a.w, a.bias, a.mask).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes == 0
+
+
+@pytest.mark.parametrize("role", ["x", "w", "mask"])
+def test_its_transpose_is_the_gradient(platform, role):
+    p = CASES["one_group"]
+    a = arrays(p).cast("float32")
+
+    def fun(of):
+        now = a._replace(**{role: of})
+        return jc.deform_conv(now.x, now.offset, now.w, None, now.mask, **p.kwargs)
+
+    primal = getattr(a, role)
+    _, pull = jax.vjp(fun, primal)
+    transposed = jax.linear_transpose(fun, primal)
+    np.testing.assert_array_equal(transposed(a.dy)[0], pull(a.dy)[0])
+
+
+def test_no_cells_are_made_for_the_forward_pass():
+    p = CASES["one_group"]
+    a = arrays(p).cast("float32")
+    fun = functools.partial(jc.deform_conv, **p.kwargs)
+    eqns = jax.make_jaxpr(fun)(a.x, a.offset, a.w, a.bias, a.mask).jaxpr.eqns
+    names = {e.primitive for e in eqns}
+    assert deform_forward.forward_p in names
+    assert not names & {*primitives.PRIMITIVES, jax.lax.floor_p}
+    g = params_of(fun, a.x, a.offset, a.w, a.bias, a.mask).geometry
+    cells, corners = sampling(a.offset, a.mask, g, 1, "float32")
+    assert corners.shape == (*cells.shape, 4)
