@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 
 from jax_convbatch import _compat, deform_lowering
 from jax_convbatch import deform_primitives as primitives

@@ -54,20 +54,25 @@ def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> lis
     def layout(role, there):
         return params.layout(role) if there else (0,)
 
+    # Where it is always empty there is none.
+    bytes_ = [chosen.workspace_bytes] * (chosen.engine != "implicit_gemm")
     out = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_deform_{op}",
         [
             *map(described, results),
-            jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8),
+            *(jax.ShapeDtypeStruct((n,), np.uint8) for n in bytes_),
         ],
         input_layouts=[layout(r, r in arrays) for r in roles],
-        output_layouts=[*(layout(r, r in wanted) for r in results), (0,)],
+        output_layouts=[
+            *(layout(r, r in wanted) for r in results),
+            *[(0,)] * len(bytes_),
+        ],
     )(
         *(arrays.get(r, empty[r]) for r in roles),
         **primitives.attributes(chosen, params.conv),
         offset_groups=np.int64(params.offset_groups),
     )
-    return list(out[:-1])
+    return list(out[: len(results)])
 
 
 def is_empty(params) -> bool:

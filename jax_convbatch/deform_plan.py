@@ -174,6 +174,8 @@ def _plan_columns(problem: Problem) -> Plan:
                 return chosen
         elif products:
             config, adds_bias = "implicit_gemm", products.adds_bias
+            columns_cost, more = cost, products.workspace(1)
+            cost = lambda n: columns_cost(n) + more  # noqa: E731
     limit = max(DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
     samples = largest_slice(cost, limit, min(max(g.N, 1), most))
     if not samples:
@@ -226,9 +228,10 @@ def _implicit_products(problem: Problem) -> _Products | None:
         return None
     if op != "wgrad" and one[0]["workspace"]:
         return None  # cuBLAS takes these columns as they are
-    return _Products(
-        lambda samples: plans(samples)[0]["workspace"], one[0]["epilogue"]
-    )
+    if op == "fprop" and tf32 and one[0]["path"] == "tiles":
+        transposed = aligned(g.w_size, 4)  # the filter
+        return _Products(lambda samples: transposed, True)
+    return _Products(lambda samples: plans(samples)[0]["workspace"], one[0]["epilogue"])
 
 
 def _wgrad_by_chunks(problem: Problem, products: _Products) -> Plan:
@@ -238,7 +241,9 @@ def _wgrad_by_chunks(problem: Problem, products: _Products) -> Plan:
     chunk = DEFAULT_WORKSPACE["cuda"] // (4 * columns)
     chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], g.N)
     sizes = [n for n in (chunk, g.N % chunk) if n]
-    workspace = aligned(chunk * columns, 4) + aligned(max(map(products.workspace, sizes)), 1)
+    workspace = aligned(chunk * columns, 4) + aligned(
+        max(map(products.workspace, sizes)), 1
+    )
     if chunk < g.N:
         workspace += 2 * aligned(g.w_size, 4)
     reason = "default on cuda"

@@ -94,10 +94,12 @@ struct Call {
   }
   // The columns of `samples` samples from the n-th.
   ffi::Error Sample(const ffi::AnyBuffer& x, const Sampling& at, int64_t n,
-                    int64_t samples, char* columns) const {
+                    int64_t samples, char* columns,
+                    const Transposition& matrix = {}) const {
     return IfLaunched([&] {
       return SampleColumns(how.stream, g, at, samples, dtype,
-                           At(x.untyped_data(), n * x_bytes()), columns);
+                           At(x.untyped_data(), n * x_bytes()), columns,
+                           matrix);
     });
   }
 };
@@ -139,6 +141,11 @@ class Gemms {
         "jax_convbatch: the kernels of implicit_gemm do not multiply these "
         "columns: " +
         Describe(Name(call_.operation), call_.g));
+  }
+
+  // What sampling has to transpose for fprop.
+  Transposition Filter(const void* w) const {
+    return pointwise_ ? pointwise_->Filter(w, space_) : Transposition{};
   }
 
   ffi::Error Run(int64_t samples, const void* a, const void* b, void* d) const {
@@ -217,7 +224,9 @@ ffi::Error Fprop(const How& how, const DeformOptions& options,
   JCB_RETURN_IF_ERROR(gemms.Prepare(b.bias_data()));
   return ForEachSlice(g, call.slice, [&](int64_t n, int64_t samples) {
     const Sampling at{b.At(call.entries(n)), call.offset_groups};
-    JCB_RETURN_IF_ERROR(call.Sample(x, at, n, samples, columns));
+    const Transposition filter =
+        n == 0 ? gemms.Filter(w.untyped_data()) : Transposition{};
+    JCB_RETURN_IF_ERROR(call.Sample(x, at, n, samples, columns, filter));
     return gemms.Run(samples, columns, w.untyped_data(),
                      At(y.untyped_data(), n * call.y_bytes()));
   });
@@ -353,18 +362,20 @@ auto WithConfig(Binding&& binding) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformFpropExecute, FpropStages::Execute,
-                              WithConfig(BindDeformFpropCall(OnStream())),
-                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    CudaDeformFpropExecute, FpropStages::Execute,
+    WithConfig(DeformAttributes(BindDeformFpropArrays(OnStream()))),
+    {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformDgradExecute, DgradStages::Execute,
                               WithConfig(BindDeformDgrad(OnStream())),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformWgradExecute, WgradStages::Execute,
                               WithConfig(BindDeformWgrad(OnStream())),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    CudaDeformFpropInitialize, FpropStages::Initialize,
-    WithConfig(BindDeformFpropCall(ffi::Ffi::BindInitialize())));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDeformFpropInitialize,
+                              FpropStages::Initialize,
+                              WithConfig(DeformAttributes(BindDeformFpropArrays(
+                                  ffi::Ffi::BindInitialize()))));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     CudaDeformDgradInitialize, DgradStages::Initialize,
     WithConfig(BindDeformDgrad(ffi::Ffi::BindInitialize())));

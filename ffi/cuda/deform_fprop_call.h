@@ -73,17 +73,18 @@ inline ffi::Error CheckDeformFpropCall(const ConvGeometry& g,
   return CheckSize("fprop", g, "mask", b.mask, entries);
 }
 
+// Arguments and y.
 template <typename Binding>
-auto BindDeformFpropCall(Binding&& binding) {
-  return DeformAttributes(std::forward<Binding>(binding)
-                              .template Arg<ffi::AnyBuffer>(/*x*/)
-                              .template Arg<ffi::AnyBuffer>(/*cells*/)
-                              .template Arg<ffi::AnyBuffer>(/*corners*/)
-                              .template Arg<ffi::AnyBuffer>(/*offset*/)
-                              .template Arg<ffi::AnyBuffer>(/*mask*/)
-                              .template Arg<ffi::AnyBuffer>(/*w*/)
-                              .template Arg<ffi::AnyBuffer>(/*bias*/)
-                              .template Ret<ffi::AnyBuffer>(/*y*/));
+auto BindDeformFpropArrays(Binding&& binding) {
+  return std::forward<Binding>(binding)
+      .template Arg<ffi::AnyBuffer>(/*x*/)
+      .template Arg<ffi::AnyBuffer>(/*cells*/)
+      .template Arg<ffi::AnyBuffer>(/*corners*/)
+      .template Arg<ffi::AnyBuffer>(/*offset*/)
+      .template Arg<ffi::AnyBuffer>(/*mask*/)
+      .template Arg<ffi::AnyBuffer>(/*w*/)
+      .template Arg<ffi::AnyBuffer>(/*bias*/)
+      .template Ret<ffi::AnyBuffer>(/*y*/);
 }
 
 }  // namespace jax_convbatch

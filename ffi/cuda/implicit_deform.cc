@@ -69,8 +69,8 @@ ffi::Error Run(const DeformFpropBuffers& b, const ConvGeometry& g,
 ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer cells,
                    ffi::AnyBuffer corners, ffi::AnyBuffer offset,
                    ffi::AnyBuffer mask, ffi::AnyBuffer w, ffi::AnyBuffer bias,
-                   ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer>,
-                   ConvGeometry g, int64_t /*slice*/, int64_t precision,
+                   ffi::Result<ffi::AnyBuffer> y, ConvGeometry g,
+                   int64_t /*slice*/, int64_t precision,
                    int64_t offset_groups) {
   return Run({x, cells, corners, offset, mask, w, bias, *y}, g,
              {1, precision, offset_groups}, hopper::Stage::kLaunch, stream);
@@ -81,8 +81,7 @@ ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                       ffi::AnyBuffer corners, ffi::AnyBuffer offset,
                       ffi::AnyBuffer mask, ffi::AnyBuffer w,
                       ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y,
-                      ffi::Result<ffi::AnyBuffer>, ConvGeometry g,
-                      int64_t /*slice*/, int64_t precision,
+                      ConvGeometry g, int64_t /*slice*/, int64_t precision,
                       int64_t offset_groups) {
   return Run({x, cells, corners, offset, mask, w, bias, *y}, g,
              {1, precision, offset_groups}, hopper::Stage::kPrepare, nullptr);
@@ -92,10 +91,11 @@ ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     ImplicitDeformFpropExecute, Execute,
-    BindDeformFpropCall(
-        ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    DeformOptionsOf(BindDeformFpropArrays(
+        ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>())),
     {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize, Initialize,
-                              BindDeformFpropCall(ffi::Ffi::BindInitialize()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    ImplicitDeformFpropInitialize, Initialize,
+    DeformOptionsOf(BindDeformFpropArrays(ffi::Ffi::BindInitialize())));
 
 }  // namespace jax_convbatch

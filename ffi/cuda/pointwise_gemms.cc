@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "cuda/hopper/columns.h"
+
 namespace jax_convbatch {
 namespace {
 
@@ -15,25 +17,6 @@ hopper::Op OpOf(Operation operation) {
     default:
       return hopper::Op::kWgrad;
   }
-}
-
-// The rule's plan, but for images so small that tiles of 128 x 64 are one wave:
-// sums of columns are long, and small tiles read them too often.
-std::optional<hopper::Plan> PlanProduct(hopper::Op op, const ConvGeometry& g,
-                                        hopper::Type type,
-                                        int multiprocessors) {
-  auto plan = hopper::PlanPath(op, g, type, multiprocessors);
-  if (!plan || op != hopper::Op::kFprop || type != hopper::Type::kTf32 ||
-      plan->path != hopper::Path::kCopies) {
-    return plan;
-  }
-  const int64_t tiles =
-      (g.N * g.output_pixels() + 127) / 128 * ((g.K + 63) / 64);
-  if (tiles <= multiprocessors && 4 * tiles >= 3 * multiprocessors) {
-    plan->tile_m = 128;
-    plan->tile_n = 64;
-  }
-  return plan;
 }
 
 }  // namespace
@@ -61,16 +44,32 @@ ConvGeometry PointwiseGemms::Images(int64_t samples) const {
   return images;
 }
 
+bool PointwiseGemms::Transposes() const {
+  if (operation_ != hopper::Op::kFprop || type_ != hopper::Type::kTf32) {
+    return false;
+  }
+  const auto plan =
+      hopper::PlanPath(operation_, Images(1), type_, multiprocessors_);
+  return plan && plan->path == hopper::Path::kCopies;
+}
+
 int64_t PointwiseGemms::Workspace(int64_t slice) const {
+  if (Transposes()) return g_.w_size() * int64_t{sizeof(float)};
   int64_t bytes = 0;
   for (const int64_t samples : {slice, g_.N % slice}) {
     if (samples == 0) continue;
     const auto plan =
-        PlanProduct(operation_, Images(samples), type_, multiprocessors_);
+        hopper::PlanPath(operation_, Images(samples), type_, multiprocessors_);
     if (!plan) return -1;
     bytes = std::max(bytes, plan->workspace);
   }
   return bytes;
+}
+
+Transposition PointwiseGemms::Filter(const void* w, void* workspace) const {
+  if (!Transposes()) return {};
+  return {static_cast<const float*>(w), static_cast<float*>(workspace),
+          static_cast<int>(g_.column_size()), static_cast<int>(g_.K)};
 }
 
 cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
@@ -78,7 +77,19 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
                                 const void* rhs, const void* bias, void* result,
                                 void* workspace) const {
   const ConvGeometry images = Images(samples);
-  const auto plan = PlanProduct(operation_, images, type_, multiprocessors_);
+  if (Transposes()) {
+    const hopper::ColumnsCall call = {
+        images,
+        hopper::PlanColumns(images, multiprocessors_),
+        static_cast<const float*>(lhs),
+        static_cast<const float*>(workspace),
+        static_cast<const float*>(bias),
+        static_cast<float*>(result),
+    };
+    return hopper::MultiplyColumns(call, stage, stream);
+  }
+  const auto plan =
+      hopper::PlanPath(operation_, images, type_, multiprocessors_);
   if (!plan) return cudaErrorInvalidValue;
   hopper::ConvCall call = {images, type_, *plan, lhs, rhs, result, workspace};
   hopper::Epilogue epilogue{};

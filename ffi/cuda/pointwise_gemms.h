@@ -12,6 +12,7 @@
 #include "conv_geometry.h"
 #include "cuda/conv_call.h"
 #include "cuda/hopper/paths.h"
+#include "cuda/sampling.h"
 
 namespace jax_convbatch {
 
@@ -24,6 +25,9 @@ class PointwiseGemms {
   // run.
   int64_t Workspace(int64_t slice) const;
 
+  // What must be transposed into the workspace before fprop; or nothing.
+  Transposition Filter(const void* w, void* workspace) const;
+
   // fprop: y from columns and w, plus the bias if there is one. dgrad: columns
   // from dy and w. wgrad: dw of these samples from columns and dy. kPrepare
   // does all but the launch.
@@ -33,6 +37,8 @@ class PointwiseGemms {
 
  private:
   ConvGeometry Images(int64_t samples) const;
+  // Whether fprop takes its filter transposed.
+  bool Transposes() const;
 
   hopper::Op operation_;
   const ConvGeometry& g_;

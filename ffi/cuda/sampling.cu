@@ -78,15 +78,52 @@ __device__ void StoreOnce(Vector<T, kVector>* to,
   }
 }
 
+// A square of a matrix to transpose is the work of a block.
+constexpr int kSquare = 32;
+
+int64_t Squares(const Transposition& matrix) {
+  auto squares = [](int n) { return (n + kSquare - 1) / kSquare; };
+  return int64_t{squares(matrix.rows)} * squares(matrix.columns);
+}
+
+__device__ void TransposeSquare(const Transposition& matrix,
+                                float (*square)[kSquare + 1]) {
+  const int across = (matrix.columns + kSquare - 1) / kSquare;
+  const int row = blockIdx.x / across * kSquare;
+  const int column = blockIdx.x % across * kSquare;
+  const int x = threadIdx.x % kSquare;
+#pragma unroll
+  for (int y = threadIdx.x / kSquare; y < kSquare; y += kThreads / kSquare) {
+    if (row + y < matrix.rows && column + x < matrix.columns) {
+      square[y][x] =
+          matrix.from[int64_t{row + y} * matrix.columns + column + x];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int y = threadIdx.x / kSquare; y < kSquare; y += kThreads / kSquare) {
+    if (row + x < matrix.rows && column + y < matrix.columns) {
+      matrix.to[int64_t{column + y} * matrix.rows + row + x] = square[x][y];
+    }
+  }
+}
+
+// The first `squares` blocks transpose.
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     SampleKernel(const __grid_constant__ SamplingShape s,
                  const __grid_constant__ Positions positions,
+                 const __grid_constant__ Transposition matrix, int squares,
                  const Vector<T, kVector>* __restrict__ x,
                  Vector<T, kVector>* __restrict__ columns) {
   using A = Accumulator<T>;
   __shared__ SampleTable<A> table;
-  const BlockWork work(s);
+  if (static_cast<int>(blockIdx.x) < squares) {
+    static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
+    TransposeSquare(matrix, reinterpret_cast<float (*)[kSquare + 1]>(&table));
+    return;
+  }
+  const BlockWork work(s, blockIdx.x - squares);
   const int lane = threadIdx.x & (s.lanes - 1);
   const int group = threadIdx.x / s.lanes, groups = kThreads / s.lanes;
   const int first_channel = work.offset_group * s.mine;
@@ -146,7 +183,7 @@ __global__ void __launch_bounds__(kGradThreads, kBlocks) CornerGradsKernel(
     Vector<Accumulator<T>, 4>* __restrict__ dcorners) {
   using A = Accumulator<T>;
   extern __shared__ int4 table[];  // pixels of kOwn entries a group, then rows
-  const BlockWork work(s);
+  const BlockWork work(s, blockIdx.x);
   const int lane = threadIdx.x & (s.lanes - 1);
   const int group = threadIdx.x / s.lanes, groups = kGradThreads / s.lanes;
   int* rows = reinterpret_cast<int*>(table + groups * kOwn);
@@ -226,17 +263,19 @@ cudaError_t Dispatch(const ConvGeometry& g, int64_t offset_groups,
 cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
                           const Sampling& at, int64_t samples,
                           xla::ffi::DataType dtype, const void* x,
-                          void* columns) {
+                          void* columns, const Transposition& matrix) {
   return Dispatch(g, at.offset_groups, dtype, [&](auto tag, auto vector) {
     using T = typename decltype(tag)::type;
     constexpr int kVector = decltype(vector)::value;
     const SamplingShape shape(g, samples, at.offset_groups, kVector,
                               /*inputs=*/false, kTile, kLanes,
                               /*most_parts=*/g.C);
+    const int64_t squares = matrix.to != nullptr ? Squares(matrix) : 0;
     SampleKernel<T, kVector>
-        <<<static_cast<unsigned>(shape.blocks), kThreads, 0, stream>>>(
-            shape, at.positions, static_cast<const Vector<T, kVector>*>(x),
-            static_cast<Vector<T, kVector>*>(columns));
+        <<<static_cast<unsigned>(squares + shape.blocks), kThreads, 0,
+           stream>>>(shape, at.positions, matrix, static_cast<int>(squares),
+                     static_cast<const Vector<T, kVector>*>(x),
+                     static_cast<Vector<T, kVector>*>(columns));
   });
 }
 

@@ -38,12 +38,20 @@ inline int64_t MaxSampled(const ConvGeometry& g, int64_t offset_groups) {
                    CellsPerSample(g, offset_groups) + 1});
 }
 
+// A matrix to transpose: from[rows, columns]; none where `to` is null.
+struct Transposition {
+  const float* from = nullptr;
+  float* to = nullptr;
+  int rows = 0, columns = 0;
+};
+
 // columns (laid out as `Columns` of conv_gemms.h says, in the dtype of x) = the
-// pixels of x, by their weights.
+// pixels of x, by their weights. A matrix is transposed besides, at no cost:
+// the first-level cache is what sampling waits for.
 cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
                           const Sampling& at, int64_t samples,
                           xla::ffi::DataType dtype, const void* x,
-                          void* columns);
+                          void* columns, const Transposition& matrix = {});
 
 // Of cells: dcorners = for each corner the sum over channels of pixel times
 // column, in an order fixed by the number of channels; 0 where no pixel is

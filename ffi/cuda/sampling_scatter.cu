@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                  const Vector<Accumulator<T>, kVector>* __restrict__ columns,
                  Vector<T, kVector>* __restrict__ dx) {
   using A = Accumulator<T>;
-  const BlockWork work(s);
+  const BlockWork work(s, blockIdx.x);
   const int pixel = threadIdx.x / s.lanes, lane = threadIdx.x & (s.lanes - 1);
   const int h = work.h + pixel / s.tile.w, w = work.w + pixel % s.tile.w;
   if (h >= s.H || w >= s.W) return;

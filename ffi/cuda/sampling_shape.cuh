@@ -87,8 +87,8 @@ inline bool Vectorizes(const ConvGeometry& g, int64_t offset_groups,
 struct BlockWork {
   uint32_t part, offset_group, h, w, sample;
 
-  __device__ explicit BlockWork(const SamplingShape& s) {
-    uint32_t rest = blockIdx.x;
+  __device__ explicit BlockWork(const SamplingShape& s, uint32_t block) {
+    uint32_t rest = block;
     part = TakeDigit(s.part_radix, rest);
     offset_group = TakeDigit(s.offset_group_radix, rest);
     w = TakeDigit(s.tiles_w, rest) * s.tile.w;

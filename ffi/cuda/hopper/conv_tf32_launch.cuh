@@ -63,12 +63,6 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   if (m == 256 && n == 64) {
     return launch(Tf32Config<256, 64, 5, kWeights>(), parts);
   }
-  // For PointwiseGemms alone.
-  if constexpr (kWeights == Contiguous::kRows) {
-    if (m == 128 && n == 64) {
-      return launch(Tf32Config<128, 64, 7, kWeights>(), parts);
-    }
-  }
   if (m == 64 && n == 64) {
     return launch(Tf32Config<64, 64, 8, kWeights>(), parts);
   }

@@ -10,6 +10,12 @@
 
 namespace jax_convbatch::hopper {
 
+// [K], or null: what follows products of columns, see columns.h.
+struct ChannelBias {
+  static constexpr bool kPresent = true;
+  const float* bias;
+};
+
 template <typename Config, int kParts>
 inline constexpr Output kTf32Output = kParts > 1           ? Output::kWalk
                                       : Config::kTaps == 1 ? Output::kMatrix
@@ -51,6 +57,27 @@ class Tf32Store {
       }
       Leave(part, pixel + p, channel, channels);
     }
+  }
+
+  // The same with a bias, for filters whose rows are channels.
+  __device__ __forceinline__ void Store(
+      const ChannelBias& after, float (&acc)[Config::kBlocks][Config::kM / 2],
+      const ConvPart& part, int pixel, int channel, int channels) {
+    static_assert(Config::kWeights == Contiguous::kReduction);
+    if (after.bias != nullptr) {
+      const int row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+      for (int m = 0; m < Config::kBlocks; ++m) {
+        const int k = channel + m * 64 + row;
+        const float low = k < channels ? __ldg(after.bias + k) : 0.0f;
+        const float high = k + 8 < channels ? __ldg(after.bias + k + 8) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < Config::kM / 2; ++i) {
+          acc[m][i] += i & 2 ? high : low;
+        }
+      }
+    }
+    Store(acc, part, pixel, channel, channels);
   }
 
   // The same with an epilogue, which fprop alone has.
