@@ -60,6 +60,8 @@ EDGES = {
     "whole lines, fprop": problem(80, (30, 31), 64, 320, (1, 1)),
     "whole lines, dgrad": problem(80, (30, 31), 320, 40, (1, 1)),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
+    "16 to 32": problem(50, (14, 14), 16, 32, (3, 3), padding=SAME),
+    "32 to 32": problem(60, (9, 17), 32, 32, (3, 3), padding=((2, 0), (1, 3))),
     "sixteen": problem(3, (16, 16), 16, 16, (3, 3), padding=SAME),
     "sixteen, narrow": problem(400, (9, 7), 16, 16, (3, 3), padding=SAME),
     "sixteen, wide": problem(
@@ -295,7 +297,8 @@ def tf32(a):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "name", ["odd", "strided", "wide channels", "dilated", "sixteen"]
+    "name",
+    ["odd", "strided", "wide channels", "dilated", "16 to 32", "32 to 32", "sixteen"],
 )
 def test_f32_operands_are_rounded_to_the_nearest_tf32(hopper, name):
     case = EDGES[name]
@@ -332,6 +335,7 @@ def test_f32_is_as_accurate_as_stock(hopper):
         "1x1 strided",
         "wide channels",
         "rows of shared taps",
+        "16 to 32",
         "sixteen",
     ],
 )
@@ -341,7 +345,7 @@ def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["3x3", "strided", "many samples"])
+@pytest.mark.parametrize("name", ["3x3", "strided", "many samples", "32 to 32"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_hundred_runs_give_the_same_bits(hopper, name, dtype):
     assert_a_hundred_runs_agree(EDGES[name], dtype)

@@ -70,7 +70,6 @@ def parameters(case, x, w):
 
 # Whose paths have no epilogue of their own: a pass over y follows.
 IN_A_PASS = {
-    *((name, "float32") for name in EDGES if "sixteen" in name),
     ("negative", "float32"),
     *((name, dtype) for name in EDGES for dtype in DTYPES[:2] if "shared" in name),
 }

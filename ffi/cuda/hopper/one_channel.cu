@@ -9,10 +9,6 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// Blocks of a multiprocessor: of wgrad those that run at once, as each has sums
-// to add; of the others more, so that the last wave is short.
-constexpr int kBlocks = 12, kWgradBlocks = 3;
-
 int64_t PixelsOf(Op op, const ConvGeometry& g) {
   return op == Op::kDgrad ? g.N * g.H * g.W : g.N * g.P * g.Q;
 }
@@ -28,7 +24,7 @@ int64_t Blocks(Op op, const ConvGeometry& g, int multiprocessors) {
   const int64_t at_once = kOneThreads / (g.K / 4) * Cols(op, g);
   return std::clamp<int64_t>(
       PixelsOf(op, g) / at_once, 1,
-      int64_t{multiprocessors} * (op == Op::kWgrad ? kWgradBlocks : kBlocks));
+      int64_t{multiprocessors} * OneChannelBlocks(static_cast<int>(g.R)));
 }
 
 OneChannelProblem MakeProblem(Op op, const ConvCall& call, int blocks) {

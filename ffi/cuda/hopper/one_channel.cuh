@@ -18,6 +18,8 @@
 namespace jax_convbatch::hopper {
 
 inline constexpr int kOneThreads = 256;
+// Blocks of a multiprocessor; registers hold no more.
+constexpr int OneChannelBlocks(int taps) { return taps == 3 ? 2 : 1; }
 
 struct OneChannelProblem {
   const float *x, *w, *y;  // y: dy, where it is read
@@ -115,7 +117,7 @@ __device__ __forceinline__ void MultiplyAdd(float4& sum, float x, float4 w) {
 }
 
 template <int kTaps, int kCols>
-__global__ void __launch_bounds__(kOneThreads)
+__global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
     OneChannelFprop(const __grid_constant__ OneChannelProblem p,
                     const __grid_constant__ Epilogue e) {
   const OneChannelThread thread(p);
@@ -172,7 +174,7 @@ __global__ void __launch_bounds__(kOneThreads)
 
 // Of stride 1.
 template <int kTaps, int kCols>
-__global__ void __launch_bounds__(kOneThreads)
+__global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
     OneChannelDgrad(const __grid_constant__ OneChannelProblem p) {
   constexpr int kWindow = kTaps + kCols - 1;
   const OneChannelThread thread(p);
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(kOneThreads)
 
 // out: [blocks, taps, K], each block's own sums.
 template <int kTaps, int kCols>
-__global__ void __launch_bounds__(kOneThreads)
+__global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
     OneChannelWgrad(const __grid_constant__ OneChannelProblem p) {
   constexpr int kWarps = kOneThreads / 32;
   extern __shared__ float4 sums[];  // [warps, taps, quads]

@@ -6,6 +6,7 @@
 #include "cuda/hopper/pad_plan.h"
 #include "cuda/hopper/patch_plan.h"
 #include "cuda/hopper/small_plan.h"
+#include "cuda/hopper/small_wgrad.h"
 #include "cuda/hopper/strip_plan.h"
 #include "cuda/hopper/sweep_plan.h"
 
@@ -25,7 +26,7 @@ std::optional<Plan> PlanSmall(Op op, const ConvGeometry& g,
     case Op::kDgrad:
       return PlanSmallDgrad(g, multiprocessors);
     default:
-      return std::nullopt;
+      return PlanSmallWgrad(g, multiprocessors);
   }
 }
 
@@ -95,6 +96,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
   switch (plan.path) {
     case Path::kCopies:
+    case Path::kSmall:
     case Path::kOneChannel:
       return true;
     case Path::kPads:
@@ -144,8 +146,14 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
           return StripWgrad(call, stage, stream);
       }
     case Path::kSmall:
-      return op == Op::kFprop ? SmallFprop(call, stage, stream)
-                              : SmallDgrad(call, stage, stream);
+      switch (op) {
+        case Op::kFprop:
+          return SmallFprop(call, stage, stream);
+        case Op::kDgrad:
+          return SmallDgrad(call, stage, stream);
+        default:
+          return SmallWgrad(call, stage, stream);
+      }
     case Path::kPatches:
       return PatchDgrad(call, stage, stream);
     case Path::kOneChannel:

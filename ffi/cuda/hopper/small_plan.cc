@@ -13,20 +13,22 @@ constexpr int64_t kAtOnce = 4;
 std::optional<Plan> MakePlan(const ConvGeometry& g, const SmallShape& shape,
                              int multiprocessors) {
   constexpr int64_t kShared = 110 << 10, kMost = int64_t{1} << 31;
-  if (g.C != 16 || g.K != 16 || g.stride.h != 1 || g.stride.w != 1 ||
-      g.taps() == 1) {
+  auto is_small = [](int64_t channels) {
+    return channels == 16 || channels == 32;
+  };
+  const bool sixteen = g.C == 16 && g.K == 16;
+  if (!is_small(g.C) || !is_small(g.K) || g.stride.h != 1 || g.stride.w != 1 ||
+      (sixteen ? g.taps() == 1 : g.R != 3 || g.S != 3)) {
     return std::nullopt;
   }
   const SmallTiles least = {4, 8}, narrow = {8, 8}, wide = {8, 16};
   if (shape.shared_bytes(wide) > kShared ||
-      shape.in_h * shape.in_w * 16 >= kMost ||
-      shape.out_h * shape.out_w * 16 >= kMost || shape.tiles(least) >= kMost) {
+      shape.in_h * shape.in_w * 32 >= kMost ||
+      shape.out_h * shape.out_w * 32 >= kMost || shape.tiles(least) >= kMost) {
     return std::nullopt;
   }
-  const SmallTiles tiles = shape.tiles(least) <= kAtOnce * multiprocessors
-                               ? least
-                           : shape.out_w <= 8 ? narrow
-                                              : wide;
+  const bool few = sixteen && shape.tiles(least) <= kAtOnce * multiprocessors;
+  const SmallTiles tiles = few ? least : shape.out_w <= 8 ? narrow : wide;
   return Plan{tiles.rows * tiles.cols, static_cast<int>(shape.out_c),
               multiprocessors, 0, Path::kSmall};
 }

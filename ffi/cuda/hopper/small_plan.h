@@ -1,4 +1,4 @@
-// f32 convolutions of 16 channels to 16. Host only.
+// f32 convolutions of 16 or 32 channels to as many. Host only.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_PLAN_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_PLAN_H_
 

@@ -1,4 +1,4 @@
-// A convolution as the kernels for 16 channels see it. Host only.
+// A convolution as the kernels for 16 and 32 channels see it. Host only.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_SHAPE_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_SHAPE_H_
 

@@ -37,26 +37,33 @@ cudaError_t Launch(const ConvCall& call, const SmallShape& shape, Stage stage,
   p.down = FastDivmod<uint32_t>(shape.down(tiles));
   p.tiles = static_cast<int>(shape.tiles(tiles));
   // As many as shared memory holds at once.
-  constexpr int kMultiprocessor = 224 << 10, kMost = 8;
-  const int each = std::min(kMost, kMultiprocessor / (bytes + 1024));
+  constexpr int kMultiprocessor = 224 << 10;
+  const int each =
+      std::min(Config::kResident, kMultiprocessor / (bytes + 1024));
+  Epilogue epilogue{};
+  epilogue.activation = Activation::kIdentity;
+  if (call.epilogue != nullptr) epilogue = *call.epilogue;
   kernel<<<std::min(p.tiles, call.plan.blocks * each), kSmallThreads, bytes,
-           stream>>>(p);
+           stream>>>(p, epilogue);
   return cudaGetLastError();
 }
 
-template <int kTaps, bool kFlipped>
+template <int kIn, int kOut, int kTaps, bool kFlipped>
 cudaError_t Run(const ConvCall& call, const SmallShape& shape, Stage stage,
                 cudaStream_t stream) {
   switch (call.plan.tile_m) {
     case 32:
-      return Launch<SmallConfig<4, 8, kTaps, kFlipped>>(call, shape, stage,
-                                                        stream);
+      if constexpr (kIn + kOut == 32) {
+        return Launch<SmallConfig<kIn, kOut, 4, 8, kTaps, kFlipped>>(
+            call, shape, stage, stream);
+      }
+      return cudaErrorInvalidValue;
     case 64:
-      return Launch<SmallConfig<8, 8, kTaps, kFlipped>>(call, shape, stage,
-                                                        stream);
+      return Launch<SmallConfig<kIn, kOut, 8, 8, kTaps, kFlipped>>(
+          call, shape, stage, stream);
     case 128:
-      return Launch<SmallConfig<8, 16, kTaps, kFlipped>>(call, shape, stage,
-                                                         stream);
+      return Launch<SmallConfig<kIn, kOut, 8, 16, kTaps, kFlipped>>(
+          call, shape, stage, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -65,9 +72,18 @@ cudaError_t Run(const ConvCall& call, const SmallShape& shape, Stage stage,
 template <bool kFlipped>
 cudaError_t Run(const ConvCall& call, const SmallShape& shape, Stage stage,
                 cudaStream_t stream) {
-  return shape.taps_h == 3 && shape.taps_w == 3
-             ? Run<3, kFlipped>(call, shape, stage, stream)
-             : Run<0, kFlipped>(call, shape, stage, stream);
+  switch (shape.in_c * 100 + shape.out_c) {
+    case 1632:
+      return Run<16, 32, 3, kFlipped>(call, shape, stage, stream);
+    case 3216:
+      return Run<32, 16, 3, kFlipped>(call, shape, stage, stream);
+    case 3232:
+      return Run<32, 32, 3, kFlipped>(call, shape, stage, stream);
+    default:
+      return shape.taps_h == 3 && shape.taps_w == 3
+                 ? Run<16, 16, 3, kFlipped>(call, shape, stage, stream)
+                 : Run<16, 16, 0, kFlipped>(call, shape, stage, stream);
+  }
 }
 
 }  // namespace

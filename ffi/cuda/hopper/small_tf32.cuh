@@ -1,10 +1,11 @@
-// fprop and dgrad of f32 with 16 channels on both sides, multiplied as TF32:
-// layers whose time is what a kernel takes to begin and to end. Tiles of
-// the image and the whole filter come to shared memory by ordinary loads, all
-// in flight at once and rounded on the way, and warps multiply by themselves
-// (mma.sync): no descriptors to fetch, no roles, one barrier a tile.
+// fprop and dgrad of f32 with 16 or 32 channels on either side, multiplied as
+// TF32: small layers, whose time is what a kernel takes to begin and to end,
+// and those that would not fill larger tiles. Tiles of the image and the whole
+// filter come to shared memory by ordinary loads, all in flight at once and
+// rounded on the way, and warps multiply by themselves (mma.sync): no
+// descriptors to fetch, no roles, one barrier a tile.
 //
-// A product of 16 rows is 2 x 8 pixels. Of a pixel's 16 channels a lane takes
+// A product of 16 rows is 2 x 8 pixels. Of 16 channels of a pixel a lane takes
 // four neighbouring ones, by one load, for two multiplications; so both
 // operands permute the reduction in the same way.
 //
@@ -13,6 +14,8 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_TF32_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_TF32_CUH_
 
+#include "activation_math.h"
+#include "cuda/hopper/epilogue.h"
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/small_problem.h"
 
@@ -23,18 +26,21 @@ inline constexpr int kSmallThreads = 128;
 // Tiles of kRows x kCols pixels. kFlipped: dgrad, which takes the taps from the
 // last and the filter with its channels' roles exchanged. kTaps: of each side
 // of the filter, or 0, any.
-template <int kRows_, int kCols_, int kTaps_, bool kFlipped_>
+template <int kIn_, int kOut_, int kRows_, int kCols_, int kTaps_,
+          bool kFlipped_>
 struct SmallConfig {
-  static constexpr int kIn = 16, kOut = 16, kTaps = kTaps_;
+  static constexpr int kIn = kIn_, kOut = kOut_, kTaps = kTaps_;
   static constexpr int kRows = kRows_, kCols = kCols_;
   static constexpr bool kFlipped = kFlipped_;
-  // Words of a pixel in shared memory: two neighbours fill all banks.
-  static constexpr int kPixel = kIn;
+  // Words of a pixel in shared memory, and sixteens of channels.
+  static constexpr int kPixel = kIn, kParts = kIn / 16;
   // Products, and how the four warps share them.
   static constexpr int kProducts = kRows / 2 * (kCols / 8);
   static constexpr int kAcross = kProducts < 4 ? 4 / kProducts : 1;
   static constexpr int kEach = kProducts * kAcross / 4;  // a warp's products
   static constexpr int kBlocks = kOut / 8 / kAcross;     // by 8 channels
+  // Thread blocks of a multiprocessor, at most.
+  static constexpr int kResident = kIn == 32 ? 3 : kOut == 32 ? 4 : 8;
   static_assert(kBlocks * kAcross * 8 == kOut && kEach * 4 / kAcross > 0);
 };
 
@@ -60,15 +66,24 @@ __device__ __forceinline__ void MultiplyTf32(float (&sum)[4], float a0,
         "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// [tap][8 outputs][lane][4 inputs].
+// Where four channels of a pixel of a tile lie: two neighbouring pixels'
+// sixteen channels fill all banks, also where there are more.
+template <typename Config>
+__device__ __forceinline__ int ChunkAt(int pixel, int chunk) {
+  const int other = Config::kParts > 1 ? pixel % 2 * 4 : 0;
+  return pixel * Config::kPixel + (chunk ^ other) * 4;
+}
+
+// [tap][16 inputs][8 outputs][lane][4 inputs].
 template <typename Config>
 __device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
                                                 float* to) {
   constexpr int kIn = Config::kIn, kOut = Config::kOut;
   const int taps = problem.taps_h * problem.taps_w;
   auto at = [](int tap, int in, int out) {
-    const int lane = out % 8 * 4 + in / 4;
-    return ((tap * (kOut / 8) + out / 8) * 32 + lane) * 4 + in % 4;
+    const int lane = out % 8 * 4 + in % 16 / 4;
+    const int part = tap * Config::kParts + in / 16;
+    return ((part * (kOut / 8) + out / 8) * 32 + lane) * 4 + in % 4;
   };
 #pragma unroll 4
   for (int i = threadIdx.x; i < taps * kIn * kOut / 4; i += kSmallThreads) {
@@ -125,12 +140,68 @@ __device__ __forceinline__ void LoadSmallTile(const SmallProblem& problem,
       v = RoundTf32(__ldg(reinterpret_cast<const float4*>(
           image + (h * problem.in_w + w) * Config::kIn + chunk * 4)));
     }
-    *reinterpret_cast<float4*>(to + pixel * Config::kPixel + chunk * 4) = v;
+    *reinterpret_cast<float4*>(to + ChunkAt<Config>(pixel, chunk)) = v;
+  }
+}
+
+// Two neighbouring channels.
+__device__ __forceinline__ float2 LoadTwoOf(const void* from, int64_t at,
+                                            float none) {
+  return from == nullptr ? make_float2(none, none)
+                         : __ldg(reinterpret_cast<const float2*>(
+                               static_cast<const float*>(from) + at));
+}
+
+// Stores a lane's channels of a pixel, two of each 8, from element `at` of the
+// result on and channel `channel`; four lanes share the pixel and all call.
+template <int kBlocks>
+__device__ __forceinline__ void StoreSmall(const SmallProblem& problem,
+                                           const Epilogue& e, bool is_there,
+                                           int64_t at, int channel,
+                                           float2 (&v)[kBlocks]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    const float2 scale = LoadTwoOf(e.scale, channel + j * 8, 1.0f);
+    const float2 bias = LoadTwoOf(e.bias, channel + j * 8, 0.0f);
+    v[j] = make_float2(fmaf(v[j].x, scale.x, bias.x),
+                       fmaf(v[j].y, scale.y, bias.y));
+    if (!is_there) continue;
+    if (e.residual != nullptr) {
+      const float2 add = LoadTwoOf(e.residual, at + j * 8, 0.0f);
+      v[j] = make_float2(v[j].x + add.x, v[j].y + add.y);
+    }
+    if (e.z != nullptr) {
+      *reinterpret_cast<float2*>(static_cast<float*>(e.z) + at + j * 8) = v[j];
+    }
+  }
+  DispatchActivation(e.activation, [&](auto tag) {
+    constexpr Activation kActivation = decltype(tag)::value;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      v[j] = make_float2(Activate(kActivation, v[j].x),
+                         Activate(kActivation, v[j].y));
+    }
+  });
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    if (is_there) *reinterpret_cast<float2*>(problem.out + at + j * 8) = v[j];
+    bits |= ((v[j].x > 0) | (v[j].y > 0) << 1) << (8 * j);
+  }
+  if (e.signs == nullptr) return;
+  bits <<= threadIdx.x % 4 * 2;
+  bits |= __shfl_xor_sync(~0u, bits, 1);
+  bits |= __shfl_xor_sync(~0u, bits, 2);
+  if (!is_there || threadIdx.x % 4 != 0) return;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    e.signs[at / 8 + j] = static_cast<uint8_t>(bits >> (8 * j));
   }
 }
 
 template <typename Config>
 __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
+                                                 const Epilogue& epilogue,
                                                  const SmallTile& tile,
                                                  const float* filter,
                                                  const float* in) {
@@ -149,7 +220,6 @@ __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
     rows[m] = product / (Config::kCols / 8) * 2;
     cols[m] = product % (Config::kCols / 8) * 8 + lane / 4;
   }
-  const int row_words = problem.tile_in_w * Config::kPixel;
   const float4* weights =
       reinterpret_cast<const float4*>(filter) + first_block * 32 + lane;
   const int taps_h = Config::kTaps == 0 ? problem.taps_h : Config::kTaps;
@@ -158,53 +228,67 @@ __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
   for (int r = 0; r < taps_h; ++r) {
 #pragma unroll
     for (int s = 0; s < taps_w; ++s) {
-      const float* const at = in + r * problem.dilation_h * row_words +
-                              s * problem.dilation_w * Config::kPixel +
-                              lane % 4 * 4;
-      float4 b[kBlocks];
+      const int tap =
+          r * problem.dilation_h * problem.tile_in_w + s * problem.dilation_w;
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) b[j] = weights[j * 32];
-      weights += kOut / 8 * 32;
+      for (int part = 0; part < Config::kParts; ++part) {
+        const int chunk = part * 4 + lane % 4;
+        float4 b[kBlocks];
 #pragma unroll
-      for (int m = 0; m < Config::kEach; ++m) {
-        const float* const pixel =
-            at + rows[m] * row_words + cols[m] * Config::kPixel;
-        const float4 low = *reinterpret_cast<const float4*>(pixel);
-        const float4 high = *reinterpret_cast<const float4*>(pixel + row_words);
+        for (int j = 0; j < kBlocks; ++j) b[j] = weights[j * 32];
+        weights += kOut / 8 * 32;
 #pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-          MultiplyTf32(sums[0][m][j], low.x, high.x, low.y, high.y, b[j].x,
-                       b[j].y);
-          MultiplyTf32(sums[1][m][j], low.z, high.z, low.w, high.w, b[j].z,
-                       b[j].w);
+        for (int m = 0; m < Config::kEach; ++m) {
+          const int pixel = rows[m] * problem.tile_in_w + cols[m] + tap;
+          const float4 low = *reinterpret_cast<const float4*>(
+              in + ChunkAt<Config>(pixel, chunk));
+          const float4 high = *reinterpret_cast<const float4*>(
+              in + ChunkAt<Config>(pixel + problem.tile_in_w, chunk));
+#pragma unroll
+          for (int j = 0; j < kBlocks; ++j) {
+            MultiplyTf32(sums[0][m][j], low.x, high.x, low.y, high.y, b[j].x,
+                         b[j].y);
+            MultiplyTf32(sums[1][m][j], low.z, high.z, low.w, high.w, b[j].z,
+                         b[j].w);
+          }
         }
       }
     }
   }
-  float* const image =
-      problem.out + int64_t{tile.image} * problem.out_h * problem.out_w * kOut;
+  const int64_t image = int64_t{tile.image} * problem.out_h * problem.out_w;
+  const int channel = first_block * 8 + lane % 4 * 2;
 #pragma unroll
   for (int m = 0; m < Config::kEach; ++m) {
     const int w = tile.col + cols[m];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int h = tile.row + rows[m] + half;
-      if (h >= problem.out_h || w >= problem.out_w) continue;
-      float* const to = image + (h * problem.out_w + w) * kOut +
-                        first_block * 8 + lane % 4 * 2;
+      const bool is_there = h < problem.out_h && w < problem.out_w;
+      const int64_t at = (image + h * problem.out_w + w) * kOut + channel;
+      float2 v[kBlocks];
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
-        *reinterpret_cast<float2*>(to + j * 8) = make_float2(
-            sums[0][m][j][half * 2] + sums[1][m][j][half * 2],
-            sums[0][m][j][half * 2 + 1] + sums[1][m][j][half * 2 + 1]);
+        const int i = half * 2;
+        v[j] = make_float2(sums[0][m][j][i] + sums[1][m][j][i],
+                           sums[0][m][j][i + 1] + sums[1][m][j][i + 1]);
+      }
+      if constexpr (!Config::kFlipped) {
+        StoreSmall(problem, epilogue, is_there, at, channel, v);
+      } else if (is_there) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          *reinterpret_cast<float2*>(problem.out + at + j * 8) = v[j];
+        }
       }
     }
   }
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kSmallThreads)
-    SmallKernel(const __grid_constant__ SmallProblem problem) {
+__global__ void __launch_bounds__(kSmallThreads,
+                                  Config::kResident > 4 ? 1 : Config::kResident)
+    SmallKernel(const __grid_constant__ SmallProblem problem,
+                const __grid_constant__ Epilogue epilogue) {
   extern __shared__ float small_shared[];
   float* const filter = small_shared;
   float* const in = small_shared + problem.taps_h * problem.taps_w *
@@ -215,7 +299,7 @@ __global__ void __launch_bounds__(kSmallThreads)
     if (t != static_cast<int>(blockIdx.x)) __syncthreads();
     LoadSmallTile<Config>(problem, tile, in);
     __syncthreads();
-    ComputeSmallTile<Config>(problem, tile, filter, in);
+    ComputeSmallTile<Config>(problem, epilogue, tile, filter, in);
   }
 }
 
