@@ -38,11 +38,15 @@ struct ConvConfig {
   static constexpr int kStageBytes =
       kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
   static constexpr int kTileBytes = kM * kN * 2;  // of the output
+  static constexpr int kIssuers = kResident > 0 ? 1 : 2;  // that fill a stage
   // What one warpgroup multiplies, and the warps that use a stage.
   static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
   static constexpr int kWarps =
       (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
 };
+
+// Stages that are copied before all barriers stand.
+inline constexpr int kFirstStages = 2;
 
 // A tile of so many stages is bound by the tensor cores, not by its stores.
 inline constexpr int kPacedIterations = 4;
@@ -55,8 +59,20 @@ struct ConvBarriers {
   uint64_t residual[Config::kStores];  // it is in the buffer
   uint64_t resident;                   // the weights that stay are there
 
-  __device__ void Init() {  // by one thread
-    ring.Init(Config::kResident > 0 ? 1 : 2, Config::kWarps);
+  // Of the first stages, and of all else; each by one thread.
+  __device__ void InitFirst() {
+    for (int i = 0; i < kFirstStages; ++i) {
+      BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
+    }
+    FenceBarrierInit();
+  }
+  __device__ void Init() {
+    for (int i = 0; i < Config::kStages; ++i) {
+      if (i >= kFirstStages) {
+        BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
+      }
+      BarrierInit(SharedAddress(&ring.empty[i]), Config::kWarps);
+    }
     BarrierInit(SharedAddress(&resident), 1);
     stores.Init(Config::kWarps);
     for (uint64_t& barrier : turn) {

@@ -24,9 +24,43 @@
 
 namespace jax_convbatch::hopper {
 
+// Where the next stage of a tile comes from: a tap, a block of channels, and
+// for the input the base pixel of the tile's first pixel.
+struct StageWalk {
+  int w, h, image;
+  int r = 0, s = 0, block = 0;
+
+  __device__ StageWalk(const ConvPart& part, int pixel) {
+    const int row = pixel / part.cols;
+    image = row / part.rows;
+    w = part.input_w + (pixel - row * part.cols) * part.input_step_w;
+    h = part.input_h + (row - image * part.rows) * part.input_step_h;
+  }
+
+  __device__ void Advance(const ConvPart& part, int channel_blocks) {
+    if (++block == channel_blocks) {
+      block = 0;
+      if (++s == part.taps_w.count) {
+        s = 0;
+        ++r;
+      }
+    }
+  }
+};
+
 // One thread issues the input's copies, one in another warp the weights': it
 // helps small tiles, which are bound by how fast copies are issued.
 enum class Operand { kInput, kWeights };
+
+template <typename Config>
+__device__ __forceinline__ void CopyInput(const ConvPart& part,
+                                          const StageWalk& walk, uint32_t to,
+                                          uint32_t full) {
+  BarrierArriveExpect(full, Config::kInputBytes);
+  LoadIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h, walk.image,
+             walk.s * part.taps_w.offset_step,
+             walk.r * part.taps_h.offset_step);
+}
 
 template <typename Config, int kParts>
 __device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
@@ -43,6 +77,19 @@ __device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
   }
 }
 
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
+                                            const ConvTile& tile,
+                                            const StageWalk& walk, uint32_t to,
+                                            uint32_t full) {
+  const ConvPart& part = *tile.part;
+  BarrierArriveExpect(full, Config::kWeightBytes);
+  const int tap = (part.taps_h.tap + walk.r * part.taps_h.tap_step) *
+                      problem.filter_width +
+                  part.taps_w.tap + walk.s * part.taps_w.tap_step;
+  LoadWeights<Config>(problem, to, full, walk.block, tile.channel, tap);
+}
+
 // Of a filter of one tap.
 template <typename Config, int kParts>
 __device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
@@ -56,46 +103,54 @@ __device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
   }
 }
 
+// Copies the first stages of a block's first tile, by one thread and before the
+// block's other barriers stand: a short launch waits for its first copy. The
+// code stands first in the kernel, as a jump waits for its instructions.
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyFirstStages(
+    const ConvProblem<kParts>& problem, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers) {
+  const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
+  StageWalk walk(*tile.part, tile.pixel);
+#pragma unroll
+  for (int i = 0; i < kFirstStages; ++i) {
+    if (i >= tile.iterations) return;
+    const uint32_t full = SharedAddress(&barriers.full[i]);
+    const uint32_t input = ring + i * Config::kStageBytes;
+    CopyInput<Config>(*tile.part, walk, input, full);
+    if constexpr (Config::kResident == 0) {
+      CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
+                          full);
+    }
+    walk.Advance(*tile.part, problem.channel_blocks);
+  }
+}
+
+// All other stages.
 template <typename Config, Operand kOperand, int kParts>
 __device__ __forceinline__ void IssueCopies(
     const ConvProblem<kParts>& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
+  int copied = kFirstStages;
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
-    const ConvPart& part = *tile.part;
-    const int row = tile.pixel / part.cols;
-    const int image = row / part.rows;
-    const int w =
-        part.input_w + (tile.pixel - row * part.cols) * part.input_step_w;
-    const int h = part.input_h + (row - image * part.rows) * part.input_step_h;
-
-    int r = 0, s = 0, block = 0;
+    StageWalk walk(*tile.part, tile.pixel);
     for (int i = 0; i < tile.iterations; ++i) {
-      const uint32_t full = SharedAddress(&barriers.full[at.stage]);
-      const uint32_t input = ring + at.stage * Config::kStageBytes;
-      const uint32_t weights = input + Config::kInputBytes;
-      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
-      if constexpr (kOperand == Operand::kInput) {
-        BarrierArriveExpect(full, Config::kInputBytes);
-        LoadIm2col(input, part.input, full, block * 64, w, h, image,
-                   s * part.taps_w.offset_step, r * part.taps_h.offset_step);
-      } else {
-        BarrierArriveExpect(full, Config::kStageBytes - Config::kInputBytes);
-        const int filter_tap = (part.taps_h.tap + r * part.taps_h.tap_step) *
-                                   problem.filter_width +
-                               part.taps_w.tap + s * part.taps_w.tap_step;
-        LoadWeights<Config>(problem, weights, full, block, tile.channel,
-                            filter_tap);
-      }
-      at.Advance();
-      if (++block == problem.channel_blocks) {
-        block = 0;
-        if (++s == part.taps_w.count) {
-          s = 0;
-          ++r;
+      if (i >= copied) {
+        const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+        const uint32_t input = ring + at.stage * Config::kStageBytes;
+        BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+        if constexpr (kOperand == Operand::kInput) {
+          CopyInput<Config>(*tile.part, walk, input, full);
+        } else {
+          CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
+                              full);
         }
       }
+      at.Advance();
+      walk.Advance(*tile.part, problem.channel_blocks);
     }
+    copied = 0;
   });
 }
 
@@ -121,17 +176,26 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
   RingPosition<Config::kStages> at;
   int turns = 0;
   if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
-  ForTiles<Config>(problem, [&](const ConvTile& tile) {
+  // Where the second warpgroup has no tile it goes through the first one's code
+  // ahead of it, with nothing to multiply and a buffer that is not used: the
+  // first then need not wait for its instructions.
+  const bool ahead = !kTogether && !After::kPresent && kStores > 1 &&
+                     group == 1 &&
+                     blockIdx.x + gridDim.x >= static_cast<unsigned>(problem.tiles);
+  if (ahead) turns = 1;
+  ForTiles<Config>(problem, [&](ConvTile tile) {
     if (tile.iterations == 0) return;
     const int turn = turns++;
     if constexpr (!kTogether) {
-      if (turn % kConsumers != group) {
+      if (ahead) {
+        tile.iterations = 0;
+      } else if (turn % kConsumers != group) {
         at.Skip(tile.iterations);
         return;
       }
       // The parity of a stage tells its next round only from this one, so a
       // warpgroup waits until the other has seen the stages before.
-      if (turn > 0) {
+      if (turn > 0 && !ahead) {
         BarrierWait(SharedAddress(&barriers.turn[group]),
                     (turn - 1) / kConsumers & 1);
       }
@@ -260,13 +324,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
       memory + ConvShared<Config>::kBarrierOffset);
   const uint32_t shared = SharedAddress(memory);
-  // Each by a warp that issues no loads.
-  if (threadIdx.x == 96) barriers.Init();
+  // Each by a warp of its own.
   if (threadIdx.x == 64) {
     PrefetchMap(problem.part[0].input);
     PrefetchMap(problem.weights);
     PrefetchMap(problem.part[0].output);
   }
+  if (threadIdx.x == 0) {
+    barriers.InitFirst();
+    CopyFirstStages<Config>(problem, shared, barriers.ring);
+  }
+  if (threadIdx.x == 96) barriers.Init();
   if constexpr (Config::kZeros) {
     uint8_t* zeros = memory + ConvShared<Config>::kZeroOffset;
     for (int i = threadIdx.x; i < kBoxBytes / 16; i += kThreads) {

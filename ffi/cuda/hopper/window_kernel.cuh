@@ -29,10 +29,15 @@ struct WindowBarriers {
   uint64_t empty[kMaxWindowStages];    // stored
   uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
 
-  __device__ void Init() {  // by one thread
+  // Of the first copies, and of all else; each by one thread.
+  __device__ void InitFirst() {
+    BarrierInit(SharedAddress(&full[0]), 1);
     for (uint64_t& tap : filter) BarrierInit(SharedAddress(&tap), 1);
+    FenceBarrierInit();
+  }
+  __device__ void Init() {
     for (int i = 0; i < kMaxWindowStages; ++i) {
-      BarrierInit(SharedAddress(&full[i]), 1);
+      if (i > 0) BarrierInit(SharedAddress(&full[i]), 1);
       BarrierInit(SharedAddress(&written[i]), kWarpgroup / 32);
       BarrierInit(SharedAddress(&empty[i]), 1);
     }
@@ -50,14 +55,27 @@ struct WindowTile {
   uint32_t round;
 };
 
+// Where number t of all lies.
+__device__ __forceinline__ void Place(const WindowProblem& problem, int t,
+                                      WindowTile* tile) {
+  tile->image = t / problem.groups;
+  tile->row = (t - tile->image * problem.groups) * problem.tiling.rows;
+}
+
+__device__ __forceinline__ WindowTile
+FirstWindow(const WindowProblem& problem) {
+  WindowTile tile{};
+  Place(problem, blockIdx.x, &tile);
+  return tile;
+}
+
 // Calls visit(tile) for the tiles of this block, in order.
 template <typename Visit>
 __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
                                            Visit visit) {
   WindowTile tile{};
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
-    tile.image = t / problem.tiling.groups;
-    tile.row = (t - tile.image * problem.tiling.groups) * problem.tiling.rows;
+    Place(problem, t, &tile);
     visit(tile);
     ++tile.turn;
     if (++tile.stage == problem.tiling.stages) {
@@ -85,18 +103,34 @@ __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
   }
 }
 
-// By one thread. The filter comes behind the first tile, tap by tap.
-__device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
-                                            uint32_t filter, uint32_t ring,
-                                            WindowBarriers& barriers) {
+__device__ __forceinline__ void LoadWindow(const WindowProblem& problem,
+                                           const WindowTile& tile,
+                                           uint32_t ring,
+                                           WindowBarriers& barriers) {
   const WindowTiling& tiling = problem.tiling;
+  const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
+  BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
+  LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full, 0,
+            problem.input_w, problem.input_h + tile.row, tile.image);
+}
+
+// By one thread, before the block's other barriers stand, as in
+// conv_kernel.cuh. The filter comes behind the first tile, tap by tap.
+__device__ __forceinline__ void LoadFirst(const WindowProblem& problem,
+                                          uint32_t filter, uint32_t ring,
+                                          WindowBarriers& barriers) {
+  LoadWindow(problem, FirstWindow(problem), ring, barriers);
+  LoadFilter(problem, filter, barriers);
+}
+
+// By one thread: all tiles but the first.
+__device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
+                                            uint32_t ring,
+                                            WindowBarriers& barriers) {
   ForWindows(problem, [&](const WindowTile& tile) {
-    const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
+    if (tile.turn == 0) return;
     BarrierWait(SharedAddress(&barriers.empty[tile.stage]), tile.round ^ 1);
-    BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
-    LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full, 0,
-              problem.input_w, problem.input_h + tile.row, tile.image);
-    if (tile.turn == 0) LoadFilter(problem, filter, barriers);
+    LoadWindow(problem, tile, ring, barriers);
   });
 }
 
@@ -266,14 +300,24 @@ __global__ void __launch_bounds__(kThreads, 1)
       problem.tiling.stages * problem.tiling.stage_bytes);
   const uint32_t filter = SharedAddress(memory);
   const uint32_t ring = filter + filter_bytes;
-  if (threadIdx.x == 0) barriers.Init();
+  // Each by a warp of its own.
+  if (threadIdx.x == 64) {
+    PrefetchMap(problem.input);
+    PrefetchMap(problem.weights);
+    PrefetchMap(problem.output);
+  }
+  if (threadIdx.x == 0) {
+    barriers.InitFirst();
+    LoadFirst(problem, filter, ring, barriers);
+  }
+  if (threadIdx.x == 96) barriers.Init();
   __syncthreads();
 
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      LoadWindows(problem, filter, ring, barriers);
+      LoadWindows(problem, ring, barriers);
     } else if (threadIdx.x == 64) {
       StoreWindows(problem, ring, barriers);
     }

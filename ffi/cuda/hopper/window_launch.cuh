@@ -27,6 +27,7 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   problem->height = static_cast<int>(out.h);
   problem->channels = static_cast<int>(out.c);
   problem->tiles = static_cast<int>(out.n * tiling->groups);
+  problem->groups = tiling->groups;
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
   return EncodeTiled(&problem->weights, call.type, call.rhs,
                      {g.K, g.C, g.taps()}, {64, 64, 1}) &&

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "cuda/hopper/conv_parts.h"
-#include "cuda/hopper/window_problem.h"
+#include "cuda/hopper/window_tiling.h"
 
 namespace jax_convbatch::hopper {
 

@@ -7,26 +7,11 @@
 
 #include <cstdint>
 
+#include "cuda/hopper/divisor.h"
 #include "cuda/hopper/tap_axis.h"
+#include "cuda/hopper/window_tiling.h"
 
 namespace jax_convbatch::hopper {
-
-// Pixels of a product, among them those that are no output's.
-inline constexpr int kWindowPixels = 232;
-inline constexpr int kWindowChannels = 64;
-inline constexpr int kMaxWindowTaps = 9;
-inline constexpr int kMaxWindowStages = 4;
-
-// A tile is `rows` rows of `cols` outputs of one image. All that they read is
-// one box of rows of `width` pixels: the product takes its pixels as they
-// follow each other there, with those between the ends of two rows.
-struct WindowTiling {
-  int rows, cols, width;
-  int box_rows;
-  int groups;       // tiles of an image
-  int stage_bytes;  // the box and what a product reads behind it
-  int stages;
-};
 
 struct WindowProblem {
   CUtensorMap input;    // box_rows x width pixels a box
@@ -38,6 +23,7 @@ struct WindowProblem {
   int input_h, input_w;  // of the first output's first tap
   int height, channels;  // of the output
   int tiles;
+  Divisor groups;  // those of the tiling
   int reciprocal;  // of width, in 2^-16
 };
 
