@@ -48,8 +48,10 @@ struct StageWalk {
   }
 };
 
-// One thread issues the input's copies, one in another warp the weights': it
-// helps small tiles, which are bound by how fast copies are issued.
+// One warp issues the input's copies, another the weights': it helps small
+// tiles, which are bound by how fast copies are issued. The whole warp walks, so
+// that what it works out is known to be the same in all lanes, and one lane
+// issues.
 enum class Operand { kInput, kWeights };
 
 template <typename Config>
@@ -103,7 +105,7 @@ __device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
   }
 }
 
-// Copies the first stages of a block's first tile, by one thread and before the
+// Copies the first stages of a block's first tile, by one warp and before the
 // block's other barriers stand: a short launch waits for its first copy. The
 // code stands first in the kernel, as a jump waits for its instructions.
 template <typename Config, int kParts>
@@ -112,6 +114,7 @@ __device__ __forceinline__ void CopyFirstStages(
     RingBarriers<Config::kStages>& barriers) {
   const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
   StageWalk walk(*tile.part, tile.pixel);
+  if (!ElectOne()) return;
 #pragma unroll
   for (int i = 0; i < kFirstStages; ++i) {
     if (i >= tile.iterations) return;
@@ -135,11 +138,18 @@ __device__ __forceinline__ void IssueCopies(
   int copied = kFirstStages;
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     StageWalk walk(*tile.part, tile.pixel);
-    for (int i = 0; i < tile.iterations; ++i) {
-      if (i >= copied) {
-        const uint32_t full = SharedAddress(&barriers.full[at.stage]);
-        const uint32_t input = ring + at.stage * Config::kStageBytes;
-        BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+    int i = 0;
+#pragma unroll 1
+    for (; i < min(copied, tile.iterations); ++i) {
+      at.Advance();
+      walk.Advance(*tile.part, problem.channel_blocks);
+    }
+    copied = 0;
+    for (; i < tile.iterations; ++i) {
+      const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+      const uint32_t input = ring + at.stage * Config::kStageBytes;
+      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+      if (ElectOne()) {
         if constexpr (kOperand == Operand::kInput) {
           CopyInput<Config>(*tile.part, walk, input, full);
         } else {
@@ -150,9 +160,12 @@ __device__ __forceinline__ void IssueCopies(
       at.Advance();
       walk.Advance(*tile.part, problem.channel_blocks);
     }
-    copied = 0;
   });
 }
+
+// Hardware barriers of the prologue: the first stages' mbarriers stand, and
+// whatever else the block needs; all mbarriers stand.
+inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 
 // After: what follows the convolution, NoEpilogue or Epilogue.
 template <typename Config, int kParts, typename After>
@@ -176,26 +189,17 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
   RingPosition<Config::kStages> at;
   int turns = 0;
   if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
-  // Where the second warpgroup has no tile it goes through the first one's code
-  // ahead of it, with nothing to multiply and a buffer that is not used: the
-  // first then need not wait for its instructions.
-  const bool ahead = !kTogether && !After::kPresent && kStores > 1 &&
-                     group == 1 &&
-                     blockIdx.x + gridDim.x >= static_cast<unsigned>(problem.tiles);
-  if (ahead) turns = 1;
-  ForTiles<Config>(problem, [&](ConvTile tile) {
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations == 0) return;
     const int turn = turns++;
     if constexpr (!kTogether) {
-      if (ahead) {
-        tile.iterations = 0;
-      } else if (turn % kConsumers != group) {
+      if (turn % kConsumers != group) {
         at.Skip(tile.iterations);
         return;
       }
       // The parity of a stage tells its next round only from this one, so a
       // warpgroup waits until the other has seen the stages before.
-      if (turn > 0 && !ahead) {
+      if (turn > 0) {
         BarrierWait(SharedAddress(&barriers.turn[group]),
                     (turn - 1) / kConsumers & 1);
       }
@@ -324,36 +328,43 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
       memory + ConvShared<Config>::kBarrierOffset);
   const uint32_t shared = SharedAddress(memory);
-  // Each by a warp of its own.
-  if (threadIdx.x == 64) {
-    PrefetchMap(problem.part[0].input);
-    PrefetchMap(problem.weights);
-    PrefetchMap(problem.part[0].output);
-  }
-  if (threadIdx.x == 0) {
-    barriers.InitFirst();
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  // The first warp does not wait for the others before it copies.
+  if (warp == 0) {
+    if (ElectOne()) barriers.InitFirst();
+    NamedBarrierArrive(kFirstBarrier, kThreads);
     CopyFirstStages<Config>(problem, shared, barriers.ring);
-  }
-  if (threadIdx.x == 96) barriers.Init();
-  if constexpr (Config::kZeros) {
-    uint8_t* zeros = memory + ConvShared<Config>::kZeroOffset;
-    for (int i = threadIdx.x; i < kBoxBytes / 16; i += kThreads) {
-      reinterpret_cast<uint4*>(zeros)[i] = uint4{};
+    NamedBarrier(kRestBarrier, 64);
+  } else {
+    if (threadIdx.x == 64) {
+      PrefetchMap(problem.part[0].input);
+      PrefetchMap(problem.weights);
+      PrefetchMap(problem.part[0].output);
     }
-    FenceAsyncProxy();
+    if (warp == 3) {
+      if (ElectOne()) barriers.Init();
+      NamedBarrierArrive(kRestBarrier, 64);
+    }
+    if constexpr (Config::kZeros) {
+      uint8_t* zeros = memory + ConvShared<Config>::kZeroOffset;
+      for (int i = threadIdx.x - 32; i < kBoxBytes / 16; i += kThreads - 32) {
+        reinterpret_cast<uint4*>(zeros)[i] = uint4{};
+      }
+      FenceAsyncProxy();
+    }
+    NamedBarrier(kFirstBarrier, kThreads);
   }
-  __syncthreads();
 
   // Small tiles need no more registers than each warpgroup has.
   constexpr bool kTrades =
       After::kPresent || Config::kGroupM * Config::kN > 64 * 128;
-  const int warpgroup = threadIdx.x / kWarpgroup;
-  if (warpgroup == 0) {
+  if (warp < kWarpgroup / 32) {
     if constexpr (kTrades) GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if (warp == 0) {
       IssueCopies<Config, Operand::kInput>(problem, shared, barriers.ring);
-    } else if (threadIdx.x == 32) {
+    } else if (warp == 1) {
       if constexpr (Config::kResident > 0) {
+        if (!ElectOne()) return;
         LoadResident<Config>(problem,
                              shared + ConvShared<Config>::kResidentOffset,
                              &barriers.resident);
@@ -365,7 +376,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     if constexpr (kTrades) TakeRegisters<kConsumerRegisters>();
-    Consume<Config>(problem, after, warpgroup - 1, shared, barriers);
+    Consume<Config>(problem, after, threadIdx.x / kWarpgroup - 1, shared,
+                    barriers);
   }
 }
 
