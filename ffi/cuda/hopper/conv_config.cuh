@@ -37,7 +37,7 @@ struct ConvConfig {
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes =
       kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
-  static constexpr int kTileBytes = kM * kN * 2;  // of the output
+  static constexpr int kTileBytes = kM * kN * 2;          // of the output
   static constexpr int kIssuers = kResident > 0 ? 1 : 2;  // that fill a stage
   // What one warpgroup multiplies, and the warps that use a stage.
   static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
@@ -64,6 +64,7 @@ struct ConvBarriers {
     for (int i = 0; i < kFirstStages; ++i) {
       BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
     }
+    BarrierInit(SharedAddress(&resident), 1);
     FenceBarrierInit();
   }
   __device__ void Init() {
@@ -73,7 +74,6 @@ struct ConvBarriers {
       }
       BarrierInit(SharedAddress(&ring.empty[i]), Config::kWarps);
     }
-    BarrierInit(SharedAddress(&resident), 1);
     stores.Init(Config::kWarps);
     for (uint64_t& barrier : turn) {
       BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);

@@ -49,8 +49,8 @@ struct StageWalk {
 };
 
 // One warp issues the input's copies, another the weights': it helps small
-// tiles, which are bound by how fast copies are issued. The whole warp walks, so
-// that what it works out is known to be the same in all lanes, and one lane
+// tiles, which are bound by how fast copies are issued. The whole warp walks,
+// so that what it works out is known to be the same in all lanes, and one lane
 // issues.
 enum class Operand { kInput, kWeights };
 
@@ -86,17 +86,17 @@ __device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
                                             uint32_t full) {
   const ConvPart& part = *tile.part;
   BarrierArriveExpect(full, Config::kWeightBytes);
-  const int tap = (part.taps_h.tap + walk.r * part.taps_h.tap_step) *
-                      problem.filter_width +
-                  part.taps_w.tap + walk.s * part.taps_w.tap_step;
+  const int tap =
+      (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
+      part.taps_w.tap + walk.s * part.taps_w.tap_step;
   LoadWeights<Config>(problem, to, full, walk.block, tile.channel, tap);
 }
 
-// Of a filter of one tap.
+// Of a filter of one tap: all that a tile sums.
 template <typename Config, int kParts>
 __device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
-                                             uint32_t to, uint64_t* barrier) {
-  const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
+                                             const ConvTile& tile, uint32_t to,
+                                             uint64_t* barrier) {
   const uint32_t full = SharedAddress(barrier);
   BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
   for (int i = 0; i < tile.iterations; ++i) {
@@ -111,14 +111,19 @@ __device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
 template <typename Config, int kParts>
 __device__ __forceinline__ void CopyFirstStages(
     const ConvProblem<kParts>& problem, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
+    ConvBarriers<Config>& barriers) {
   const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
   StageWalk walk(*tile.part, tile.pixel);
   if (!ElectOne()) return;
+  if constexpr (Config::kResident > 0) {
+    LoadResident<Config>(problem, tile,
+                         ring + ConvShared<Config>::kResidentOffset,
+                         &barriers.resident);
+  }
 #pragma unroll
   for (int i = 0; i < kFirstStages; ++i) {
     if (i >= tile.iterations) return;
-    const uint32_t full = SharedAddress(&barriers.full[i]);
+    const uint32_t full = SharedAddress(&barriers.ring.full[i]);
     const uint32_t input = ring + i * Config::kStageBytes;
     CopyInput<Config>(*tile.part, walk, input, full);
     if constexpr (Config::kResident == 0) {
@@ -333,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp == 0) {
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, kThreads);
-    CopyFirstStages<Config>(problem, shared, barriers.ring);
+    CopyFirstStages<Config>(problem, shared, barriers);
     NamedBarrier(kRestBarrier, 64);
   } else {
     if (threadIdx.x == 64) {
@@ -362,15 +367,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kTrades) GiveRegisters<kProducerRegisters>();
     if (warp == 0) {
       IssueCopies<Config, Operand::kInput>(problem, shared, barriers.ring);
-    } else if (warp == 1) {
-      if constexpr (Config::kResident > 0) {
-        if (!ElectOne()) return;
-        LoadResident<Config>(problem,
-                             shared + ConvShared<Config>::kResidentOffset,
-                             &barriers.resident);
-      } else {
-        IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
-      }
+    } else if (Config::kResident == 0 && warp == 1) {
+      IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
     } else if (threadIdx.x == 64) {
       IssueStores<Config>(problem, after, shared, barriers);
     }
