@@ -10,7 +10,7 @@ namespace {
 
 // Outputs of a block, and threads that share the channels of an entry.
 constexpr int kThreads = 256;
-constexpr Tile kTile{2, 8};
+constexpr Tile kTile{4, 4};
 constexpr int kLanes = 32;
 // Blocks of a multiprocessor: said, or the compiler saves registers and has one
 // load in flight where there could be four.
