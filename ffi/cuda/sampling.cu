@@ -108,6 +108,13 @@ __device__ void TransposeSquare(const Transposition& matrix,
   }
 }
 
+// Lets a product start that waits for this kernel: hopper/columns_kernel.cuh.
+__device__ void LaunchDependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // The first `squares` blocks transpose.
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -118,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                  Vector<T, kVector>* __restrict__ columns) {
   using A = Accumulator<T>;
   __shared__ SampleTable<A> table;
+  LaunchDependents();
   if (static_cast<int>(blockIdx.x) < squares) {
     static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
     TransposeSquare(matrix, reinterpret_cast<float (*)[kSquare + 1]>(&table));

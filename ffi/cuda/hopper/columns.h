@@ -29,7 +29,8 @@ struct ColumnsCall {
   float* y;
 };
 
-// cudaErrorInvalidValue where the driver refuses a tensor map.
+// cudaErrorInvalidValue where the driver refuses a tensor map. The kernel may
+// start before the one before it in the stream has ended, and waits for it.
 cudaError_t MultiplyColumns(const ColumnsCall& call, Stage stage,
                             cudaStream_t stream);
 
