@@ -33,7 +33,11 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
 std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type) {
   if (type != Type::kTf32) return TilesOf16Bits(op, g, type);
   std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
-  if (op == Op::kDgrad) tiles.push_back({128, 128});
+  if (op == Op::kDgrad) {
+    tiles.push_back({128, 128});
+  } else {
+    tiles.insert(tiles.end(), {{192, 128}, {256, 128}});
+  }
   return tiles;
 }
 

@@ -83,12 +83,29 @@ Plan BestTile(Type type, const Activations& in, const Activations& out,
 // The same for TF32, fitted to times of 3x3 layers at batches 8 to 1000. Small
 // tiles read too much from the L2 to be worth an even share of all
 // multiprocessors.
-Plan LargestTf32Tile(const Activations& out, bool dgrad, int multiprocessors) {
+Plan LargestTf32Tile(const Activations& in, const Activations& out,
+                     const PartAxes& part, bool dgrad, int multiprocessors) {
   auto tiles = [&](int m, int n) {
     return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
   };
   if (dgrad && out.c > 64 && tiles(128, 128) >= 2 * multiprocessors) {
     return {128, 128, multiprocessors, 0};
+  }
+  // What takes as long as one pixel of 128 channels, in units of its own.
+  auto length = [&](int m, int n) {
+    return ((tiles(m, n) - 1) / multiprocessors + 1) * m * n / 128;
+  };
+  // Tiles that are multiplied together move fewer bytes, but nothing hides how
+  // they are stored: for many stages, or fewer of pixels that lie together.
+  const int64_t stages =
+      int64_t{part.h.taps.count} * part.w.taps.count * ((in.c + 31) / 32);
+  const bool dense = part.h.input_step == 1 && part.w.input_step == 1;
+  if (!dgrad && out.c > 64 && stages >= (dense ? 36 : 72) &&
+      tiles(192, 128) >= multiprocessors) {
+    const int m = length(192, 128) < length(256, 128) ? 192 : 256;
+    if (length(m, 128) <= length(256, 64)) {
+      return {m, 128, multiprocessors, 0};
+    }
   }
   if (4 * tiles(256, 64) >= 3 * multiprocessors) {
     return {256, 64, multiprocessors, 0};
@@ -107,8 +124,9 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   const PartAxes part = FpropPart(g);
   const Activations in = InputOf(g), out = OutputOf(g);
   if (!IsWalkable(type, in, out, part)) return std::nullopt;
-  return type == Type::kTf32 ? LargestTf32Tile(out, false, multiprocessors)
-                             : BestTile(type, in, out, {part}, multiprocessors);
+  return type == Type::kTf32
+             ? LargestTf32Tile(in, out, part, false, multiprocessors)
+             : BestTile(type, in, out, {part}, multiprocessors);
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
@@ -120,8 +138,9 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
       parts.begin(), parts.end(),
       [&](const PartAxes& part) { return IsWalkable(type, in, out, part); });
   if (parts.empty() || !walkable) return std::nullopt;
-  return type == Type::kTf32 ? LargestTf32Tile(out, true, multiprocessors)
-                             : BestTile(type, in, out, parts, multiprocessors);
+  return type == Type::kTf32
+             ? LargestTf32Tile(in, out, parts[0], true, multiprocessors)
+             : BestTile(type, in, out, parts, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

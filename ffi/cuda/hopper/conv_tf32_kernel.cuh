@@ -31,12 +31,19 @@ inline constexpr int kTurnBarrier = 3;
 // In the first case the pixels of a tile are walked with the columns that lie
 // between the last of a row and the first of the next, so that every tap finds
 // its pixels a fixed number further on. What those columns give is not written.
-template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1>
+template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1,
+          Work kWork = Work::kInTurns>
 struct Tf32Config {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
+  static constexpr bool kTogether = kWork == Work::kTogether;
 
-  static constexpr int kBlocks = kN / 64;  // rows of the multiplication
+  // What one warpgroup multiplies, the warps that use a stage, and rows of the
+  // multiplication.
+  static constexpr int kGroupN = kTogether ? kN / kConsumers : kN;
+  static constexpr int kWarps =
+      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+  static constexpr int kBlocks = kGroupN / 64;
   // A box is at most 256 pixels; two of 136 have 8 at least to go on.
   static constexpr int kInputBoxes = kTaps == 1 ? 1 : 2;
   static constexpr int kBoxPixels = kTaps == 1 ? kM : kM / 2 + 8;
@@ -48,9 +55,10 @@ struct Tf32Config {
   // 256 x 64 its fifth stage.
   static constexpr int kStorePixels = 32;
   static constexpr int kStoreBoxBytes = kStorePixels * 128;
-  static constexpr int kStoreBytes = kN / kTf32Block * kStoreBoxBytes;
+  static constexpr int kStoreBytes = kGroupN / kTf32Block * kStoreBoxBytes;
+  static constexpr int kStoreBuffers = kTogether && kM == 256 ? 2 : 1;
   static constexpr int kSharedBytes =
-      kRingBytes + kConsumers * kStoreBytes + 1024;
+      kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
 };
 
 template <typename Config, Operand kOperand, int kParts>
@@ -177,43 +185,47 @@ __device__ __forceinline__ void ConsumeTf32(
     const ConvProblem<kParts>& problem, const After& after, int group,
     uint32_t ring, RingBarriers<Config::kStages>& barriers) {
   Tf32Store<Config, kTf32Output<Config, kParts>> out(
-      group, ring + Config::kRingBytes + group * Config::kStoreBytes);
+      group, ring + Config::kRingBytes +
+                 group * Config::kStoreBuffers * Config::kStoreBytes);
   // Lane % 4 takes rows of the filter in order, as the multiplier takes the
   // pixels' channels.
   const FragmentLoader<Config::kBlocks> loader(threadIdx.x % 4, 4);
+  // Its rows of the filter, 32 channels or one to 128 bytes.
+  const int rows = Config::kTogether ? group * Config::kGroupN : 0;
+  const uint32_t weights = ring + Config::kInputBytes + rows * 128;
   RingPosition<Config::kStages> at;
   int turn = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
     const ConvTile tile = TileAt<Config>(problem, t);
+    const int channel = tile.channel + rows;
     const int stages = tile.iterations / Config::kTaps;
     // From tap to tap, in the pixels of a stage.
     const int step = tile.part->taps_w.offset_step * 128;
-    if (turn % kConsumers != group) {
+    if (!Config::kTogether && turn % kConsumers != group) {
       at.Skip(stages);
       continue;
     }
     // As in conv_kernel.cuh.
-    if (turn > 0) NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
+    if (!Config::kTogether && turn > 0)
+      NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
     float acc[Config::kBlocks][Config::kM / 2];
     if constexpr (Config::kWeights == Contiguous::kRows) {
-      MultiplyFragments<Config::kTaps>(acc, stages, ring + Config::kInputBytes,
-                                       ring, Config::kStageBytes, loader,
-                                       barriers, at, {Config::kTapBytes, step});
+      MultiplyFragments<Config::kTaps>(acc, stages, weights, ring,
+                                       Config::kStageBytes, loader, barriers,
+                                       at, {Config::kTapBytes, step});
     } else if constexpr (Config::kTaps == 1) {
       MultiplyStages<float, Contiguous::kReduction, Contiguous::kReduction>(
-          acc, stages, ring + Config::kInputBytes, ring, Config::kStageBytes,
-          barriers, at);
+          acc, stages, weights, ring, Config::kStageBytes, barriers, at);
     } else {
       MultiplyTaps<Config>(acc, stages, ring, barriers, at, step);
     }
-    if (t + gridDim.x < problem.tiles) {
+    if (!Config::kTogether && t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     }
     if constexpr (After::kPresent) {
-      out.Store(after, acc, *tile.part, tile.pixel, tile.channel,
-                problem.channels);
+      out.Store(after, acc, *tile.part, tile.pixel, channel, problem.channels);
     } else {
-      out.Store(acc, *tile.part, tile.pixel, tile.channel, problem.channels);
+      out.Store(acc, *tile.part, tile.pixel, channel, problem.channels);
     }
   }
   out.Finish();
@@ -226,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
-  if (threadIdx.x == 0) barriers.Init(2, kWarpgroup / 32);
+  if (threadIdx.x == 0) barriers.Init(2, Config::kWarps);
   __syncthreads();
 
   const int warpgroup = threadIdx.x / kWarpgroup;

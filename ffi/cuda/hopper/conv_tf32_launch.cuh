@@ -63,6 +63,17 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   if (m == 256 && n == 64) {
     return launch(Tf32Config<256, 64, 5, kWeights>(), parts);
   }
+  // Only fprop has these: dgrad's 128 x 128 store while the other multiplies.
+  if constexpr (kWeights == Contiguous::kRows) {
+    if (m == 256 && n == 128) {
+      return launch(Tf32Config<256, 128, 4, kWeights, 1, Work::kTogether>(),
+                    parts);
+    }
+    if (m == 192 && n == 128) {
+      return launch(Tf32Config<192, 128, 5, kWeights, 1, Work::kTogether>(),
+                    parts);
+    }
+  }
   if (m == 64 && n == 64) {
     return launch(Tf32Config<64, 64, 8, kWeights>(), parts);
   }

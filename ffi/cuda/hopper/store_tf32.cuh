@@ -48,8 +48,7 @@ class Tf32Store {
     for (int p = 0; p < Config::kM; p += Config::kStorePixels) {
       if (pixel + p >= part.pixels) return;
       const int thread = threadIdx.x % kWarpgroup;
-      if (thread == 0) StoreWaitRead<0>();
-      NamedBarrier(barrier_, kWarpgroup);
+      NextBuffer(thread);
 #pragma unroll
       for (int j = 0; j < Config::kStorePixels; j += 8) {
         Write(acc, p + j, j, 0);
@@ -100,8 +99,7 @@ class Tf32Store {
 #pragma unroll
         for (int i = 0; i < kPixels / 2; ++i) v[i] = acc[0][p / 2 + i];
         epilogue.template Apply<decltype(tag)::value>(e, p, v);
-        if (thread == 0) StoreWaitRead<0>();
-        NamedBarrier(barrier_, kWarpgroup);
+        NextBuffer(thread);
 #pragma unroll
         for (int j = 0; j < kPixels; j += 8) {
 #pragma unroll
@@ -125,6 +123,16 @@ class Tf32Store {
   }
 
  private:
+  // Until a buffer is free.
+  __device__ __forceinline__ void NextBuffer(int thread) {
+    if (thread == 0) StoreWaitRead<Config::kStoreBuffers == 2 ? 1 : 0>();
+    NamedBarrier(barrier_, kWarpgroup);
+    if constexpr (Config::kStoreBuffers == 2) {
+      buffer_ += next_;
+      next_ = -next_;
+    }
+  }
+
   // What every thread has written.
   __device__ __forceinline__ void Leave(const ConvPart& part, int pixel,
                                         int channel, int channels) {
@@ -177,7 +185,7 @@ class Tf32Store {
     const int h =
         part.output_h + (row - image * part.rows) * part.output_step_h;
 #pragma unroll
-    for (int n = 0; n < Config::kN / kTf32Block; ++n) {
+    for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
       const int c = channel + n * kTf32Block;
       if (c >= channels) break;
       const uint32_t box = buffer_ + n * Config::kStoreBoxBytes;
@@ -220,7 +228,7 @@ class Tf32Store {
           static_cast<float*>(part.output_data) + place * channels;
       const uint32_t from = buffer_ + line * 128 + ((chunk ^ line % 8) << 4);
 #pragma unroll
-      for (int n = 0; n < Config::kN / kTf32Block; ++n) {
+      for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
         const int c = channel + n * kTf32Block + chunk * 4;
         if (c < channels) {
           *reinterpret_cast<float4*>(to + c) =
@@ -252,7 +260,7 @@ class Tf32Store {
     });
   }
 
-  int barrier_, chunk_;
+  int barrier_, chunk_, next_ = Config::kStoreBytes;
   uint32_t buffer_, offset_;
 };
 

@@ -5,6 +5,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_TF32_FRAGMENTS_CUH_
 
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/wgmma_tf32_192.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -122,9 +123,13 @@ __device__ __forceinline__ void MultiplyFragments(
     for (int k = 0; k < kEights; ++k) {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        WgmmaTf32<2 * kHalfN>(
-            acc[m], a[k][m],
-            b + (first + k) * kReductionStep<Contiguous::kReduction>);
+        const uint64_t columns =
+            b + (first + k) * kReductionStep<Contiguous::kReduction>;
+        if constexpr (kHalfN == 96) {
+          WgmmaTf32By192(acc[m], a[k][m], columns);
+        } else {
+          WgmmaTf32<2 * kHalfN>(acc[m], a[k][m], columns);
+        }
       }
     }
     WgmmaCommit();

@@ -12,17 +12,7 @@ namespace {
 bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   const ConvGeometry& g = call.g;
   const HaloTiling tiling(g);
-  static_cast<WgradTiles&>(*problem) =
-      TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
-              tiling.steps);
-  SetSplits(problem);
-  problem->images = tiling.images;
-  problem->strip = tiling.strip;
-  problem->strips = static_cast<int>(tiling.strips);
-  problem->rows = static_cast<int>(g.P);
-  problem->height = static_cast<int>(g.H);
-  problem->pad_h = static_cast<int>(g.pad.h);
-  problem->pad_w = static_cast<int>(g.pad.w);
+  *problem = HaloProblemOf(call, tiling);
   problem->pixel_bytes = tiling.pixel_bytes();
   problem->x_bytes = (tiling.strip + 2) * tiling.pixel_bytes();
   problem->dy_bytes = tiling.strip * tiling.pixel_bytes();

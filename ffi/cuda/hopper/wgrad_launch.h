@@ -57,6 +57,25 @@ inline void SetClasses(WgradTiles* tiles) {
   tiles->rounds = tiles->steps / classes;
 }
 
+// But for the maps, and how x and dy lie in shared memory.
+inline HaloProblem HaloProblemOf(const ConvCall& call,
+                                 const HaloTiling& tiling) {
+  const ConvGeometry& g = call.g;
+  HaloProblem problem{};
+  static_cast<WgradTiles&>(problem) =
+      TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
+              tiling.steps);
+  SetSplits(&problem);
+  problem.images = tiling.images;
+  problem.strip = tiling.strip;
+  problem.strips = static_cast<int>(tiling.strips);
+  problem.rows = static_cast<int>(g.P);
+  problem.height = static_cast<int>(g.H);
+  problem.pad_h = static_cast<int>(g.pad.h);
+  problem.pad_w = static_cast<int>(g.pad.w);
+  return problem;
+}
+
 // False where the driver refuses.
 inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   const ConvGeometry& g = call.g;

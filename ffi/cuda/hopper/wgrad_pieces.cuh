@@ -136,10 +136,12 @@ __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
                                            uint32_t ring, Quad quad_of) {
   // Two loops: the short one should not be scattered over the other's code.
   if (piece.end - piece.begin == tiles.classes) {
-    if (tiles.splits > 0) {
-      NamedBarrier(1, Config::kConsumed);  // all have multiplied
-      StoreBlocks<Config>(tiles, piece.tile, thread, ring, quad_of);
-      return;
+    if constexpr (!std::is_same_v<typename Config::T, float>) {
+      if (tiles.splits > 0) {
+        NamedBarrier(1, Config::kConsumed);  // all have multiplied
+        StoreBlocks<Config>(tiles, piece.tile, thread, ring, quad_of);
+        return;
+      }
     }
 #pragma unroll
     for (int block = 0; block < Config::kQuads / 8; ++block) {

@@ -6,7 +6,10 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_STORE_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_STORE_CUH_
 
+#include <type_traits>
+
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_problem.h"
 
 namespace jax_convbatch::hopper {
@@ -35,7 +38,16 @@ __device__ __forceinline__ QuadsPlace<typename Config::T> PlaceOf(
   auto [tap, c, k] = Config::Origin(tiles, tile, block, thread);
   const int row = thread % kWarpgroup / 32 * 16;
   QuadsPlace<T> place;
-  if constexpr (Config::kTransposed) {
+  if constexpr (std::is_same_v<T, float>) {
+    // Two output channels of two input channels: wgrad_halo_tf32_kernel.cuh.
+    const FragmentLane<1> lane(thread);
+    c += thread % 4 * 8;
+    k += lane.box * 32 + lane.chunk * 4 + lane.half * 2;
+    place.quad_stride = tiles.K;
+    place.row_stride = int64_t{4} * tiles.K;
+    place.quads = (tiles.C - c + 31) / 32 * 4;
+    place.has_first = place.has_second = k < tiles.K;
+  } else if constexpr (Config::kTransposed) {
     // TransposeMatrix gives a lane two output channels of one input channel.
     c += thread % 32 / 4;
     k += row + thread % 4 * 2;
@@ -63,16 +75,23 @@ template <typename Config>
 __device__ __forceinline__ void WriteQuad(
     const QuadsPlace<typename Config::T>& place, int quad, float4 v) {
   using T = typename Config::T;
-  uint32_t first = Pack<T>(v.x, v.y), second = Pack<T>(v.z, v.w);
-  if constexpr (Config::kTransposed) {
-    first = TransposeMatrix(first);
-    second = TransposeMatrix(second);
-  }
-  if (quad >= place.quads) return;
-  T* to = place.first + quad * place.quad_stride;
-  if (place.has_first) *reinterpret_cast<uint32_t*>(to) = first;
-  if (place.has_second) {
-    *reinterpret_cast<uint32_t*>(to + place.row_stride) = second;
+  if constexpr (std::is_same_v<T, float>) {
+    if (quad >= place.quads || !place.has_first) return;
+    T* to = place.first + (quad / 4 * 32 + quad % 4) * place.quad_stride;
+    *reinterpret_cast<float2*>(to) = make_float2(v.x, v.y);
+    *reinterpret_cast<float2*>(to + place.row_stride) = make_float2(v.z, v.w);
+  } else {
+    uint32_t first = Pack<T>(v.x, v.y), second = Pack<T>(v.z, v.w);
+    if constexpr (Config::kTransposed) {
+      first = TransposeMatrix(first);
+      second = TransposeMatrix(second);
+    }
+    if (quad >= place.quads) return;
+    T* to = place.first + quad * place.quad_stride;
+    if (place.has_first) *reinterpret_cast<uint32_t*>(to) = first;
+    if (place.has_second) {
+      *reinterpret_cast<uint32_t*>(to + place.row_stride) = second;
+    }
   }
 }
 

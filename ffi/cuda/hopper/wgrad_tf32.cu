@@ -1,11 +1,63 @@
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/tensor_map.h"
+#include "cuda/hopper/wgrad_halo_tf32_kernel.cuh"
 #include "cuda/hopper/wgrad_launch.h"
 #include "cuda/hopper/wgrad_tf32_kernel.cuh"
 
 namespace jax_convbatch::hopper {
+namespace {
+
+// False where the driver refuses.
+bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
+  const ConvGeometry& g = call.g;
+  const HaloTiling tiling(g);
+  *problem = HaloProblemOf(call, tiling);
+  constexpr int64_t kBlock = kTf32Block;
+  return EncodeStrided(&problem->x, call.type, call.lhs,
+                       {kBlock, g.N, g.C / kBlock, g.W, g.H},
+                       {g.H * g.W * g.C, kBlock, g.C, g.W * g.C},
+                       {kTf32Block, tiling.images, 2, tiling.strip + 2, 1}) &&
+         EncodeStrided(&problem->dy, call.type, call.rhs,
+                       {kBlock, g.N, g.K / kBlock, g.Q, g.P},
+                       {g.P * g.Q * g.K, kBlock, g.K, g.Q * g.K},
+                       {kTf32Block, tiling.images, 2, tiling.strip, 1});
+}
+
+template <int kStrip>
+cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  using Config = HaloTf32Config<kStrip>;
+  HaloProblem problem{};
+  if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
+  const auto kernel = &WgradHaloTf32Kernel<Config>;
+  // The same for strips of either length.
+  const auto add = &AddPieces<HaloTf32Config<7>, 1>;
+  const bool whole = problem.tiles % problem.blocks == 0;
+  cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return whole ? error : cudaFuncGetAttributes(&loads, add);
+  }
+  kernel<<<problem.blocks, Config::kThreads, Config::kSharedBytes, stream>>>(
+      problem);
+  error = cudaGetLastError();
+  if (error != cudaSuccess || whole) return error;
+  const int count = problem.blocks / problem.tiles;
+  const int lanes = kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
+  const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
+  const WgradTiles& tiles = problem;
+  return LaunchDependent(add, problem.tiles * (quads / lanes), kAddThreads,
+                         stream, tiles, lanes);
+}
+
+}  // namespace
 
 cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (call.plan.tile_m == kHaloM && call.plan.tile_n == kHaloN) {
+    return HaloTiling(call.g).strip == 7 ? RunHalo<7>(call, stage, stream)
+                                         : RunHalo<8>(call, stage, stream);
+  }
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {

@@ -59,8 +59,11 @@ struct HaloTiling {
   int64_t image_groups, strips, steps;
 
   static bool Covers(const ConvGeometry& g, Type type) {
-    return type != Type::kTf32 && g.T == 1 && g.R == 3 && g.S == 3 &&
-           g.stride.all(1) && g.filter_dilation.all(1) &&
+    // f32 has kernels for 16 images and whole boxes of channels.
+    return (type != Type::kTf32 ||
+            (g.N > 8 && g.C % 32 == 0 && g.K % 32 == 0)) &&
+           g.T == 1 && g.R == 3 && g.S == 3 && g.stride.all(1) &&
+           g.filter_dilation.all(1) &&
            // What the copy engine can stride over.
            1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
   }
