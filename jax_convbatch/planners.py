@@ -6,12 +6,12 @@ A planner says for one engine what it would take, or raises Unable; `plan.py` ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from jax_convbatch import dual, targets
+from jax_convbatch import dual, targets, tf32x3
 from jax_convbatch.geometry import ConvGeometry
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -21,6 +21,7 @@ from jax_convbatch.geometry import ConvGeometry
 DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
 
 IMPLICIT_CUDA_DTYPES = ("bfloat16", "float16", "float32")
+_CONTRACTION = {"fprop": "C", "dgrad": "K", "wgrad": "N"}  # as in primitives.OPS
 _ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
 
 
@@ -39,6 +40,7 @@ class Plan:
       signs: whether that can also keep the signs of y, `activations.signs_of`.
       config: name of the engine's configuration, where it has several.
       dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
+      rest: of float32 at HIGH, what multiplies the low parts, see `tf32x3.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -52,6 +54,7 @@ class Plan:
     signs: bool = False
     config: str = ""
     dual: bool = False
+    rest: Plan | None = None
     source: str = "rule"
 
 
@@ -68,7 +71,9 @@ def _plan_implicit_gemm(
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
     # Groups are multiplied in true float32, at any precision.
     if dtype.name == "float32" and precision > 0 and geometry.groups == 1:
-        raise Unable("float32 at a higher precision than the default, TF32")
+        if precision > 1:
+            raise Unable("float32 at the precision HIGHEST")
+        return _plan_three_products(op, geometry, dtype, workspace_limit, config)
     native = implicit_cuda_plans(op, geometry, dtype.name)
     if isinstance(native, str):
         raise Unable(native)
@@ -95,6 +100,31 @@ def _plan_implicit_gemm(
         signs=plan["signs"] and not strided,
         config=plan["config"],
         dual=strided,
+    )
+
+
+def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
+    """Of float32 at HIGH, see `tf32x3.py`."""
+
+    def planned(geometry, config=""):
+        return _plan_implicit_gemm(
+            op, geometry, dtype, dtype, "cuda", None, precision=0, config=config
+        )
+
+    high = planned(geometry, config)
+    rest = planned(tf32x3.geometry(geometry, _CONTRACTION[op]))
+    extra = tf32x3.extra_bytes(geometry, op) + rest.workspace_bytes
+    if workspace_limit is not None and high.workspace_bytes + extra > workspace_limit:
+        raise Unable(
+            f"its parts of operands take {high.workspace_bytes + extra} bytes, over "
+            f"the workspace_limit of {workspace_limit}"
+        )
+    return replace(
+        high,
+        reason=f"three products of TF32, {high.reason}",
+        epilogue=False,
+        signs=False,
+        rest=rest,
     )
 
 

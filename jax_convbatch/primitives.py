@@ -20,7 +20,7 @@ import numpy as np
 from jax.lax import ConvDimensionNumbers, Precision
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, dual, partition, plan
+from jax_convbatch import _compat, dual, partition, plan, tf32x3
 from jax_convbatch import geometry as geo
 from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
@@ -279,6 +279,8 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
         # A sum of nothing. XLA's layout copies of empty arrays divide by zero
         # on the CPU (jaxlib 0.10.2), so they must not reach the call.
         return jnp.zeros(shape, out_dtype)
+    if chosen.rest:
+        return tf32x3.call(native_call, op, chosen, (a, b), params, out_dtype)
     if chosen.dual:
         return _dual_call(op, chosen, (a, b), params, out_dtype)
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}

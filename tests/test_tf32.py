@@ -1,0 +1,151 @@
+"""f32 on Hopper: large tiles of TF32, and three products of it at HIGH."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from problems import Problem, exact, normal, run, terms, whole
+from promises import arrays, bits
+
+import jax_convbatch as jc
+from jax_convbatch import tf32x3
+
+SAME = ((1, 1), (1, 1))
+
+
+def problem(n, size, c, k, taps, stride=(1, 1), padding=SAME, dilated=(1, 1)):
+    conv = oracle.Conv(stride, padding, dilated, (1, 1), 1)
+    return Problem((n, *size, c), (*taps, c, k), conv, ("NHWC", "HWIO", "NHWC"))
+
+
+# wgrad that reads x once for nine taps, and tiles of fprop that two warpgroups
+# multiply together: the operation and its configuration.
+TILES = {
+    "strips of seven": (problem(64, (30, 20), 96, 160, (3, 3)), "wgrad", "576x64"),
+    "strips of eight": (problem(64, (30, 15), 96, 160, (3, 3)), "wgrad", "576x64"),
+    "rows that are left out": (
+        problem(129, (9, 7), 512, 512, (3, 3), padding=((2, 0), (-1, 3))),
+        "wgrad",
+        "576x64",
+    ),
+    "one tile": (problem(64, (14, 14), 64, 64, (3, 3)), "wgrad", "576x64"),
+    "256 pixels": (problem(60, (16, 15), 256, 136, (3, 3)), "fprop", "256x128"),
+    "192 pixels": (problem(170, (7, 7), 132, 520, (3, 3)), "fprop", "192x128"),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TILES)
+def test_large_tiles_of_f32_are_exact(hopper, name):
+    case, op, config = TILES[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), "float32")
+
+    def step(x, w, dy):
+        y, pullback = jax.vjp(
+            functools.partial(jc.conv_general_dilated, **case.kwargs), x, w
+        )
+        return y, pullback(dy)
+
+    (row,) = (row for row in jc.explain(step, x, w, dy) if row.op == op)
+    assert config in row.reason
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    want = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+CASES = {
+    "3x3": problem(5, (14, 14), 64, 64, (3, 3)),
+    "odd channels": problem(3, (9, 11), 21, 35, (3, 3)),
+    "strided": problem(3, (15, 16), 64, 72, (3, 3), (2, 2)),
+    "transposed": problem(2, (9, 8), 32, 48, (3, 3), dilated=(2, 2)),
+    "shared taps": problem(4, (9, 61), 36, 68, (3, 3)),
+    "many channels": problem(2, (7, 7), 520, 256, (3, 3)),
+}
+
+
+def tf32(a):
+    """f32 rounded to the nearest number of 11 significant bits, as copies do."""
+    return ((a.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+def products(a, b):
+    """What the multiplier forms of pairs of numbers, each of three."""
+    first = tf32x3.parts(jnp.asarray(a)[:, None], 1, first=True)
+    second = tf32x3.parts(jnp.asarray(b)[:, None], 1, first=False)
+    return np.concatenate(
+        [
+            tf32(np.asarray(u)).astype(np.float64) * tf32(np.asarray(v))
+            for u, v in zip(first, second, strict=True)
+        ],
+        axis=1,
+    )
+
+
+def test_three_products_are_the_product_but_for_two_to_the_minus_21():
+    a, b = (normal(seed, 10_000, "float32") for seed in range(2))
+    right = a.astype(np.float64) * b
+    one = np.abs(products(a, b)[:, 0] / right - 1)
+    three = np.abs(products(a, b).sum(1) / right - 1)
+    assert one.max() > 2.0**-12
+    assert three.max() < 2.0**-21
+
+
+def test_infinities_and_nan_are_what_one_product_gives():
+    a = np.float32([np.inf, np.inf, -np.inf, np.inf, np.nan, np.inf, 1 / 3])
+    b = np.float32([1, -1 / 3, 1 / 3, 0, 1, np.inf, -np.inf])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(products(a, b).sum(1), a * b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_high_leaves_what_the_multiplier_cuts_off(hopper, name):
+    case = CASES[name]
+    args = arrays(case, normal, "float32")
+    right = exact(case, *args)
+
+    def errors(precision):
+        got = run(case, *args, precision=precision, algorithm="implicit_gemm")
+        return [
+            np.linalg.norm(oracle.float64(a) - b) / np.linalg.norm(b)
+            for a, b in zip(got, right, strict=True)
+        ]
+
+    # Each product is off by 2^-21 at most; the multiplier cuts off every sum of eight
+    # of them at 2^-23 of what it adds to.
+    sums = [count / 8 for count in terms(case)]
+    for error, count in zip(errors("high"), sums, strict=True):
+        assert error < 3e-7 + count * 2.0**-25
+    assert min(errors("default")) > 1e-4
+
+
+@pytest.mark.gpu
+def test_high_is_planned_as_three_products(hopper):
+    x, w, _ = arrays(CASES["3x3"], normal, "float32")
+
+    def explained(**options):
+        conv = functools.partial(jc.conv, padding=1, precision="high", **options)
+        step = jax.value_and_grad(lambda x, w: conv(x, w).sum(), argnums=(0, 1))
+        return jc.explain(step, x, w)
+
+    rows = explained()
+    assert {row.engine for row in rows} == {"implicit_gemm"}
+    assert all("three products of TF32" in row.reason for row in rows)
+    # Three parts of x and w, and y again.
+    extra = 4 * (3 * (x.size + w.size) + x.size)
+    assert explained(workspace_limit=extra - 1)[0].engine == "im2col_gemm"
+    assert explained(workspace_limit=extra)[0].engine == "implicit_gemm"
+
+
+@pytest.mark.gpu
+def test_a_samples_bits_at_high_do_not_depend_on_its_batch(hopper):
+    case = problem(33, (14, 14), 64, 64, (3, 3))
+    x, w, _ = arrays(case, normal, "float32")
+    conv = jax.jit(functools.partial(jc.conv, padding=1, precision="high"))
+    want = bits(conv(x, w))
+    for n in (1, 2, 8):
+        np.testing.assert_array_equal(bits(conv(x[-n:], w)), want[-n:])
