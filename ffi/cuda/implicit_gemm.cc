@@ -16,6 +16,8 @@
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/hopper_device.h"
+#include "cuda/memo.h"
+#include "cuda/product_wgrad.h"
 #include "cuda/status.h"
 #include "epilogue_call.h"
 #include "ffi_checks.h"
@@ -77,17 +79,21 @@ ffi::Error NoEpilogueHere(const ConvGeometry& g) {
       Describe("fprop_act", g));
 }
 
+ffi::Error NoConfig(Operation operation, const ConvGeometry& g,
+                    std::string_view config) {
+  return ffi::Error::InvalidArgument(
+      "jax_convbatch: implicit_gemm has no configuration '" +
+      std::string(config) + "' on this GPU for " +
+      Describe(Name(operation), g));
+}
+
 // Runs `kernels`, a function of a Call, with the workspace of `plan`.
 template <typename Call, typename Type, typename Plan, typename Kernels>
 ffi::Error RunPlan(Operation operation, const ConvBuffers& buffers,
                    const ConvGeometry& g, Type type, std::string_view config,
                    const std::optional<Plan>& plan, Kernels&& kernels) {
   auto where = [&] { return Describe(Name(operation), g); };
-  if (!plan) {
-    return ffi::Error::InvalidArgument(
-        "jax_convbatch: implicit_gemm has no configuration '" +
-        std::string(config) + "' on this GPU for " + where());
-  }
+  if (!plan) return NoConfig(operation, g, config);
   Workspace workspace(buffers.workspace);
   char* pieces = workspace.Take<char>(plan->workspace);
   JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
@@ -103,10 +109,29 @@ ffi::Error RunPlan(Operation operation, const ConvBuffers& buffers,
   return ToError(kernels(call), where);
 }
 
-ffi::Error Run(Operation operation, const ConvBuffers& buffers,
-               const ConvGeometry& g, int64_t precision,
-               std::string_view config, bool launch, cudaStream_t stream,
-               const hopper::Epilogue* epilogue = nullptr) {
+// What a plan depends on, and which kernels it needs.
+CallKey KeyOf(int device, Operation operation, const ConvGeometry& g,
+              ffi::DataType dtype, int64_t precision, std::string_view config,
+              const hopper::Epilogue* epilogue) {
+  CallKey key;
+  key.Add(device).Add(operation).Add(g).Add(dtype).Add(precision);
+  key.Add(config.size());
+  for (const char letter : config) key.Add(letter);
+  if (epilogue != nullptr) {
+    key.Add(epilogue->activation)
+        .Add(epilogue->scale != nullptr)
+        .Add(epilogue->bias != nullptr)
+        .Add(epilogue->residual != nullptr)
+        .Add(epilogue->z != nullptr)
+        .Add(epilogue->signs != nullptr);
+  }
+  return key;
+}
+
+ffi::Error Run(const CallKey& key, Operation operation,
+               const ConvBuffers& buffers, const ConvGeometry& g,
+               int64_t precision, std::string_view config, bool launch,
+               cudaStream_t stream, const hopper::Epilogue* epilogue) {
   JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
@@ -138,13 +163,48 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   }
   const auto op = OpOf<hopper::Op>(operation);
   const auto stage = launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
+  if (operation == Operation::kWgrad &&
+      IsProductWgrad(g, *hopper_type, multiprocessors)) {
+    if (!config.empty() && config != kProductConfig) {
+      return NoConfig(operation, g, config);
+    }
+    return ToError(
+        RunProductWgrad(g, *hopper_type, stage, stream,
+                        buffers.lhs.untyped_data(), buffers.rhs.untyped_data(),
+                        buffers.result.untyped_data()),
+        [&] { return Describe(Name(operation), g); });
+  }
   return RunPlan<hopper::ConvCall>(
       operation, buffers, g, *hopper_type, config,
-      hopper::FindConfig(op, g, *hopper_type, multiprocessors, config),
+      ProcessMemo<std::optional<hopper::Plan>>().Get(
+          key,
+          [&] {
+            return hopper::FindConfig(op, g, *hopper_type, multiprocessors,
+                                      config);
+          }),
       [&](hopper::ConvCall call) {
         call.epilogue = epilogue;
         return hopper::RunPath(op, call, multiprocessors, stage, stream);
       });
+}
+
+// As above; a call that was prepared once needs nothing more.
+ffi::Error Run(Operation operation, const ConvBuffers& buffers,
+               const ConvGeometry& g, int64_t precision,
+               std::string_view config, bool launch, cudaStream_t stream,
+               const hopper::Epilogue* epilogue = nullptr) {
+  int device;
+  JCB_RETURN_IF_ERROR(ToError(cudaGetDevice(&device),
+                              [&] { return Describe(Name(operation), g); }));
+  const CallKey key = KeyOf(device, operation, g, buffers.lhs.element_type(),
+                            precision, config, epilogue);
+  struct Nothing {};
+  auto& prepared = ProcessMemo<Nothing>();
+  if (!launch && prepared.Has(key)) return ffi::Error::Success();
+  JCB_RETURN_IF_ERROR(Run(key, operation, buffers, g, precision, config, launch,
+                          stream, epilogue));
+  if (!launch) prepared.Get(key, [] { return Nothing(); });
+  return ffi::Error::Success();
 }
 
 template <Operation operation>

@@ -7,6 +7,7 @@
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/deform.h"
 #include "cuda/hopper/paths.h"
+#include "cuda/product_wgrad.h"
 
 namespace nb = nanobind;
 
@@ -77,6 +78,19 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   return fields;
 }
 
+// Of the wgrad that cuBLAS does.
+nb::dict ProductPlan(int multiprocessors) {
+  nb::dict fields;
+  fields["config"] = kProductConfig;
+  fields["path"] = "product";
+  fields["preferred"] = true;
+  fields["epilogue"] = false;
+  fields["signs"] = false;
+  fields["workspace"] = 0;
+  fields["blocks"] = multiprocessors;
+  return fields;
+}
+
 // Of convolutions of several groups.
 nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
                      int multiprocessors, bool hopper) {
@@ -120,6 +134,11 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
+  if (operation == hopper::Op::kWgrad &&
+      IsProductWgrad(g, type, multiprocessors)) {
+    plans.append(ProductPlan(multiprocessors));
+    return plans;
+  }
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {
     plans.append(FieldsOf(operation, g, type, plan));

@@ -26,9 +26,9 @@ struct TilePlace {
 
 // Blocks of filter rows in a tile: fewer than kBlocks in the last one.
 template <int kBlocks>
-__device__ __forceinline__ int BlocksOf(const WgradTiles& tiles, int tile) {
-  return min(kBlocks, tiles.taps * tiles.channel_blocks -
-                          TilePlace(tiles, tile).m * kBlocks);
+__device__ __forceinline__ int BlocksOf(const WgradTiles& tiles,
+                                        const TilePlace& place) {
+  return min(kBlocks, tiles.taps * tiles.channel_blocks - place.m * kBlocks);
 }
 
 // kTransposed: a warpgroup has 64 output channels by all filter rows of the
@@ -74,6 +74,8 @@ struct WgradConfig {
       kGroups == 3 ? 32 : hopper::kProducerRegisters;
   static constexpr int kConsumerRegisters =
       kGroups == 3 ? 160 : hopper::kConsumerRegisters;
+  // Whether a last step of few pixels is one of its own; see wgrad_problem.h.
+  static constexpr bool kRest = kGroups > 1;
   // Small tiles share a multiprocessor.
   static constexpr int kResident =
       kGroups == 1 && kSharedBytes < 113 << 10 ? 2 : 1;
@@ -94,7 +96,8 @@ struct WgradConfig {
 
   __device__ static bool Has(const WgradTiles& tiles, int tile, int block,
                              int thread) {
-    return FilterBlock(block, thread) < BlocksOf<kBlocks>(tiles, tile);
+    return FilterBlock(block, thread) <
+           BlocksOf<kBlocks>(tiles, TilePlace(tiles, tile));
   }
 
   __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
@@ -143,14 +146,14 @@ __device__ __forceinline__ void IssueWgradCopies(
   const auto both = static_cast<uint16_t>(3 << (rank & ~1));
   int next = issuer;  // of the piece's steps
   bool is_set_up = false;
-  PieceWalk walk(problem, ShareOf(problem));
+  PieceWalk walk(problem, ShareOf<Config::kPair>(problem));
   for (WgradPiece piece; walk.Next(&piece);) {
     const TilePlace place(problem, piece.tile);
     const int channel = place.n * Config::kN;
     // Boxes past the last tap or channel are left out, and what they would have
     // given is not written. (To have them filled with zeros takes several times
     // as long as to load them.)
-    const int blocks = BlocksOf<Config::kBlocks>(problem, piece.tile);
+    const int blocks = BlocksOf<Config::kBlocks>(problem, place);
     const int channels = min(Config::kN, problem.K - channel);
     const int bytes = (blocks + (channels + 63) / 64) * kBoxBytes;
     int c[Config::kBlocks], offset_h[Config::kBlocks],
@@ -166,14 +169,19 @@ __device__ __forceinline__ void IssueWgradCopies(
     }
     // Of each round of the classes, the piece has so many steps.
     const int width = piece.end - piece.begin;
-    const int whole = Config::kIssuers / width;
+    int whole = Config::kIssuers, turns = next;
+    if (width > 1) {  // divisions take their time
+      whole /= width;
+      turns /= width;
+    }
     const int rounds = whole * problem.classes;
     const int rest = Config::kIssuers - whole * width;
-    int round = next / width * problem.classes;  // its first step
-    int step = piece.begin + next % width;
+    int round = turns * problem.classes;  // its first step
+    int step = piece.begin + next - turns * width;
     const int steps = piece.Steps(problem);
     if (!is_set_up) set_up();
     is_set_up = true;
+    const bool has_rest = Config::kRest && piece.HasRest(problem);
     for (; next < steps; next += Config::kIssuers) {
       const uint32_t pixel = (round + step) * 64u;
       uint32_t image = pixel;
@@ -181,21 +189,24 @@ __device__ __forceinline__ void IssueWgradCopies(
       const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
       const int w = problem.base_w + col * problem.step_w;
       const int h = problem.base_h + row * problem.step_h;
+      const bool is_rest = has_rest && next == steps - 1;
+      const CUtensorMap& x_map = is_rest ? problem.x_rest : problem.x;
+      const CUtensorMap& dy_map = is_rest ? problem.dy_rest : problem.dy;
       const uint32_t full = SharedAddress(&barriers.full[at.stage]);
       const uint32_t x = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
       if (ElectOne()) {
-        BarrierArriveExpect(full, bytes);
+        BarrierArriveExpect(full, is_rest ? bytes / (64 / kRestPixels) : bytes);
 #pragma unroll
         for (int m = 0; m < Config::kBlocks; ++m) {
           if (m >= blocks) continue;
           const uint32_t to = x + m * kBoxBytes;
           if (Config::kPair && problem.shares_x) {
             if (m % 2 != member) continue;
-            MulticastIm2col(to, problem.x, full, c[m], w, h, image, offset_w[m],
+            MulticastIm2col(to, x_map, full, c[m], w, h, image, offset_w[m],
                             offset_h[m], both);
           } else {
-            LoadIm2col(to, problem.x, full, c[m], w, h, image, offset_w[m],
+            LoadIm2col(to, x_map, full, c[m], w, h, image, offset_w[m],
                        offset_h[m]);
           }
         }
@@ -205,9 +216,9 @@ __device__ __forceinline__ void IssueWgradCopies(
           const uint32_t to = x + Config::kXBytes + n * kBoxBytes;
           if (Config::kPair && !problem.shares_x) {
             if (n % 2 != member) continue;
-            MulticastTile2(to, problem.dy, full, channel + n * 64, pixel, both);
+            MulticastTile2(to, dy_map, full, channel + n * 64, pixel, both);
           } else {
-            LoadTile2(to, problem.dy, full, channel + n * 64, pixel);
+            LoadTile2(to, dy_map, full, channel + n * 64, pixel);
           }
         }
       }
@@ -274,7 +285,7 @@ __device__ __forceinline__ void ConsumeWgrad(
   const uint32_t a = (Config::kTransposed ? dy : x) + own;
   const uint32_t b = Config::kTransposed ? x : dy;
   RingPosition<Config::kRingStages> at;
-  const int share = ShareOf(problem);
+  const int share = ShareOf<Config::kPair>(problem);
   int refills = 0;  // stages that will be filled again
   // Lanes 0 and 1 of a pair's warps, each at one of the two. Nobody arrives for
   // stages that stay empty: the other block may have ended.
@@ -293,15 +304,34 @@ __device__ __forceinline__ void ConsumeWgrad(
   for (WgradPiece piece; walk.Next(&piece);) {
     const int all_steps = piece.Steps(problem);
     int steps = all_steps;
+    const int first = turn;
     if constexpr (kRings > 1) {
       steps = (all_steps - turn + 1) / 2;
       turn = (turn + all_steps) & 1;
     }
     refills = steps - Config::kRingStages;
+    bool has_rest = Config::kRest && piece.HasRest(problem);
+    if (kRings > 1) has_rest &= (all_steps + first) % 2 != 0;
     float acc[Config::kRows][Config::kMultiplied / 2];
     MultiplyStages<typename Config::T, Contiguous::kRows, Contiguous::kRows>(
-        acc, steps, a, b, Config::kStageBytes, barriers, at, Nothing(),
-        release);
+        acc, steps - has_rest, a, b, Config::kStageBytes, barriers, at,
+        Nothing(), release);
+    if (has_rest) {
+      BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+      const uint64_t rest_a = Descriptor(a + at.stage * Config::kStageBytes);
+      const uint64_t rest_b = Descriptor(b + at.stage * Config::kStageBytes);
+      WgmmaFence();
+#pragma unroll
+      for (int m = 0; m < Config::kRows; ++m) {
+        Wgmma<typename Config::T, Contiguous::kRows, Contiguous::kRows,
+              Config::kMultiplied>(acc[m], rest_a + m * (kBoxBytes >> 4),
+                                   rest_b);
+      }
+      WgmmaCommit();
+      WgmmaWait<0>();
+      release(SharedAddress(&barriers.empty[at.stage]));
+      at.Advance();
+    }
     if constexpr (kRings > 1) {
       AddHalves<Config>(acc[0], group, thread % kWarpgroup,
                         problem.cluster > 1 ? ring : sums);
@@ -334,6 +364,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
   if (threadIdx.x == 32) {
     PrefetchMap(problem.x);
     PrefetchMap(problem.dy);
+  }
+  if (Config::kRest && threadIdx.x == 64 && problem.has_rest) {
+    PrefetchMap(problem.x_rest);
+    PrefetchMap(problem.dy_rest);
   }
   if (threadIdx.x == 0) barriers.Init();
   auto set_up = [&] {

@@ -109,10 +109,21 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
            EncodeIm2col(&problem->dy, call.type, call.rhs,
                         OutputWalk(OutputOf(g), walk, block));
   }
-  return EncodeIm2col(&problem->x, call.type, call.lhs,
-                      InputWalk(InputOf(g), walk, block)) &&
-         EncodeTiled(&problem->dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},
-                     {block, block});
+  auto encode = [&](CUtensorMap* x, CUtensorMap* dy, int pixels) {
+    return EncodeIm2col(x, call.type, call.lhs,
+                        InputWalk(InputOf(g), walk, pixels)) &&
+           EncodeTiled(dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},
+                       {block, pixels});
+  };
+  // In tiles of one warpgroup the code for it takes more than it saves.
+  if (call.type != Type::kTf32 && call.plan.tile_m * call.plan.tile_n > 4096) {
+    const int64_t rest = g.N * g.P * g.Q % block;
+    problem->has_rest = rest > 0 && rest <= kRestPixels;
+    problem->rest_class = (problem->steps - 1) % problem->classes;
+  }
+  return encode(&problem->x, &problem->dy, block) &&
+         (!problem->has_rest ||
+          encode(&problem->x_rest, &problem->dy_rest, kRestPixels));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -20,6 +20,12 @@ struct WgradPiece {
     const int rest = tiles.steps - tiles.rounds * tiles.classes;
     return tiles.rounds * (end - begin) + min(end, rest) - min(begin, rest);
   }
+
+  // Whether its last step is the tile's, with fewer pixels.
+  __device__ bool HasRest(const WgradTiles& tiles) const {
+    return tiles.has_rest && begin <= tiles.rest_class &&
+           tiles.rest_class < end;
+  }
 };
 
 // The piece at `at` of the line, of a share that ends at `end`.
@@ -49,8 +55,9 @@ __device__ __forceinline__ WgradPiece SplitPiece(const WgradTiles& tiles,
 // The share of the line that this block has. A cluster of pairs has the shares
 // of the same steps of two tiles: neighbours in filter rows where they share
 // dy, in output channels where they share x.
+template <bool kPair>
 __device__ __forceinline__ int ShareOf(const WgradTiles& tiles) {
-  if (!tiles.paired) return blockIdx.x;
+  if (!kPair) return blockIdx.x;
   const int rank = blockIdx.x % (2 * tiles.cluster);
   const int group = blockIdx.x / (2 * tiles.cluster);
   const int clusters = tiles.splits / tiles.cluster;  // of a pair of tiles

@@ -32,6 +32,10 @@ struct WgradTiles {
   bool m_minor;  // tiles: filter rows before output channels
   FastDivmod<uint32_t> by_minor_tiles, by_splits, by_channel_blocks,
       by_filter_width;
+  // Whether the last step of a tile has no more than kRestPixels, and the class
+  // that has it.
+  bool has_rest;
+  int rest_class;
   // Blocks of two tiles in a cluster that copy x (otherwise dy) for each other.
   bool paired, shares_x;
 
@@ -41,10 +45,16 @@ struct WgradTiles {
   }
 };
 
+// Of a step's 64: what one multiplication takes.
+inline constexpr int kRestPixels = 16;
+
 // A step is 64 pixels, image after image.
 struct WgradProblem : WgradTiles {
   CUtensorMap x;   // im2col, 64 pixels a box
   CUtensorMap dy;  // tiled, [pixels, K], 64 x 64 a box
+  // The same with boxes of kRestPixels, for a last step of no more: the zeros
+  // past the end would take several times as long as to load.
+  CUtensorMap x_rest, dy_rest;
   int rows, cols;  // P, Q
   FastDivmod<uint32_t> by_rows, by_cols;
   int base_h, base_w, step_h, step_w, dilation_h, dilation_w;
