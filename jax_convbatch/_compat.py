@@ -52,6 +52,7 @@ __all__ = [
     "lower_fun",
     "mlir",
     "multi_primitive",
+    "on_one_device",
     "primitive",
     "typeof",
     "with_sharding",
@@ -201,3 +202,9 @@ def devices_known(ctx) -> bool:
         not isinstance(context, ShardingContext)
         or context.device_assignment is not None
     )
+
+
+def on_one_device(ctx) -> bool:
+    """Whether what is lowered runs whole on one device."""
+    context = ctx.module_context.axis_context
+    return isinstance(context, ShardingContext) and context.num_devices == 1

@@ -18,6 +18,7 @@ from jax_convbatch import (
     deform_lowering,
     deform_primitives,
     fused,
+    one_pass,
     plan,
     primitives,
     targets,
@@ -143,6 +144,8 @@ def _jaxprs(value) -> Iterator[Any]:
 def _rows(eqn, platform: str) -> list[Row]:
     if eqn.primitive in (*deform_primitives.PRIMITIVES, deform_forward.forward_p):
         return _deform_rows(eqn, platform)
+    if eqn.primitive is one_pass.cotangent_p:
+        return _one_pass_rows(eqn, platform)
     row = _row(eqn, platform)
     return [row] if row else []
 
@@ -171,6 +174,21 @@ def _deform_rows(eqn, platform: str) -> list[Row]:
                 chosen.source,
             )
         )
+    return rows
+
+
+def _one_pass_rows(eqn, platform: str) -> list[Row]:
+    """dgrad's and wgrad's, whose bias gradient is theirs; one launch on one device."""
+    params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
+    options = {"params": params, "out_dtype": dtype}
+    size = one_pass.workspace(params, dtype)
+    rows = []
+    for name in ("dgrad", "wgrad"):
+        row, _ = _conv_row(name, options, np.dtype(dtype).name, platform)
+        if platform == "cuda" and size is not None:
+            reason = "dgrad, wgrad, derivative of relu and bias gradient in one pass"
+            row = replace(row, reason=reason, workspace_bytes=size)
+        rows.append(row)
     return rows
 
 

@@ -38,6 +38,8 @@ class Plan:
       epilogue: whether its kernel can form what follows a convolution, if the engine
         is in `EPILOGUES`.
       signs: whether that can also keep the signs of y, `activations.signs_of`.
+      backward_workspace: bytes that the backward pass of a layer with relu takes in
+        one kernel (fprop's plan has it), or None where there is no such kernel.
       config: name of the engine's configuration, where it has several.
       dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
       rest: of float32 at HIGH, what multiplies the low parts, see `tf32x3.py`.
@@ -52,6 +54,7 @@ class Plan:
     by_name_only: bool = False
     epilogue: bool = True
     signs: bool = False
+    backward_workspace: int | None = None
     config: str = ""
     dual: bool = False
     rest: Plan | None = None
@@ -98,6 +101,7 @@ def _plan_implicit_gemm(
         by_name_only=not plan["preferred"],
         epilogue=plan["epilogue"] and not strided,
         signs=plan["signs"] and not strided,
+        backward_workspace=None if strided else plan.get("backward_workspace"),
         config=plan["config"],
         dual=strided,
     )

@@ -4,6 +4,7 @@
 
 #include "cuda/bias_grad.h"
 #include "cuda/row_sums.cuh"
+#include "cuda/sign_bits.cuh"
 
 namespace jax_convbatch {
 
@@ -24,14 +25,6 @@ struct GradOfAny {
     return ActivationGrad(activation, saved, dy);
   }
 };
-
-// Four bytes, each the highest bit of one of `four`, eight times: of byte b
-// where its digit in `which` is 8 + b. (__byte_perm does not know this mode.)
-__device__ __forceinline__ uint32_t FillBytes(uint32_t four, uint32_t which) {
-  uint32_t filled;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(filled) : "r"(four), "r"(which));
-  return filled;
-}
 
 // A source of row_sums.cuh: dz[] = dy[] where its bit is set, else 0.
 template <typename T>
@@ -63,12 +56,7 @@ struct SignSource {
     } dz_of = {.vector = loaded.dy};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // A bit of four to the highest of each byte; then it fills an element.
-      constexpr int kEach = 4 / sizeof(T);  // elements of a word
-      const int first = i * kEach;
-      const uint32_t four = (loaded.signs >> first / 4 * 4 & 15) * 0x10204080u;
-      const int low = 8 + first % 4, high = low + kEach - 1;
-      dz_of.words[i] &= FillBytes(four, low * 0x0011 + high * 0x1100);
+      dz_of.words[i] &= SignMask<sizeof(T)>(loaded.signs, i);
     }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {

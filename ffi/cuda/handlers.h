@@ -36,6 +36,10 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 
+// A layer's backward pass in one kernel.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardExecute);
+
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaActBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);

@@ -6,6 +6,7 @@
 #include "cuda/direct/direct.h"
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/deform.h"
+#include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/product_wgrad.h"
 
@@ -61,7 +62,7 @@ Op OpOf(const std::string& op) {
 }
 
 nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
-                  const hopper::Plan& plan) {
+                  const hopper::Plan& plan, int multiprocessors) {
   constexpr const char* kPaths[] = {"tiles",   "padded tiles", "gathered tiles",
                                     "strips",  "sweeps",       "small tiles",
                                     "patches", "one channel"};
@@ -75,6 +76,10 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   fields["signs"] = fprop && hopper::HasSigns(plan, g, type);
   fields["workspace"] = plan.workspace;
   fields["blocks"] = plan.blocks;
+  if (fprop && hopper::HasLayerBackward(g, type)) {
+    fields["backward_workspace"] =
+        hopper::LayerBackwardWorkspace(g, multiprocessors);
+  }
   return fields;
 }
 
@@ -141,7 +146,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   }
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {
-    plans.append(FieldsOf(operation, g, type, plan));
+    plans.append(FieldsOf(operation, g, type, plan, multiprocessors));
   }
   return plans;
 }

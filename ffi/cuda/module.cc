@@ -51,6 +51,8 @@ nb::dict Targets() {
   add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
   add(engine, "deform_fprop",
       Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
+  add(engine, "layer_backward",
+      Stages(LayerBackwardInitialize, LayerBackwardExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
   targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);

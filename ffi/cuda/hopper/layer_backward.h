@@ -1,0 +1,39 @@
+// The backward pass of a 1x1 layer with relu in one pass over dy and x: for
+// layers so narrow that dw is in the registers of every block.
+//
+// dz = dy where y > 0, else 0; dx[p, c] = sum over k of dz[p, k] w[c, k];
+// dw[c, k] = sum over p of x[p, c] dz[p, k]; db[k] = sum over p of dz[p, k].
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/hopper/conv.h"
+
+namespace jax_convbatch::hopper {
+
+inline constexpr int kBackwardPixels = 64;  // of a tile
+
+// signs: as Epilogue's. dz may be null: it is then nowhere in memory.
+struct LayerBackwardCall {
+  ConvGeometry g;
+  Type type;
+  const void *signs, *x, *w, *dy;
+  void *dx, *dw, *db, *dz, *workspace;
+};
+
+// Whether there is a kernel for the geometry.
+bool HasLayerBackward(const ConvGeometry& g, Type type);
+
+// Blocks that have sums of their own, and the bytes of them all.
+int LayerBackwardBlocks(const ConvGeometry& g, int multiprocessors);
+int64_t LayerBackwardWorkspace(const ConvGeometry& g, int multiprocessors);
+
+cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,
+                          Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_H_

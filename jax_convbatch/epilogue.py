@@ -1,0 +1,185 @@
+"""What follows a convolution, and how it is computed: in the convolution's kernel,
+in one pass over its result, or by XLA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_convbatch import _compat, activations, partition, plan, primitives
+from jax_convbatch import geometry as geo
+from jax_convbatch.primitives import OPS
+
+
+class Epilogue(NamedTuple):
+    """What follows the convolution.
+
+    Attributes:
+      activation: a name of `activations.ACTIVATIONS`, or "identity".
+      scale, bias, residual: whether there is such an operand.
+      save_input: whether the pre-activation is a second result.
+      save_signs: whether y's signs are, as `activations.signs_of` makes them.
+      outside: the name of a function that the caller applies to y afterwards,
+        for `explain`.
+    """
+
+    activation: str = "identity"
+    scale: bool = False
+    bias: bool = False
+    residual: bool = False
+    save_input: bool = False
+    save_signs: bool = False
+    outside: str = ""
+
+    @property
+    def results(self) -> int:
+        return 1 + self.save_input + self.save_signs
+
+    def named(self, rest) -> dict:
+        """The operands after x and w by name; None where there is none."""
+        present = iter(rest)
+        names = ("scale", "bias", "residual")
+        return {n: next(present) if getattr(self, n) else None for n in names}
+
+    def describe(self) -> str:
+        """Such as "scale, bias, residual, relu"."""
+        parts = [n for n in ("scale", "bias", "residual") if getattr(self, n)]
+        if self.activation != "identity":
+            parts.append(self.activation)
+        return ", ".join(parts)
+
+
+def stock(epilogue, axis: int, c, *rest) -> list:
+    """[y], or [y, z], from c = conv(x, w), by XLA."""
+    named = epilogue.named(rest)
+
+    def per_channel(a):
+        return jax.lax.broadcast_in_dim(a, c.shape, (axis,))
+
+    z = c
+    if epilogue.scale:
+        z = z * per_channel(named["scale"])
+    if epilogue.bias:
+        z = z + per_channel(named["bias"])
+    if epilogue.residual:
+        z = z + named["residual"]
+    activation = activations.lookup(epilogue.activation)
+    y = activation.fn(z) if activation else z
+    signs = [activations.signs_of(y, axis)] if epilogue.save_signs else []
+    return [y, z, *signs] if epilogue.save_input else [y, *signs]
+
+
+def signs_shape(shape, params) -> tuple[int, ...]:
+    """Of y's signs, given y's."""
+    axis = params.axis("y", "K")
+    return tuple(n // 8 if i == axis else n for i, n in enumerate(shape))
+
+
+def _attributes(epilogue) -> dict:
+    flags = ("scale", "bias", "residual", "save_input")
+    attributes = {name: np.int64(getattr(epilogue, name)) for name in flags}
+    return {"activation": epilogue.activation, **attributes}
+
+
+def _epilogue_call(epilogue, params, c, *rest) -> list:
+    """One pass over c by a kernel of ours, in place where c is not needed."""
+    g = params.geometry
+    layout = geo.layout("y", params.dimension_numbers)
+    arrays = [c, *rest]
+    layouts = [(0,) if a.ndim == 1 else layout for a in arrays]
+    count = 1 + epilogue.save_input
+    call = jax.ffi.ffi_call(
+        "jax_convbatch_epilogue",
+        [jax.ShapeDtypeStruct(c.shape, c.dtype)] * count,
+        input_layouts=layouts,
+        output_layouts=[layout] * count,
+        input_output_aliases={0: count - 1},
+    )
+    sizes = dict(rows=np.int64(g.N * g.output_pixels), K=np.int64(g.K))
+    return list(call(*arrays, **sizes, **_attributes(epilogue)))
+
+
+def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
+    """What one device does with its part of the operands.
+
+    `add` sums parts of conv(x, w) over devices, where there are any.
+    """
+    x, w, *rest = arrays
+    fprop = OPS["fprop"]
+    local = params.with_sizes(**primitives.local_sizes(fprop, params, x, w))
+    shape = local.shape("y")
+    if 0 in (x.size, w.size, math.prod(shape)):
+        zeros = jnp.zeros(shape, out_dtype)
+        return stock(epilogue, params.axis("y", "K"), zeros, *rest)
+    chosen = local.plan("fprop", x.dtype, out_dtype, platform)
+    empty = not epilogue.describe()
+    fuses = plan.has_epilogue(chosen, platform, x.dtype, out_dtype) and add is None
+    if epilogue.save_signs and not (fuses and chosen.signs):
+        plain = epilogue._replace(save_signs=False)
+        out = _local_layer(platform, plain, out_dtype, params, arrays, add)
+        return [*out, activations.signs_of(out[0], params.axis("y", "K"))]
+    if fuses and not empty:
+        return _fused_call(platform, chosen, epilogue, local, x, w, rest, out_dtype)
+    c = primitives.native_call(fprop, chosen, x, w, local, out_dtype)
+    c = add(c) if add else c
+    return [c] if empty else _epilogue_call(epilogue, local, c, *rest)
+
+
+def _fused_call(platform, chosen, epilogue, params, x, w, rest, out_dtype) -> list:
+    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
+    y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
+    more = [y] if epilogue.save_input else []
+    attributes = _attributes(epilogue)
+    if platform == "cuda":
+        attributes["save_signs"] = np.int64(epilogue.save_signs)
+    if epilogue.save_signs:
+        shape = signs_shape(y.shape, params)
+        more.append(jax.ShapeDtypeStruct(shape, np.uint8))
+    per_channel = [(0,)] * (epilogue.scale + epilogue.bias)
+    out, _, *saved = jax.ffi.ffi_call(
+        f"jax_convbatch_{chosen.engine}_fprop_act",
+        [y, jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8), *more],
+        input_layouts=[
+            layouts["x"],
+            layouts["w"],
+            *per_channel,
+            *[layouts["y"]] * epilogue.residual,
+        ],
+        output_layouts=[layouts["y"], (0,), *[layouts["y"]] * len(more)],
+    )(
+        x,
+        w,
+        *rest,
+        **primitives.attributes(chosen, params),
+        **attributes,
+    )
+    return [out, *saved]
+
+
+def _xla_layer(epilogue, out_dtype, params, x, w, *rest):
+    c = primitives.xla_call("fprop", x, w, params, out_dtype)
+    return stock(epilogue, params.axis("y", "K"), c, *rest)
+
+
+def lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding):
+    platform = platform or ctx.module_context.platforms[0]
+    # For its errors, as in primitives.py.
+    chosen = params.plan("fprop", ctx.avals_in[0].dtype, out_dtype, platform)
+    fun: Callable[..., list]
+    if chosen.engine == "xla":
+        fun = partial(_xla_layer, epilogue, out_dtype, params)
+    else:
+        local = partial(_local_layer, platform, epilogue, out_dtype)
+        if _compat.devices_known(ctx):
+            fun = partition.partitioned_layer(local, OPS["fprop"], params, epilogue)
+        else:
+            fun = lambda *arrays: local(params, arrays)  # noqa: E731
+    out = _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)
+    return _compat.with_sharding(ctx, out)

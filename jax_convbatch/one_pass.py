@@ -1,0 +1,216 @@
+"""Backward of a narrow 1x1 layer with relu, in one pass over dy and x.
+
+    tangent    dx, dw, db (, dr) -> relu'(y) (conv(dx, w) + conv(x, dw) + db (+ dr))
+    cotangent  dy -> dx, dw, db (, dr)
+
+Two linear primitives, each the other's transpose. The second is one kernel on Hopper
+GPUs: dz is in memory only where a residual wants it. Elsewhere, on several devices, and
+in other transformations than the two, they are what `composed_*` says, by the
+primitives of every layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from jax_convbatch import _compat, act_grad, primitives, targets
+from jax_convbatch import geometry as geo
+from jax_convbatch.bias import result_sharding
+from jax_convbatch.primitives import ConvParams
+
+
+def suits(named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
+    """Whether a layer whose relu keeps signs is differentiated so.
+
+    Args:
+      named, d_named: scale, bias and residual and their tangents, by name.
+      dx, dw: tangents; None where there is none.
+      params, dtype: of the convolution.
+    """
+    if named["scale"] is not None:
+        return False
+    if any(t is None for t in (dx, dw, d_named["bias"])):
+        return False
+    if (named["residual"] is None) != (d_named["residual"] is None):
+        return False
+    return workspace(params, dtype) is not None
+
+
+def workspace(params: ConvParams, dtype) -> int | None:
+    """Bytes that the kernel takes on the default platform; None without one."""
+    platform = targets.default_platform()
+    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
+        return None
+    try:
+        found = params.plan("fprop", dtype, dtype, platform).backward_workspace
+    except ValueError:
+        return None
+    limit = params.workspace_limit
+    fits = found is not None and (limit is None or found <= limit)
+    return found if fits else None
+
+
+def tangent(signs, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
+    """The tangent of relu(conv(x, w) + bias + residual); that of residual or None.
+
+    Args:
+      signs: of y, as `activations.signs_of` makes them.
+      x, w: of the convolution.
+      dx, dw, db, residual: tangents; db is [K].
+    """
+    arrays = [signs, x, w, dx, dw, db]
+    return tangent_p.bind(
+        *arrays, *([] if residual is None else [residual]), params=params
+    )
+
+
+def _composed_tangent(signs, x, w, dx, dw, db, *residual, params):
+    axis = params.axis("y", "K")
+    dz = primitives.bind("fprop", dx, w, params) + primitives.bind(
+        "fprop", x, dw, params
+    )
+    dz = sum(residual, dz)
+    return act_grad.tangent("relu", signs, dz, db, axis)
+
+
+def _composed_cotangent(signs, x, w, dy, *, params, residual):
+    axis = params.axis("y", "K")
+    dz, db = act_grad.cotangent("relu", signs, dy, axis, bias=True)
+    dx = primitives.bind("dgrad", dz, w, params)
+    dw = primitives.bind("wgrad", x, dz, params)
+    return [dx, dw, db, *([dz] if residual else [])]
+
+
+# --- lowering -------------------------------------------------------------------
+
+
+def _kernel(params, residual, signs, x, w, dy):
+    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
+    bytes_ = params.plan("fprop", x.dtype, x.dtype, "cuda").backward_workspace
+    like = [x, w, jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)]
+    out = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in like]
+    out.append(jax.ShapeDtypeStruct((bytes_,), np.uint8))
+    out_layouts = [layouts["x"], layouts["w"], (0,), (0,)]
+    if residual:
+        out.append(jax.ShapeDtypeStruct(dy.shape, dy.dtype))
+        out_layouts.append(layouts["y"])
+    dx, dw, db, _, *dz = jax.ffi.ffi_call(
+        "jax_convbatch_implicit_gemm_layer_backward",
+        out,
+        input_layouts=[layouts[role] for role in "yxwy"],
+        output_layouts=out_layouts,
+    )(signs, x, w, dy, geometry=params.geometry.attribute())
+    return [dx, dw, db, *dz]
+
+
+def _cotangent_lowering(on_cuda: bool, ctx, *arrays, params, residual):
+    dtype = ctx.avals_in[1].dtype
+    alone = _compat.on_one_device(ctx)
+    if on_cuda and alone and workspace(params, dtype) is not None:
+        fun = partial(_kernel, params, residual)
+    else:
+        fun = partial(_composed_cotangent, params=params, residual=residual)
+    return _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)
+
+
+# --- differentiation ------------------------------------------------------------
+
+
+def _jvp(primitive, composed, primals, tangents, **params):
+    """By the composition, in what moves."""
+    out = primitive.bind(*primals, **params)
+    moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
+
+    def of_moving(*arrays):
+        full = list(primals)
+        for i, a in zip(moving, arrays, strict=True):
+            full[i] = a
+        return composed(*full, **params)
+
+    if not moving:
+        zeros = jax.tree.map(_compat.zero_tangent, out)
+        return out, zeros
+    moved = [[a[i] for i in moving] for a in (primals, tangents)]
+    return out, jax.jvp(of_moving, *moved)[1]
+
+
+def _tangent_transpose(ct, signs, x, w, *linear, params):
+    if _compat.is_zero(ct):
+        return [None] * 3 + [_compat.zero_cotangent(a) for a in linear]
+    residual = len(linear) > 3
+    wanted = [_compat.is_linear_input(a) for a in linear]
+    if all(wanted):
+        cts = cotangent_p.bind(signs, x, w, ct, params=params, residual=residual)
+    else:
+        cts = _composed_cotangent(signs, x, w, ct, params=params, residual=residual)
+    return [None] * 3 + [
+        c if is_wanted else None for c, is_wanted in zip(cts, wanted, strict=True)
+    ]
+
+
+def _cotangent_transpose(cts, signs, x, w, dy, *, params, residual):
+    if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
+        return [None] * 3 + [_compat.zero_cotangent(dy)]
+    cts = [_compat.instantiate_zeros(ct) for ct in cts]
+    return [None] * 3 + [tangent_p.bind(signs, x, w, *cts, params=params)]
+
+
+# --- vmap -----------------------------------------------------------------------
+
+
+def _batching(composed, axis_data, args, dims, **params):
+    fun = partial(composed, **params)
+    out = jax.vmap(fun, dims, 0, axis_size=axis_data.size)(*args)
+    return out, jax.tree.map(lambda _: 0, out)
+
+
+# --- definition -----------------------------------------------------------------
+
+
+def _like(which: int):
+    return (
+        lambda *arrays, **_: arrays[which].shape,
+        lambda *arrays, **_: arrays[which].dtype,
+        lambda *arrays, **_: arrays[which].sharding,
+    )
+
+
+_DB = (
+    lambda signs, x, w, dy, *, params, **_: (params.geometry.K,),
+    lambda signs, x, w, dy, **_: dy.dtype,
+    lambda signs, x, w, dy, *, params, **_: result_sharding(
+        dy, kept=(params.axis("y", "K"),), out_sharding=None
+    ),
+)
+tangent_p = _compat.primitive(
+    "conv_layer_tangent",
+    lambda signs, x, *_, params: params.shape("y"),
+    lambda signs, x, *_, **__: x.dtype,
+    lambda signs, x, *_, **__: x.sharding,
+)
+# x, w, y and db have the places of their arrays.
+cotangent_p = _compat.multi_primitive(
+    "conv_layer_cotangent",
+    _like(1),
+    _like(2),
+    _DB,
+    _like(3),
+    count=lambda options: 3 + options["residual"],
+)
+for _p, _composed, _transpose in (
+    (tangent_p, _composed_tangent, _tangent_transpose),
+    (cotangent_p, _composed_cotangent, _cotangent_transpose),
+):
+    _compat.defjvp(_p, partial(_jvp, _p, _composed), _transpose)
+    _compat.defjet(_p, _composed)
+    _compat.defbatching(_p, partial(_batching, _composed))
+_compat.mlir.register_lowering(
+    tangent_p, _compat.mlir.lower_fun(_composed_tangent, multiple_results=False)
+)
+_compat.mlir.register_lowering(
+    cotangent_p, partial(_cotangent_lowering, True), platform="cuda"
+)
+_compat.mlir.register_lowering(cotangent_p, partial(_cotangent_lowering, False))

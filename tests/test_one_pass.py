@@ -1,0 +1,197 @@
+"""Backward of narrow 1x1 layers in one pass over dy: every mode, exact, same bits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from problems import normal, whole
+from promises import bits
+
+import jax_convbatch as jc
+from jax_convbatch import activations, fused, one_pass
+
+CHANNELS = [(64, 64), (64, 256), (256, 64), (128, 128)]
+# Tiles of 64 pixels: less than one, whole ones, some of the last; many a block.
+IMAGES = [(1, 2, 1), (2, 8, 8), (5, 7, 18), (40, 31, 32)]
+
+
+def operands(image, c, k, dtype, make, residual=True):
+    shapes = [(*image, c), (1, 1, c, k), (k,), (*image, k)]
+    x, w, bias, dy = (make(i, s, dtype) for i, s in enumerate(shapes))
+    return [x, w, bias, *([make(4, dy.shape, dtype)] if residual else [])], dy
+
+
+def layer(x, w, bias, residual=None, **options):
+    return jc.conv_bias_act(x, w, bias, residual=residual, activation="relu", **options)
+
+
+def stock(x, w, bias, residual=0):
+    conv = functools.partial(
+        jax.lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(conv(x, w, (1, 1), "VALID") + bias + residual)
+
+
+def gradients(fun, args, dy):
+    return jax.vjp(fun, *args)[1](dy)
+
+
+def primitives_of(fun, *args):
+    return [str(e.primitive) for e in jax.make_jaxpr(fun)(*args).eqns]
+
+
+@pytest.fixture
+def composed(monkeypatch):
+    """As if there were the kernel, and with it the primitives, on every platform."""
+    monkeypatch.setattr(one_pass, "workspace", lambda params, dtype: 0)
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
+
+
+def of_gradients(fun):
+    """A number that depends on every gradient of `fun`."""
+
+    def total(*args):
+        grads = jax.grad(lambda *a: jnp.sin(fun(*a)).sum(), range(len(args)))(*args)
+        return sum(jnp.sin(g).sum() for g in grads)
+
+    return total
+
+
+MODES = {
+    "reverse": lambda f, a: jax.grad(lambda *a: (f(*a) ** 2).sum(), range(len(a)))(*a),
+    "forward": lambda f, a: jax.jvp(f, a, a),
+    "reverse twice": lambda f, a: jax.grad(of_gradients(f), range(len(a)))(*a),
+    "forward over reverse": lambda f, a: jax.jvp(of_gradients(f), a, a),
+    "vmap of reverse": lambda f, a: jax.vmap(
+        jax.grad(lambda *a: (f(*a) ** 2).sum(), range(len(a)))
+    )(*(jnp.stack([b, 2 * b]) for b in a)),
+    "remat": lambda f, a: jax.grad(
+        lambda *a: (jax.checkpoint(f)(*a) ** 2).sum(), range(len(a))
+    )(*a),
+    "some": lambda f, a: jax.grad(lambda *a: (f(*a) ** 2).sum(), (1, 2))(*a),
+}
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_what_jax_lax_gives(composed, mode, residual):
+    args, _ = operands((2, 3, 4), 8, 16, "float32", normal, residual)
+    args = list(map(jnp.asarray, args))
+    found, want = (MODES[mode](f, args) for f in (layer, stock))
+    for a, b in zip(*map(jax.tree.leaves, (found, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_backward_pass_is_one_primitive(composed, residual):
+    args, dy = operands((2, 3, 4), 8, 16, "float32", normal, residual)
+    names = primitives_of(functools.partial(gradients, layer), args, dy)
+    assert names == ["conv_layer", "conv_layer_cotangent"]
+
+
+def test_without_one_of_the_gradients_it_is_not(composed):
+    args, _ = operands((2, 3, 4), 8, 16, "float32", normal)
+    fun = jax.grad(lambda w: layer(args[0], w, *args[2:]).sum())
+    assert "conv_layer_cotangent" not in primitives_of(fun, args[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("c", "k"), CHANNELS)
+@pytest.mark.parametrize("image", IMAGES)
+def test_whole_numbers_are_exact(hopper, image, c, k, dtype):
+    args, dy = operands(image, c, k, dtype, functools.partial(whole, most=1))
+    for count in (3, 4):
+        given = args[:count]
+        names = primitives_of(functools.partial(gradients, layer), given, dy)
+        assert "conv_layer_cotangent" in names
+        found = jax.jit(functools.partial(gradients, layer))(given, dy)
+        x, w, bias, *residual = map(oracle.float64, given)
+        wide = x.reshape(-1, c), w[0, 0], oracle.float64(dy).reshape(-1, k)
+        z = wide[0] @ wide[1] + bias + sum(r.reshape(-1, k) for r in residual)
+        dz = np.where(z > 0, wide[2], 0)
+        want = [dz @ wide[1].T, wide[0].T @ dz, dz.sum(0), dz][:count]
+        for a, b, like in zip(found, want, given, strict=True):
+            np.testing.assert_array_equal(a, b.reshape(like.shape).astype(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("c", "k"), CHANNELS)
+def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(hopper, c, k, dtype):
+    args, dy = operands((96, 14, 14), c, k, dtype, normal)
+    signs = activations.signs_of(layer(*args), 3)
+    params = {}
+
+    def bound(x, w, dy, signs):
+        return one_pass.cotangent_p.bind(
+            signs, x, w, dy, params=params["of"], residual=True
+        )
+
+    def parts(x, w, dy, signs):
+        return one_pass._composed_cotangent(
+            signs, x, w, dy, params=params["of"], residual=True
+        )
+
+    x, w = args[:2]
+    for n in (96, 1, 3, 8):
+        eqns = jax.make_jaxpr(layer)(x[:n], *args[1:3], args[3][:n]).eqns
+        params["of"] = next(e.params["params"] for e in eqns if "params" in e.params)
+        given = x[:n], w, dy[:n], signs[:n]
+        first = list(map(bits, jax.jit(bound)(*given)))
+        for _ in range(10):
+            for a, b in zip(jax.jit(bound)(*given), first, strict=True):
+                np.testing.assert_array_equal(bits(a), b)
+        dx, _, _, dz = map(bits, jax.jit(parts)(*given))
+        np.testing.assert_array_equal(first[0], dx)
+        np.testing.assert_array_equal(first[3], dz)
+        if n == 96:
+            whole_batch = first
+        np.testing.assert_array_equal(first[0], whole_batch[0][:n])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("numbers", [None, ("NCHW", "OIHW", "NCHW")])
+def test_the_program_is_two_kernels_and_nothing_of_xlas(hopper, numbers):
+    args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
+    if numbers:
+        last = [a.transpose(0, 3, 1, 2) for a in (args[0], args[3], dy)]
+        args = [last[0], args[1].transpose(3, 2, 0, 1), args[2], last[1]]
+        dy = last[2]
+    fun = functools.partial(layer, dimension_numbers=numbers)
+    text = jax.jit(functools.partial(gradients, fun)).lower(args, dy).compile()
+    text = text.as_text()
+    assert "layer_backward" in text and " convolution(" not in text
+    assert "jax_convbatch_act_bgrad" not in text
+    for op in ("reduce(", "multiply(", "select("):
+        assert f" {op}" not in text
+
+
+@pytest.mark.gpu
+def test_what_relu_drops_may_be_anything(hopper):
+    """nan and infinities of dy where y is 0 reach nothing."""
+    args, dy = operands((4, 14, 14), 64, 256, "bfloat16", normal)
+    y = layer(*args)
+    odd = jnp.where(y > 0, dy, jnp.where(dy > 0, jnp.nan, jnp.inf).astype(dy.dtype))
+    step = jax.jit(functools.partial(gradients, layer))
+    for a, b in zip(step(args, odd), step(args, dy), strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b))
+
+
+@pytest.mark.gpu
+def test_explain_says_so(hopper):
+    args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
+    rows = jc.explain(functools.partial(gradients, layer), args, dy, platform="cuda")
+    assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"]
+    assert all("in one pass" in row.reason for row in rows[1:])
+
+
+@pytest.mark.gpu
+def test_a_limit_too_small_leaves_it_to_the_parts(hopper):
+    args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
+    fun = functools.partial(layer, workspace_limit=1 << 20)
+    names = primitives_of(functools.partial(gradients, fun), args, dy)
+    assert "conv_layer_cotangent" not in names
