@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/layer_backward.cuh"
 #include "cuda/hopper/layer_backward.h"
@@ -7,6 +8,29 @@
 
 namespace jax_convbatch::hopper {
 namespace {
+
+// x and dx of a strided layer; false where the driver refuses.
+bool EncodeStrided(const LayerBackwardCall& call,
+                   LayerBackwardProblem* problem) {
+  const ConvGeometry& g = call.g;
+  problem->rows = static_cast<int>(g.P);
+  problem->cols = static_cast<int>(g.Q);
+  problem->step_h = static_cast<int>(g.stride.h);
+  problem->step_w = static_cast<int>(g.stride.w);
+  const auto parts = DgradParts(g);
+  problem->parts = static_cast<int>(parts.size());
+  for (int i = 0; i < problem->parts; ++i) {
+    problem->part_h[i] = static_cast<int>(parts[i].h.output);
+    problem->part_w[i] = static_cast<int>(parts[i].w.output);
+    if (!EncodeIm2col(&problem->dx[i], call.type, call.dx,
+                      OutputWalk(InputOf(g), parts[i], kBackwardPixels),
+                      Copy::kStore)) {
+      return false;
+    }
+  }
+  return EncodeIm2col(&problem->x, call.type, call.x,
+                      InputWalk(InputOf(g), FpropPart(g), kBackwardPixels));
+}
 
 template <typename Config>
 cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
@@ -27,37 +51,43 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
   problem.pixels = static_cast<int>(pixels);
   problem.tiles =
       static_cast<int>((pixels + kBackwardPixels - 1) / kBackwardPixels);
+  problem.slices = static_cast<int>(C / Config::kC);
   problem.blocks = LayerBackwardBlocks(g, multiprocessors);
   problem.stores_dz = call.dz != nullptr;
+  problem.parts = 1;
   auto encode = [&](CUtensorMap* map, const void* data, int64_t channels,
                     int64_t rows) {
     return EncodeTiled(map, call.type, data, {channels, rows}, {64, 64});
   };
-  if (!encode(&problem.x, call.x, C, pixels) ||
-      !encode(&problem.dy, call.dy, K, pixels) ||
+  if (!encode(&problem.dy, call.dy, K, pixels) ||
       !encode(&problem.w, call.w, K, C) ||
-      !encode(&problem.dx, call.dx, C, pixels) ||
-      (problem.stores_dz && !encode(&problem.dz, call.dz, K, pixels))) {
+      (problem.stores_dz && !encode(&problem.dz, call.dz, K, pixels)) ||
+      !(g.is_pointwise() ? encode(&problem.x, call.x, C, pixels) &&
+                               encode(&problem.dx[0], call.dx, C, pixels)
+                         : EncodeStrided(call, &problem))) {
     return cudaErrorInvalidValue;
   }
-  kernel<<<problem.blocks, kThreads, Config::kSharedBytes, stream>>>(problem);
+  kernel<<<problem.slices * problem.blocks, kThreads, Config::kSharedBytes,
+           stream>>>(problem);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  const int quads = Config::kPiece / 4;
   return LaunchDependent(
-      AddLayerSums<Config>, (quads + kSumQuads - 1) / kSumQuads,
+      AddLayerSums<Config>, int64_t{problem.slices} * kSumBlocks<Config>,
       kSumQuads * kSumLanes, stream, problem.pieces, problem.blocks,
       static_cast<T*>(call.dw), static_cast<T*>(call.db));
 }
 
-// Calls f with the Config of the channels: those of HasLayerBackward.
+// Calls f with the Config for the channels of a slice (LayerBackwardSlice).
 template <typename T, typename F>
 void ForChannels(int64_t C, int64_t K, F&& f) {
+  constexpr bool kShared = true;
   auto is = [&](int64_t c, int64_t k) { return C == c && K == k; };
   if (is(64, 64)) return f(LayerBackwardConfig<T, 64, 64>());
-  if (is(64, 256)) return f(LayerBackwardConfig<T, 64, 256>());
   if (is(256, 64)) return f(LayerBackwardConfig<T, 256, 64>());
-  if (is(128, 128)) f(LayerBackwardConfig<T, 128, 128>());
+  if (is(128, 128)) return f(LayerBackwardConfig<T, 128, 128>());
+  if (is(64, 256)) return f(LayerBackwardConfig<T, 64, 256>());
+  if (is(128, 256)) return f(LayerBackwardConfig<T, 128, 256, kShared>());
+  if (is(64, 512)) f(LayerBackwardConfig<T, 64, 512, kShared>());
 }
 
 }  // namespace
@@ -65,14 +95,15 @@ void ForChannels(int64_t C, int64_t K, F&& f) {
 cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,
                           Stage stage, cudaStream_t stream) {
   if (!HasLayerBackward(call.g, call.type)) return cudaErrorInvalidValue;
+  const int64_t slice = LayerBackwardSlice(call.g);
   cudaError_t error = cudaErrorInvalidValue;
   auto launch = [&](auto config) {
     error = Launch<decltype(config)>(call, multiprocessors, stage, stream);
   };
   if (call.type == Type::kBf16) {
-    ForChannels<__nv_bfloat16>(call.g.C, call.g.K, launch);
+    ForChannels<__nv_bfloat16>(slice, call.g.K, launch);
   } else {
-    ForChannels<__half>(call.g.C, call.g.K, launch);
+    ForChannels<__half>(slice, call.g.K, launch);
   }
   return error;
 }

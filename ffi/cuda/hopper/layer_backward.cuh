@@ -1,57 +1,21 @@
 // The kernels of layer_backward.h.
 //
-// A block goes through tiles of 64 pixels. Its two multiplying warpgroups take
-// tiles in turns, each with sums of dw and db of its own. Of a tile that the
-// copy engine has brought, a warpgroup sets dy to zero where relu's derivative
-// is, adds db on the way, multiplies dz by x for dw and by the filter, which
-// stays in shared memory, for dx, and writes dx over x. A second kernel adds
-// the blocks' sums in order.
+// A block has a slice of the input channels and all output channels, and goes
+// through tiles of 64 pixels. Of a tile that the copy engine has brought, its
+// two multiplying warpgroups set dy to zero where relu's derivative is, add db
+// on the way, multiply dz by x for dw and by the filter, which stays in shared
+// memory, for dx, and write dx over x. They take tiles in turns, each with sums
+// of its own, or share each tile where dw is too large for one. A second kernel
+// adds the blocks' sums in order.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_CUH_
 
-#include <algorithm>
-
 #include "cuda/hopper/epilogue.cuh"
-#include "cuda/hopper/layer_backward.h"
-#include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/layer_sums.cuh"
 #include "cuda/hopper/store_tile.cuh"
 #include "cuda/sign_bits.cuh"
 
 namespace jax_convbatch::hopper {
-
-inline constexpr int kBackwardShared = 230000;
-
-struct LayerBackwardProblem {
-  CUtensorMap x, dy, w, dx, dz;  // boxes of 64 x 64
-  const uint8_t* signs;
-  float* pieces;
-  int pixels, tiles, blocks;
-  bool stores_dz;
-};
-
-template <typename T_, int kC_, int kK_>
-struct LayerBackwardConfig {
-  using T = T_;
-  static constexpr int kC = kC_, kK = kK_;
-  static constexpr int kCBoxes = kC / 64, kKBoxes = kK / 64;
-  // In a stage dy comes before x.
-  static constexpr int kDyBytes = kKBoxes * kBoxBytes;
-  static constexpr int kStageBytes = (kCBoxes + kKBoxes) * kBoxBytes;
-  static constexpr int kSignBytes = kBackwardPixels * kK / 8;
-  static constexpr int kFilterBytes = kCBoxes * kKBoxes * kBoxBytes;
-  static constexpr int kStages = std::min(
-      8, (kBackwardShared - 1024 - kFilterBytes) / (kStageBytes + kSignBytes));
-  static constexpr int kSharedBytes =
-      1024 + kFilterBytes + kStages * (kStageBytes + kSignBytes);
-  // Sums of a thread in quads: of eight columns two, of two rows.
-  static constexpr int kQuads = kC * kK / (4 * kWarpgroup);
-  // Of a block: dw as the threads have it, then db.
-  static constexpr int kPiece = kC * kK + kK;
-  static constexpr int kChunks = kK / 8;  // of 16 bytes in a row of dy
-  static constexpr int kTeams = kWarpgroup / kChunks;
-  static_assert(kStages >= 3 &&
-                kC * kK * 4 + 2 * kWarpgroup * 32 <= kStages * kStageBytes);
-};
 
 template <typename Config>
 struct alignas(8) LayerBackwardBarriers {
@@ -87,10 +51,14 @@ __device__ __forceinline__ uint32_t LoadSharedByte(uint32_t address) {
   return v;
 }
 
-// Where a block's shared memory begins: the filter, the ring, the signs.
+// A block's shared memory: a box of zeros, the filter, the ring, the signs.
 template <typename Config>
 struct LayerBackwardShared {
-  uint32_t filter;
+  uint32_t zeros, filter;
+
+  __device__ explicit LayerBackwardShared(const void* memory)
+      : zeros((SharedAddress(memory) + 1023) & ~1023u),
+        filter(zeros + kBoxBytes) {}
 
   __device__ uint32_t Stage(int stage) const {
     return filter + Config::kFilterBytes + stage * Config::kStageBytes;
@@ -100,22 +68,36 @@ struct LayerBackwardShared {
   }
 };
 
+// Where the first pixel of a tile lies in a strided layer's x.
+struct StridedPixel {
+  int h, w, image;
+
+  __device__ StridedPixel(const LayerBackwardProblem& problem, int pixel) {
+    const int row = pixel / problem.cols;
+    image = row / problem.rows;
+    w = (pixel - row * problem.cols) * problem.step_w;
+    h = (row - image * problem.rows) * problem.step_h;
+  }
+};
+
 template <typename Config>
 __device__ __forceinline__ void LoadTiles(
     const LayerBackwardProblem& problem,
     const LayerBackwardShared<Config>& shared,
     LayerBackwardBarriers<Config>& barriers) {
   const uint32_t filter = SharedAddress(&barriers.filter);
+  const int channel = problem.Slice() * Config::kC;
   BarrierArriveExpect(filter, Config::kFilterBytes);
   for (int k = 0; k < Config::kKBoxes; ++k) {
     for (int c = 0; c < Config::kCBoxes; ++c) {
       const int box = k * Config::kCBoxes + c;
       LoadTile2(shared.filter + box * kBoxBytes, problem.w, filter, k * 64,
-                c * 64);
+                channel + c * 64);
     }
   }
   RingPosition<Config::kStages> at;
-  for (int tile = blockIdx.x; tile < problem.tiles; tile += problem.blocks) {
+  for (int tile = problem.FirstTile(); tile < problem.tiles;
+       tile += problem.blocks) {
     const int pixel = tile * kBackwardPixels;
     const uint32_t full = SharedAddress(&barriers.full[at.stage]);
     BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
@@ -130,10 +112,18 @@ __device__ __forceinline__ void LoadTiles(
     for (int k = 0; k < Config::kKBoxes; ++k) {
       LoadTile2(dy + k * kBoxBytes, problem.dy, full, k * 64, pixel);
     }
+    const uint32_t x = dy + Config::kDyBytes;
+    if (problem.Strided()) {
+      const StridedPixel from(problem, pixel);
+      for (int c = 0; c < Config::kCBoxes; ++c) {
+        LoadIm2col(x + c * kBoxBytes, problem.x, full, channel + c * 64, from.w,
+                   from.h, from.image, 0, 0);
+      }
+    } else {
 #pragma unroll
-    for (int c = 0; c < Config::kCBoxes; ++c) {
-      LoadTile2(dy + Config::kDyBytes + c * kBoxBytes, problem.x, full, c * 64,
-                pixel);
+      for (int c = 0; c < Config::kCBoxes; ++c) {
+        LoadTile2(x + c * kBoxBytes, problem.x, full, channel + c * 64, pixel);
+      }
     }
     at.Advance();
   }
@@ -144,17 +134,31 @@ __device__ __forceinline__ void StoreTiles(
     const LayerBackwardProblem& problem,
     const LayerBackwardShared<Config>& shared,
     LayerBackwardBarriers<Config>& barriers) {
+  const int channel = problem.Slice() * Config::kC;
   RingPosition<Config::kStages> at;
-  for (int tile = blockIdx.x; tile < problem.tiles; tile += problem.blocks) {
+  for (int tile = problem.FirstTile(); tile < problem.tiles;
+       tile += problem.blocks) {
     const int pixel = tile * kBackwardPixels;
     const uint32_t dz = shared.Stage(at.stage);
     BarrierWait(SharedAddress(&barriers.written[at.stage]), at.round);
+    const uint32_t dx = dz + Config::kDyBytes;
+    if (problem.Strided()) {
+      const StridedPixel to(problem, pixel);
+      for (int part = 0; part < problem.parts; ++part) {
+        for (int c = 0; c < Config::kCBoxes; ++c) {
+          StoreIm2col(problem.dx[part],
+                      part == 0 ? dx + c * kBoxBytes : shared.zeros,
+                      channel + c * 64, to.w + problem.part_w[part],
+                      to.h + problem.part_h[part], to.image);
+        }
+      }
+    } else {
 #pragma unroll
-    for (int c = 0; c < Config::kCBoxes; ++c) {
-      StoreTile2(problem.dx, dz + Config::kDyBytes + c * kBoxBytes, c * 64,
-                 pixel);
+      for (int c = 0; c < Config::kCBoxes; ++c) {
+        StoreTile2(problem.dx[0], dx + c * kBoxBytes, channel + c * 64, pixel);
+      }
     }
-    if (problem.stores_dz) {
+    if (problem.stores_dz && channel == 0) {
 #pragma unroll
       for (int k = 0; k < Config::kKBoxes; ++k) {
         StoreTile2(problem.dz, dz + k * kBoxBytes, k * 64, pixel);
@@ -167,7 +171,7 @@ __device__ __forceinline__ void StoreTiles(
   }
 }
 
-// Makes dz of dy, in place, by a warpgroup. A thread has eight channels of
+// Makes dz of dy, in place, by kMaskThreads. A thread has eight channels of
 // every kTeams-th pixel.
 template <typename Config>
 __device__ __forceinline__ void MaskTile(uint32_t dy, uint32_t signs,
@@ -194,111 +198,77 @@ __device__ __forceinline__ void MaskTile(uint32_t dy, uint32_t signs,
   }
 }
 
-// Adds the two warpgroups' sums and writes the block's piece.
-template <typename Config>
-__device__ __forceinline__ void WriteSums(
-    const LayerBackwardProblem& problem, uint32_t ring, int group, int thread,
-    const float (&dw)[Config::kCBoxes][Config::kK / 2], const float (&db)[8]) {
-  constexpr int kRowQuads = Config::kK / 8;
-  auto quad_of = [&](int i) {
-    const float* v = &dw[i / kRowQuads][i % kRowQuads * 4];
-    return make_float4(v[0], v[1], v[2], v[3]);
-  };
-  const uint32_t own = ring + thread * 16;
-  const uint32_t sums = ring + Config::kC * Config::kK * 4;  // of db
-  if (group == 1) {
-#pragma unroll
-    for (int i = 0; i < Config::kQuads; ++i) {
-      StoreShared4(own + i * (kWarpgroup * 16), quad_of(i));
-    }
-  }
-  // [channel of eight][group][team][chunk]
-  constexpr int kEach = 2 * kWarpgroup * 4;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    StoreShared1(sums + i * kEach + (group * kWarpgroup + thread) * 4, db[i]);
-  }
-  NamedBarrier(1, kConsumers * kWarpgroup);
-  float* const piece = problem.pieces + int64_t{blockIdx.x} * Config::kPiece;
-  if (group == 0) {
-#pragma unroll
-    for (int i = 0; i < Config::kQuads; ++i) {
-      const float4 u = quad_of(i);
-      const float4 v = LoadShared4(own + i * (kWarpgroup * 16));
-      reinterpret_cast<float4*>(piece)[i * kWarpgroup + thread] =
-          make_float4(u.x + v.x, u.y + v.y, u.z + v.z, u.w + v.w);
-    }
-    return;
-  }
-  for (int k = thread; k < Config::kK; k += kWarpgroup) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2 * Config::kTeams; ++i) {
-      float v;
-      asm volatile(
-          "ld.shared.f32 %0, [%1];"
-          : "=f"(v)
-          : "r"(sums + k % 8 * kEach + (i * Config::kChunks + k / 8) * 4)
-          : "memory");
-      sum += v;
-    }
-    piece[Config::kC * Config::kK + k] = sum;
-  }
-}
-
 template <typename Config>
 __device__ __forceinline__ void MultiplyTiles(
     const LayerBackwardProblem& problem,
     const LayerBackwardShared<Config>& shared,
     LayerBackwardBarriers<Config>& barriers, int group, int thread,
-    float (&dw)[Config::kCBoxes][Config::kK / 2], float (&db)[8]) {
+    float (&dw)[Config::kRowBoxes][Config::kN / 2], float (&db)[8]) {
   using T = typename Config::T;
   constexpr auto kRows = Contiguous::kRows;
   constexpr auto kReduction = Contiguous::kReduction;
+  constexpr bool kShared = Config::kShared, kHalvesK = Config::kHalvesK;
+  constexpr int kTurns = kConsumers / Config::kHalves;
+  const int turn = kShared ? 0 : group;
+  // A warpgroup's own among the boxes of x and of dz.
+  const int own_c = kShared && !kHalvesK ? group * Config::kRowBoxes : 0;
+  const int own_k = kHalvesK ? group * (Config::kN / 64) : 0;
+  const int masker = (kShared ? group * kWarpgroup : 0) + thread;
+  int next = 0;  // of kHalvesK, who forms dx
   BarrierWait(SharedAddress(&barriers.filter), 0);
   RingPosition<Config::kStages> at;
-  at.Skip(group);
-  for (int tile = blockIdx.x + group * problem.blocks; tile < problem.tiles;
-       tile += kConsumers * problem.blocks) {
+  at.Skip(turn);
+  for (int tile = problem.FirstTile() + turn * problem.blocks;
+       tile < problem.tiles; tile += kTurns * problem.blocks) {
     const uint32_t dz = shared.Stage(at.stage), x = dz + Config::kDyBytes;
+    uint64_t* const written = &barriers.written[at.stage];
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-    MaskTile<Config>(dz, shared.Signs(at.stage), thread, db);
+    MaskTile<Config>(dz, shared.Signs(at.stage), masker, db);
     FenceAsyncProxy();
-    NamedBarrier(1 + group, kWarpgroup);
+    NamedBarrier(1 + turn, Config::kMaskThreads);
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
 #pragma unroll
-      for (int m = 0; m < Config::kCBoxes; ++m) {
-        Wgmma<T, kRows, kRows, Config::kK>(
-            dw[m], Descriptor(x + m * kBoxBytes) + k * kReductionStep<kRows>,
-            Descriptor(dz) + k * kReductionStep<kRows>);
+      for (int m = 0; m < Config::kRowBoxes; ++m) {
+        Wgmma<T, kRows, kRows, Config::kN>(
+            dw[m],
+            Descriptor(x + (own_c + m) * kBoxBytes) + k * kReductionStep<kRows>,
+            Descriptor(dz + own_k * kBoxBytes) + k * kReductionStep<kRows>);
       }
     }
     WgmmaCommit();
+    if (kHalvesK && next != group) {
+      WgmmaWait<0>();
+      NamedBarrier(3, kConsumers * kWarpgroup);
+    } else {
 #pragma unroll
-    for (int c = 0; c < Config::kCBoxes; ++c) {
-      float dx[1][32];
+      for (int m = 0; m < Config::kRowBoxes; ++m) {
+        const int c = own_c + m;
+        float dx[1][32];
 #pragma unroll
-      for (float& v : dx[0]) v = 0.0f;
-      WgmmaFence();
+        for (float& v : dx[0]) v = 0.0f;
+        WgmmaFence();
 #pragma unroll
-      for (int k = 0; k < Config::kKBoxes; ++k) {
-        const int box = k * Config::kCBoxes + c;
+        for (int k = 0; k < Config::kKBoxes; ++k) {
+          const uint32_t w =
+              shared.filter + (k * Config::kCBoxes + c) * kBoxBytes;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          Wgmma<T, kReduction, kReduction, 64>(
-              dx[0],
-              Descriptor(dz + k * kBoxBytes) + i * kReductionStep<kReduction>,
-              Descriptor(shared.filter + box * kBoxBytes) +
-                  i * kReductionStep<kReduction>);
+          for (int i = 0; i < 4; ++i) {
+            Wgmma<T, kReduction, kReduction, 64>(
+                dx[0],
+                Descriptor(dz + k * kBoxBytes) + i * kReductionStep<kReduction>,
+                Descriptor(w) + i * kReductionStep<kReduction>);
+          }
         }
+        WgmmaCommit();
+        WgmmaWait<0>();  // x too has been multiplied
+        if (kHalvesK) NamedBarrier(3, kConsumers * kWarpgroup);
+        WriteTile<T>(dx, x + c * kBoxBytes, written);
       }
-      WgmmaCommit();
-      WgmmaWait<0>();  // x too has been multiplied
-      WriteTile<T>(dx, x + c * kBoxBytes, &barriers.written[at.stage]);
     }
-    at.Skip(kConsumers);
+    next ^= 1;
+    at.Skip(kTurns);
   }
 }
 
@@ -307,9 +277,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     LayerBackwardKernel(const __grid_constant__ LayerBackwardProblem problem) {
   extern __shared__ uint8_t memory[];
   __shared__ LayerBackwardBarriers<Config> barriers;
-  const LayerBackwardShared<Config> shared{(SharedAddress(memory) + 1023) &
-                                           ~1023u};
+  const LayerBackwardShared<Config> shared(memory);
   if (threadIdx.x == 0) barriers.Init();
+  if (problem.Strided()) {
+    for (int i = threadIdx.x * 16; i < kBoxBytes; i += kThreads * 16) {
+      StoreShared4(shared.zeros + i, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    }
+    FenceAsyncProxy();
+  }
   if (threadIdx.x == 32) {
     PrefetchMap(problem.dy);
     PrefetchMap(problem.x);
@@ -329,57 +304,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   TakeRegisters<kConsumerRegisters>();
   const int thread = threadIdx.x % kWarpgroup;
   const int group = __shfl_sync(~0u, threadIdx.x / kWarpgroup - 1, 0);
-  float dw[Config::kCBoxes][Config::kK / 2], db[8] = {};
+  float dw[Config::kRowBoxes][Config::kN / 2], db[8] = {};
 #pragma unroll
-  for (int m = 0; m < Config::kCBoxes; ++m) {
+  for (int m = 0; m < Config::kRowBoxes; ++m) {
 #pragma unroll
     for (float& v : dw[m]) v = 0.0f;
   }
   MultiplyTiles<Config>(problem, shared, barriers, group, thread, dw, db);
   __syncthreads();  // nobody uses the ring any more
   WriteSums<Config>(problem, shared.Stage(0), group, thread, dw, db);
-}
-
-inline constexpr int kSumQuads = 32, kSumLanes = 8;
-
-// Adds the blocks' pieces in order, a quad by kSumLanes threads.
-template <typename Config>
-__global__ void __launch_bounds__(kSumQuads* kSumLanes)
-    AddLayerSums(const float* __restrict__ pieces, int blocks,
-                 typename Config::T* __restrict__ dw,
-                 typename Config::T* __restrict__ db) {
-  using T = typename Config::T;
-  constexpr int kOfDw = Config::kC * Config::kK / 4;
-  constexpr int kAll = Config::kPiece / 4;
-  const int quad = blockIdx.x * kSumQuads + threadIdx.x % kSumQuads;
-  const int lane = threadIdx.x / kSumQuads;
-  WaitForPrimary();
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  auto add = [&](const float4& v) {
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-  };
-  if (quad < kAll) {
-    const float4* from = reinterpret_cast<const float4*>(pieces) + quad;
-#pragma unroll 8
-    for (int b = lane; b < blocks; b += kSumLanes) add(from[int64_t{b} * kAll]);
-  }
-  __shared__ float4 shared[kSumLanes][kSumQuads];
-  shared[lane][threadIdx.x % kSumQuads] = sum;
-  __syncthreads();
-  if (lane > 0 || quad >= kAll) return;
-#pragma unroll
-  for (int i = 1; i < kSumLanes; ++i) add(shared[i][threadIdx.x]);
-  const uint32_t first = Pack<T>(sum.x, sum.y), second = Pack<T>(sum.z, sum.w);
-  if (quad >= kOfDw) {
-    reinterpret_cast<uint2*>(db)[quad - kOfDw] = make_uint2(first, second);
-    return;
-  }
-  const int thread = quad % kWarpgroup, i = quad / kWarpgroup;
-  const int c = i / (Config::kK / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const int k = i % (Config::kK / 8) * 8 + thread % 4 * 2;
-  auto* to = reinterpret_cast<uint32_t*>(dw + c * Config::kK + k);
-  to[0] = first;
-  to[8 * Config::kK / 2] = second;
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,5 +1,6 @@
-// The backward pass of a 1x1 layer with relu in one pass over dy and x: for
-// layers so narrow that dw is in the registers of every block.
+// The backward pass of a 1x1 layer with relu, of stride 1 or 2, in one pass:
+// for so few output channels that dw of a slice of the input's is in a block's
+// registers.
 //
 // dz = dy where y > 0, else 0; dx[p, c] = sum over k of dz[p, k] w[c, k];
 // dw[c, k] = sum over p of x[p, c] dz[p, k]; db[k] = sum over p of dz[p, k].
@@ -27,8 +28,10 @@ struct LayerBackwardCall {
 // Whether there is a kernel for the geometry.
 bool HasLayerBackward(const ConvGeometry& g, Type type);
 
-// Blocks that have sums of their own, and the bytes of them all.
+// Input channels of a slice, and blocks of each slice.
+int64_t LayerBackwardSlice(const ConvGeometry& g);
 int LayerBackwardBlocks(const ConvGeometry& g, int multiprocessors);
+
 int64_t LayerBackwardWorkspace(const ConvGeometry& g, int multiprocessors);
 
 cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,

@@ -1,22 +1,56 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/layer_backward.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
+// More slices read dy too often.
+constexpr int64_t kMostSlices = 8;
+
 int64_t Pixels(const ConvGeometry& g) { return g.N * g.output_pixels(); }
+
+// Whether each pixel of y has one of x, and those between follow a stride of 2.
+bool IsDivided(const ConvGeometry& g, Type type) {
+  const Axes& s = g.stride;
+  if (g.D != 1 || g.O != 1 || g.taps() != 1 || g.groups != 1 || !g.pad.all(0) ||
+      !g.input_dilation.all(1) || s.h > 2 || s.w > 2 || g.H != g.P * s.h ||
+      g.W != g.Q * s.w || !IsPlain2d(g, type)) {
+    return false;
+  }
+  if (!IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))) return false;
+  for (const PartAxes& part : DgradParts(g)) {
+    if (!IsWalkable(type, OutputOf(g), InputOf(g), part)) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
+int64_t LayerBackwardSlice(const ConvGeometry& g) {
+  auto divides = [&](int64_t slice) { return g.C % slice == 0 ? slice : 0; };
+  switch (g.K) {
+    case 64:
+      return divides(256) ? 256 : divides(64);
+    case 128:
+      return divides(128);
+    case 256:
+      return divides(128) ? 128 : divides(64);
+    case 512:
+      return divides(64);
+    default:
+      return 0;
+  }
+}
+
 bool HasLayerBackward(const ConvGeometry& g, Type type) {
-  auto is = [&](int64_t C, int64_t K) { return g.C == C && g.K == K; };
-  const bool narrow = is(64, 64) || is(64, 256) || is(256, 64) || is(128, 128);
-  const int64_t pixels = Pixels(g);
+  const int64_t pixels = Pixels(g), slice = LayerBackwardSlice(g);
   // The copy of a tile's signs is a multiple of 16 bytes.
-  return narrow && type != Type::kTf32 && g.groups == 1 && g.is_pointwise() &&
-         pixels > 0 && pixels * g.K % 128 == 0 &&
+  return slice > 0 && g.C / slice <= kMostSlices && type != Type::kTf32 &&
+         g.groups == 1 && pixels > 0 &&
+         (g.is_pointwise() || IsDivided(g, type)) && pixels * g.K % 128 == 0 &&
          pixels < INT32_MAX - kBackwardPixels;
 }
 
@@ -24,11 +58,14 @@ bool HasLayerBackward(const ConvGeometry& g, Type type) {
 int LayerBackwardBlocks(const ConvGeometry& g, int multiprocessors) {
   const int64_t pairs =
       (Pixels(g) + 2 * kBackwardPixels - 1) / (2 * kBackwardPixels);
-  return static_cast<int>(std::min<int64_t>(pairs, multiprocessors));
+  const int64_t most = multiprocessors / (g.C / LayerBackwardSlice(g));
+  return static_cast<int>(std::clamp<int64_t>(most, 1, pairs));
 }
 
 int64_t LayerBackwardWorkspace(const ConvGeometry& g, int multiprocessors) {
-  return LayerBackwardBlocks(g, multiprocessors) * (g.C + 1) * g.K * 4;
+  const int64_t slice = LayerBackwardSlice(g);
+  return g.C / slice * LayerBackwardBlocks(g, multiprocessors) * (slice + 1) *
+         g.K * 4;
 }
 
 }  // namespace jax_convbatch::hopper
