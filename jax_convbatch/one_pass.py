@@ -133,8 +133,8 @@ def _jvp(primitive, composed, primals, tangents, **params):
     if not moving:
         zeros = jax.tree.map(_compat.zero_tangent, out)
         return out, zeros
-    moved = [[a[i] for i in moving] for a in (primals, tangents)]
-    return out, jax.jvp(of_moving, *moved)[1]
+    moved, tangents = ([a[i] for i in moving] for a in (primals, tangents))
+    return out, jax.jvp(of_moving, moved, tangents)[1]
 
 
 def _tangent_transpose(ct, signs, x, w, *linear, params):
