@@ -98,13 +98,17 @@ class Filter {
     const A* filter = static_cast<const A*>(f_.filter);
     const int64_t channels = reading_.group_channels, K = f_.g.K;
     for (int64_t j = 0; j < group_channels_; ++j) {
-      for (int64_t k = begin; k < end; ++k) {
+      for (int64_t k = begin; k < end;) {
         const int64_t tap = left.FilterTap(k / channels), c = k % channels;
+        const int64_t count = std::min(channels - c, end - k);
         // dgrad swaps the channels.
         const int64_t at =
             f_.dgrad ? (tap * group_channels_ + j) * K + group * channels + c
                      : (tap * channels + c) * K + group * group_channels_ + j;
-        *to++ = filter[at];
+        for (int64_t i = 0; i < count; ++i) {
+          *to++ = filter[at + i * (f_.dgrad ? 1 : K)];
+        }
+        k += count;
       }
     }
   }

@@ -17,6 +17,8 @@ namespace {
 // Blocks of a group: packed rows of all of them fit the scratch memory.
 constexpr int kMostTerms = kBlockDepth / kMaxRows;
 constexpr int64_t kDotRows = 8;
+// Of the image that classes read one after the other.
+constexpr int64_t kSharedBytes = 1 << 20;
 
 // Which call a thread's packed panels belong to.
 std::atomic<int64_t> calls{0};
@@ -48,6 +50,12 @@ class Product {
     const int64_t most_work = std::max<int64_t>(1, most_rows_ * depth_);
     alike_ = std::max<int64_t>(1, f.g.groups * work / most_work);
     ChooseCut(f.type != kNative<A> || reading_.group_channels < 16);
+    if (dots_ && reading_.count() > 1) {
+      // What all classes read stays in the L2.
+      const int64_t bytes = reading_.group_channels * sizeof(A);
+      row_block_ =
+          std::min(row_block_, RoundUp(CeilDiv(kSharedBytes, bytes), tile_));
+    }
     const int64_t bytes = rows_ * channels_ * sizeof(A);
     const int64_t unit = kernels_.vector * sizeof(A);
     streams_ = in_place() && !f.epilogue && bytes >= f.stream_bytes &&
@@ -62,6 +70,7 @@ class Product {
 
   void Run() {
     if (DirectCovers<A>(f_.g, f_.type, f_.out_type)) return RunDirect();
+    if (dots_ && classes_.size() > 1) return RunTogether();
     const int64_t work =
         std::min(row_block_, most_rows_) * columns_.length * depth_;
     ParallelFor(tasks_, Grain(work), [&](int64_t begin, int64_t end) {
@@ -267,6 +276,24 @@ class Product {
     char* to = static_cast<char*>(f_.out) +
                (place * channels_ + channel) * ElementSize(f_.out_type);
     kernels_.convert(f_.out_type, sums, count, to);
+  }
+
+  // Blocks of rows, all classes one after the other: they read the same part of
+  // the image, and with so few channels their panels take little time.
+  void RunTogether() const {
+    const int64_t classes = classes_.size(), groups = f_.g.groups;
+    const int64_t blocks = CeilDiv(most_rows_, row_block_);
+    const int64_t work = row_block_ * group_channels_ * depth_ * classes;
+    ParallelFor(blocks * groups, Grain(work), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t index = 0; index < classes; ++index) {
+          const Pieces& rows = classes_[index].rows;
+          if (i % blocks >= rows.count) continue;
+          Block(index, i / blocks, rows.begin(i % blocks), rows.end(i % blocks),
+                0, group_channels_);
+        }
+      }
+    });
   }
 
   // Rows of all classes, one class after the other.

@@ -123,19 +123,20 @@ struct Kernels {
   void (*rows_forward)(int64_t count, int terms, const A* const* rows,
                        const A* filter, int outs, A* out, int64_t out_step);
   // The same for many output channels, which lie side by side: out[i * out_step
-  // + k], with the filter as panels of depth `terms`.
+  // + k], with the filter as panels of depth `terms`. With `stream` past the
+  // caches, which wants whole vectors of channels, aligned as vectors are.
   void (*rows_outer)(int64_t count, int terms, const A* const* rows,
                      const A* panels, int64_t channels, A* out,
-                     int64_t out_step);
+                     int64_t out_step, bool stream);
   // Adds rows[j][i] * dy[k * dy_step + i], for all i < count, to the lanes of
   // vector j * outs + k of `sums`.
   void (*rows_wgrad)(int64_t count, int terms, const A* const* rows,
                      const A* dy, int64_t dy_step, int outs, A* sums);
   // to[i] = the sum of vector i's lanes.
   void (*lane_sums)(const A* vectors, int64_t count, A* to);
-  // `before` zeros, from[0], from[step] and so on, `after` zeros.
-  void (*pack_strided)(Element type, const void* from, int64_t step,
-                       int64_t before, int64_t count, int64_t after, A* to);
+  // to[c * to_step + i] = from[i * step + c] for c < channels, i < count.
+  void (*pack_planes)(Element type, const void* from, int64_t step,
+                      int64_t channels, int64_t count, A* to, int64_t to_step);
   // to[i * width + k] = from[i * step + lanes[k]] for k < width.
   void (*pack_spread)(Element type, const void* from, int64_t step,
                       int64_t pixels, const int32_t* lanes, int64_t width,

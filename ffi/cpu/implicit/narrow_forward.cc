@@ -28,8 +28,8 @@ void NarrowForward<A>::Run() const {
   const A* filter = static_cast<const A*>(f_.filter);
   if (f_.type != kNative<A>) {
     wide.resize(g_.w_size() + ChosenKernels<A>().vector);
-    ChosenKernels<A>().pack_strided(f_.type, f_.filter, 1, 0, g_.w_size(), 0,
-                                    wide.data());
+    ChosenKernels<A>().pack_planes(f_.type, f_.filter, 1, 1, g_.w_size(),
+                                   wide.data(), 0);
     filter = wide.data();
   }
   for (int64_t i = 0; i < reading_.count(); ++i) {
@@ -101,6 +101,12 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
   const int64_t grain = std::max(Grain(work / 4), all / (8 * ThreadCount()));
   const bool in_place = f_.out_type == kNative<A>;
   const int64_t groups = g_.groups, outs = outs_ / groups;
+  const int64_t unit = kernels.vector * sizeof(A);
+  const bool streams =
+      in_place && !f_.epilogue && outs_ % kernels.vector == 0 &&
+      reinterpret_cast<uintptr_t>(f_.out) % unit == 0 &&
+      (f_.dgrad ? g_.x_size() : g_.y_size()) * int64_t{sizeof(A)} >=
+          f_.stream_bytes;
   ParallelFor(all, grain, [&](int64_t begin, int64_t end) {
     const Scratch<A> scratch = Scratch<A>::Get();
     *scratch.packed = {};
@@ -119,7 +125,7 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
                                filter, outs_, narrow_.group, z, period * outs_);
       } else if (narrow_.lanes == NarrowLanes::kOutputs) {
         kernels.rows_outer(part.count, terms, at.data(), filter, outs_, z,
-                           period * outs_);
+                           period * outs_, streams);
       } else {
         const int64_t length = RoundUp(part.count, kernels.vector);
         const Pieces pieces = PlacesPieces(outs);
@@ -139,6 +145,7 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
       }
       Store(part.place, rows.period(), part.count, z);
     }
+    if (streams) kernels.fence();
   });
 }
 

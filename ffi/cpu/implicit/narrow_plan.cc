@@ -5,13 +5,32 @@
 namespace jax_convbatch {
 namespace {
 
-// Channels in and out that are multiplied place by place, channels in that are
-// multiplied by all channels out, and channels of a group in or out.
-constexpr int64_t kFewChannels = 8, kFewInputs = 4, kFewOfGroup = 12;
+// Channels in that are multiplied by all channels out, and channels of a group
+// in or out.
+constexpr int64_t kFewInputs = 4, kFewOfGroup = 12;
 // Terms of a sum, and bytes of a filter or its sums.
 constexpr int64_t kMostTerms = 4096, kFilterBytes = 1 << 18;
 // Places of a block.
 constexpr int64_t kMostPlaces = 1024;
+
+// Whether lanes are better places than channels, whatever the groups.
+bool FewEitherWay(int64_t in, int64_t outs) { return in <= 8 && outs <= 8; }
+
+// The same in fprop and dgrad without groups. From 16 channels in to 4 out
+// dots.inc does well, if these are whole vectors.
+bool PlacesAreBetter(int64_t in, int64_t outs, int64_t places, int64_t vector) {
+  const bool dots = outs <= kMostDots && in % vector == 0;
+  return places >= 12 && outs <= 16 && in <= (dots ? 16 : 32);
+}
+
+// In wgrad, which loads and stores all sums once in every row: rows should be
+// the longer, the less the sums fit the L1.
+bool PlacesAreBetterInWgrad(int64_t in, int64_t outs, int64_t places,
+                            int64_t bytes) {
+  const bool few = outs <= 16 ? in <= 16 || outs <= 8 : in <= 4;
+  return few && in <= 512 && outs <= 64 &&
+         places >= (bytes <= 1 << 16 ? 16 : 48);
+}
 
 }  // namespace
 
@@ -38,7 +57,15 @@ Narrow PlanNarrow(const Reading& reading, int64_t outs, bool wgrad,
   const int64_t vector = ChosenKernels<A>().vector;
   Narrow narrow;
   narrow.most_places = kMostPlaces;
-  if (in <= kFewChannels && outs <= kFewChannels) {
+  int64_t taps = 0, places = 0;
+  for (int64_t i = 0; i < reading.count(); ++i) {
+    taps = std::max(taps, Columns(reading, i, 0).taps());
+    places = std::max(places, reading.w[i % reading.w.size()].count);
+  }
+  const int64_t sums = taps * of_group * outs * vector * int64_t{sizeof(A)};
+  const bool better = wgrad ? PlacesAreBetterInWgrad(in, outs, places, sums)
+                            : PlacesAreBetter(in, outs, places, vector);
+  if (FewEitherWay(in, outs) || (groups == 1 && better)) {
     narrow.lanes = NarrowLanes::kPlaces;
     narrow.layout.planes = true;
   } else if (groups == 1 && in <= kFewInputs && !wgrad) {

@@ -85,8 +85,8 @@ void NarrowWgrad<A>::Part(int64_t index, int64_t part, A* sums) const {
       int64_t step = rows.period() * K;
       if (f_.type != kNative<A>) {
         for (int64_t p = 0; p < block.count; ++p) {
-          kernels.pack_strided(f_.type, dy + p * step * element, 1, 0, K, 0,
-                               scratch.part + p * K);
+          kernels.pack_planes(f_.type, dy + p * step * element, 1, 1, K,
+                              scratch.part + p * K, 0);
         }
         from = scratch.part, step = K;
       }
@@ -95,10 +95,8 @@ void NarrowWgrad<A>::Part(int64_t index, int64_t part, A* sums) const {
       continue;
     }
     const int64_t length = RoundUp(block.count, kernels.vector);
-    for (int64_t k = 0; k < K; ++k) {
-      kernels.pack_strided(f_.type, dy + k * element, rows.period() * K, 0,
-                           block.count, 0, scratch.part + k * length);
-    }
+    kernels.pack_planes(f_.type, dy, rows.period() * K, K, block.count,
+                        scratch.part, length);
     A* to = total;
     for (int64_t g = 0; g < groups; ++g) {
       for (int64_t j = 0; j < few.count; ++j) {

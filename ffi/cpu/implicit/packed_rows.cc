@@ -180,13 +180,16 @@ void PackedRows<A>::Pack(const char* row, int64_t first, A* to) const {
     for (size_t f = 0; f < phases_.size(); ++f) {
       const int64_t begin = (first + least_) * w_.step + phases_[f];
       const auto [low, high] = inside(begin, w_.step, length_);
+      const int64_t planes = phases_.size() * length_;
+      A* at = to + f * length_;
       for (int64_t c = 0; c < channels; ++c) {
-        const int64_t at = (begin + low * w_.step) * channels + c;
-        kernels.pack_strided(type_, low < high ? row + at * element : row,
-                             w_.step * channels, low, high - low,
-                             length_ - high,
-                             to + (c * phases_.size() + f) * length_);
+        std::fill_n(at + c * planes, low, A(0));
+        std::fill_n(at + c * planes + high, length_ - high, A(0));
       }
+      if (low == high) continue;
+      kernels.pack_planes(
+          type_, row + (begin + low * w_.step) * channels * element,
+          w_.step * channels, channels, high - low, at + low, planes);
     }
     return;
   }
@@ -196,8 +199,8 @@ void PackedRows<A>::Pack(const char* row, int64_t first, A* to) const {
       low < high ? row + (begin + low) * channels * element : row;
   std::fill_n(to, low * pixel_, A(0));
   if (layout_.lanes.empty()) {
-    kernels.pack_strided(type_, from, 1, 0, (high - low) * channels, 0,
-                         to + low * pixel_);
+    kernels.pack_planes(type_, from, 1, 1, (high - low) * channels,
+                        to + low * pixel_, 0);
   } else {
     kernels.pack_spread(type_, from, channels, high - low, layout_.lanes.data(),
                         pixel_, to + low * pixel_);
