@@ -24,7 +24,8 @@ struct SmallShape {
     return t.cols + (taps_w - 1) * dilation_w;
   }
   int64_t shared_bytes(const SmallTiles& t) const {
-    return 4 * in_c * (taps_h * taps_w * out_c + rows(t) * cols(t));
+    const int stages = in_c * out_c > 256 ? 2 : 1;
+    return 4 * in_c * (taps_h * taps_w * out_c + stages * rows(t) * cols(t));
   }
   int64_t down(const SmallTiles& t) const {
     return (out_h + t.rows - 1) / t.rows;

@@ -15,6 +15,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_TF32_CUH_
 
 #include "activation_math.h"
+#include "cuda/direct/staging.cuh"
 #include "cuda/hopper/epilogue.h"
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/small_problem.h"
@@ -39,6 +40,9 @@ struct SmallConfig {
   static constexpr int kAcross = kProducts < 4 ? 4 / kProducts : 1;
   static constexpr int kEach = kProducts * kAcross / 4;  // a warp's products
   static constexpr int kBlocks = kOut / 8 / kAcross;     // by 8 channels
+  // Whether the next tile comes while this one is multiplied: where blocks have
+  // many tiles, and none of many blocks waits for its first.
+  static constexpr bool kAhead = kIn * kOut > 256;
   // Thread blocks of a multiprocessor, at most.
   static constexpr int kResident = kIn == 32 ? 3 : kOut == 32 ? 4 : 8;
   static_assert(kBlocks * kAcross * 8 == kOut && kEach * 4 / kAcross > 0);
@@ -116,7 +120,8 @@ __device__ __forceinline__ SmallTile SmallTileAt(const SmallProblem& problem,
   return {static_cast<int>(tile), row, col};
 }
 
-// The input pixels of a tile, zeros outside the image.
+// The input pixels of a tile, zeros outside the image; rounded, or copied as
+// they are and to be waited for.
 template <typename Config>
 __device__ __forceinline__ void LoadSmallTile(const SmallProblem& problem,
                                               const SmallTile& tile,
@@ -134,14 +139,29 @@ __device__ __forceinline__ void LoadSmallTile(const SmallProblem& problem,
                   static_cast<int>(TakeDigit(problem.divide_in_w, rest)) -
                   problem.pad_w;
     const int h = tile.row + static_cast<int>(rest) - problem.pad_h;
-    float4 v = make_float4(0, 0, 0, 0);
-    if (static_cast<unsigned>(h) < problem.in_h &&
-        static_cast<unsigned>(w) < problem.in_w) {
-      v = RoundTf32(__ldg(reinterpret_cast<const float4*>(
-          image + (h * problem.in_w + w) * Config::kIn + chunk * 4)));
+    const bool inside = static_cast<unsigned>(h) < problem.in_h &&
+                        static_cast<unsigned>(w) < problem.in_w;
+    const auto* const from = reinterpret_cast<const float4*>(
+        image + (h * problem.in_w + w) * Config::kIn + chunk * 4);
+    auto* const place =
+        reinterpret_cast<float4*>(to + ChunkAt<Config>(pixel, chunk));
+    if constexpr (Config::kAhead) {
+      direct::CopyAsync16(reinterpret_cast<char*>(place),
+                          inside ? from : static_cast<const void*>(problem.in),
+                          inside);
+    } else {
+      *place = inside ? RoundTf32(__ldg(from)) : make_float4(0, 0, 0, 0);
     }
-    *reinterpret_cast<float4*>(to + ChunkAt<Config>(pixel, chunk)) = v;
   }
+}
+
+// Four channels, rounded.
+template <typename Config>
+__device__ __forceinline__ float4 LoadPixel(const float* in, int pixel,
+                                            int chunk) {
+  const float4 v =
+      *reinterpret_cast<const float4*>(in + ChunkAt<Config>(pixel, chunk));
+  return Config::kAhead ? RoundTf32(v) : v;
 }
 
 // Two neighbouring channels.
@@ -240,10 +260,9 @@ __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
 #pragma unroll
         for (int m = 0; m < Config::kEach; ++m) {
           const int pixel = rows[m] * problem.tile_in_w + cols[m] + tap;
-          const float4 low = *reinterpret_cast<const float4*>(
-              in + ChunkAt<Config>(pixel, chunk));
-          const float4 high = *reinterpret_cast<const float4*>(
-              in + ChunkAt<Config>(pixel + problem.tile_in_w, chunk));
+          const float4 low = LoadPixel<Config>(in, pixel, chunk);
+          const float4 high =
+              LoadPixel<Config>(in, pixel + problem.tile_in_w, chunk);
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j) {
             MultiplyTf32(sums[0][m][j], low.x, high.x, low.y, high.y, b[j].x,
@@ -293,6 +312,30 @@ __global__ void __launch_bounds__(kSmallThreads,
   float* const filter = small_shared;
   float* const in = small_shared + problem.taps_h * problem.taps_w *
                                        Config::kIn * Config::kOut;
+  if constexpr (Config::kAhead) {
+    float* const other =
+        in + problem.tile_in_h * problem.tile_in_w * Config::kPixel;
+    auto fetch = [&](int t, float* to) {
+      if (t < problem.tiles) {
+        LoadSmallTile<Config>(problem, SmallTileAt<Config>(problem, t), to);
+      }
+      direct::CommitCopies();
+    };
+    fetch(blockIdx.x, in);
+    LoadSmallFilter<Config>(problem, filter);
+    bool odd = false;
+    for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+      fetch(t + gridDim.x, odd ? in : other);
+      direct::WaitForCopies<1>();
+      __syncthreads();
+      ComputeSmallTile<Config>(problem, epilogue,
+                               SmallTileAt<Config>(problem, t), filter,
+                               odd ? other : in);
+      __syncthreads();
+      odd = !odd;
+    }
+    return;
+  }
   LoadSmallFilter<Config>(problem, filter);
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const SmallTile tile = SmallTileAt<Config>(problem, t);

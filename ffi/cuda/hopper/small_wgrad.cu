@@ -64,8 +64,8 @@ std::optional<Plan> PlanSmallWgrad(const ConvGeometry& g, int multiprocessors) {
       1.0 * g.H * g.W * g.C > kMost || 1.0 * g.P * g.Q * g.K > kMost) {
     return std::nullopt;
   }
-  const auto blocks =
-      static_cast<int>(std::min<int64_t>(multiprocessors, Tiles(g)));
+  const int64_t at_once = multiprocessors * (g.C + g.K < 64 ? 2 : 1);
+  const auto blocks = static_cast<int>(std::min(at_once, Tiles(g)));
   return Plan{static_cast<int>(Rows(g) * g.Q), static_cast<int>(g.K), blocks,
               blocks * g.w_size() * 4, Path::kSmall};
 }

@@ -31,7 +31,9 @@ struct SmallWgradConfig {
   static constexpr int kIn = kIn_, kOut = kOut_;
   static constexpr int kTeams = 4;  // that share a tile's pixels
   static constexpr int kThreads = 3 * kTeams * 32;
-  static constexpr int kStages = 3;
+  // Of a multiprocessor, each with as many stages as there is room for.
+  static constexpr int kBlocks = kIn + kOut < 64 ? 2 : 1;
+  static constexpr int kStages = kBlocks == 2 ? 2 : 3;
   // Words of a pixel: four neighbours' eights of channels fill all banks.
   static constexpr int kInPixel = kIn + 8, kOutPixel = kOut + 8;
   static constexpr int kInWords = (kSmallInputs + 3) * kInPixel;
@@ -134,7 +136,7 @@ __device__ __forceinline__ void AddSmallTile(const SmallWgradProblem& p,
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     SmallWgradKernel(const __grid_constant__ SmallWgradProblem p) {
   constexpr int kIn = Config::kIn, kOut = Config::kOut;
   constexpr int kStages = Config::kStages;
