@@ -78,6 +78,12 @@ __device__ __forceinline__ int ChunkAt(int pixel, int chunk) {
   return pixel * Config::kPixel + (chunk ^ other) * 4;
 }
 
+// Of 8 outputs and 16 inputs of a tap: where a lane's four inputs lie. Threads
+// that store the filter's rows meet in few banks.
+__device__ __forceinline__ int WeightsAt(int block, int output, int chunk) {
+  return output * 4 + (chunk ^ ((output / 2 ^ block) & 3));
+}
+
 // [tap][16 inputs][8 outputs][lane][4 inputs].
 template <typename Config>
 __device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
@@ -85,7 +91,7 @@ __device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
   constexpr int kIn = Config::kIn, kOut = Config::kOut;
   const int taps = problem.taps_h * problem.taps_w;
   auto at = [](int tap, int in, int out) {
-    const int lane = out % 8 * 4 + in % 16 / 4;
+    const int lane = WeightsAt(out / 8, out % 8, in % 16 / 4);
     const int part = tap * Config::kParts + in / 16;
     return ((part * (kOut / 8) + out / 8) * 32 + lane) * 4 + in % 4;
   };
@@ -241,7 +247,12 @@ __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
     cols[m] = product % (Config::kCols / 8) * 8 + lane / 4;
   }
   const float4* weights =
-      reinterpret_cast<const float4*>(filter) + first_block * 32 + lane;
+      reinterpret_cast<const float4*>(filter) + first_block * 32;
+  int places[kBlocks];
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    places[j] = j * 32 + WeightsAt(first_block + j, lane / 4, lane % 4);
+  }
   const int taps_h = Config::kTaps == 0 ? problem.taps_h : Config::kTaps;
   const int taps_w = Config::kTaps == 0 ? problem.taps_w : Config::kTaps;
 #pragma unroll
@@ -255,7 +266,7 @@ __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
         const int chunk = part * 4 + lane % 4;
         float4 b[kBlocks];
 #pragma unroll
-        for (int j = 0; j < kBlocks; ++j) b[j] = weights[j * 32];
+        for (int j = 0; j < kBlocks; ++j) b[j] = weights[places[j]];
         weights += kOut / 8 * 32;
 #pragma unroll
         for (int m = 0; m < Config::kEach; ++m) {
