@@ -10,11 +10,11 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of a tile, or 0 where one does not fit.
+// Of a tile, or 0 where one would read far more rows of x than of dy.
 int64_t Rows(const ConvGeometry& g) {
   const int64_t most =
       std::min(kSmallPixels / g.Q, kSmallInputs / (g.Q + 2) - 2);
-  return most <= 0 ? 0 : CeilDiv(g.P, CeilDiv(g.P, most));
+  return most < 3 ? 0 : CeilDiv(g.P, CeilDiv(g.P, most));
 }
 
 int64_t Tiles(const ConvGeometry& g) { return g.N * CeilDiv(g.P, Rows(g)); }
