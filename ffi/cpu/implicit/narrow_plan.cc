@@ -16,11 +16,11 @@ constexpr int64_t kMostPlaces = 1024;
 // Whether lanes are better places than channels, whatever the groups.
 bool FewEitherWay(int64_t in, int64_t outs) { return in <= 8 && outs <= 8; }
 
-// The same in fprop and dgrad without groups. From 16 channels in to 4 out
-// dots.inc does well, if these are whole vectors.
-bool PlacesAreBetter(int64_t in, int64_t outs, int64_t places, int64_t vector) {
-  const bool dots = outs <= kMostDots && in % vector == 0;
-  return places >= 12 && outs <= 16 && in <= (dots ? 16 : 32);
+// The same in fprop and dgrad without groups. Where `dots`, dots.inc covers it,
+// which does well from 16 channels on.
+bool PlacesAreBetter(int64_t in, int64_t outs, int64_t places, bool dots) {
+  const int64_t most = dots ? 16 : outs <= kMostDots ? 128 : 32;
+  return places >= 12 && outs <= 16 && in <= most;
 }
 
 // In wgrad, which loads and stores all sums once in every row: rows should be
@@ -63,8 +63,9 @@ Narrow PlanNarrow(const Reading& reading, int64_t outs, bool wgrad,
     places = std::max(places, reading.w[i % reading.w.size()].count);
   }
   const int64_t sums = taps * of_group * outs * vector * int64_t{sizeof(A)};
+  const bool dots = type == kNative<A> && outs <= kMostDots && in % vector == 0;
   const bool better = wgrad ? PlacesAreBetterInWgrad(in, outs, places, sums)
-                            : PlacesAreBetter(in, outs, places, vector);
+                            : PlacesAreBetter(in, outs, places, dots);
   if (FewEitherWay(in, outs) || (groups == 1 && better)) {
     narrow.lanes = NarrowLanes::kPlaces;
     narrow.layout.planes = true;
