@@ -119,6 +119,19 @@ def test_short_sums_of_1x1_layers_take_tiles_whose_weights_stay(native):
     assert tile("fprop", "28_1x1_512_128") != "64x128"
 
 
+def test_long_sums_of_few_outputs_take_clusters_in_small_batches(native):
+    def tile(op, batch, row=RESNET50_V1["7_3x3_512_512"], dtype="bfloat16", **changes):
+        return native(op, geometry(batch, row, **changes), dtype, H200)["config"]
+
+    for op in ("fprop", "dgrad"):
+        assert tile(op, 1) == tile(op, 8) == "64x128"
+        assert tile(op, 16) == "64x64"
+        assert tile(op, 256) == "128x128"
+    # Those of other geometries do not come in chunks.
+    assert tile("fprop", 8, dtype="float32") == "64x64"
+    assert tile("fprop", 8, RESNET50_V1["14_3x3_256_256"]) == "64x64"
+
+
 def test_the_study_of_small_f32_layers_is_covered(native):
     for row in (SOFIE_STACK, *SOFIE_SINGLE.values(), FLUX_MNIST["14_16_32"]):
         for batch in (1, 16, 1000):

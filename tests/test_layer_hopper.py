@@ -31,10 +31,13 @@ PADDED = {
     ("bfloat16", "rows"): problem(30, (9, 61), 36, 40, (3, 3), padding=SAME),
     ("float16", "slices"): problem(600, (28, 28), 36, 8, (1, 1)),
 }
-# Enough tiles that every block has several, whatever their shape.
+# Enough tiles that every block has several, whatever their shape; and sums in chunks,
+# also of few tiles.
 MANY = {
     "1x1": problem(64, (28, 28), 64, 264, (1, 1)),
     "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
+    "long sums": problem(300, (7, 7), 512, 136, (3, 3), padding=SAME),
+    "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),
 }
 
 

@@ -19,6 +19,7 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
   if (parts.size() != 1) return tiles;
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
+  if (SumsInChunks(in, out, parts[0])) return {{64, 64}, {64, 128}, {128, 128}};
   if (TileWindow(type, in, out, parts[0])) {
     tiles.push_back({kWindowPixels, kWindowChannels});
   }

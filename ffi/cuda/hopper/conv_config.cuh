@@ -3,6 +3,8 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_CONFIG_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_CONFIG_CUH_
 
+#include <algorithm>
+
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/store_tile.cuh"
 
@@ -11,6 +13,9 @@ namespace jax_convbatch::hopper {
 // The warpgroups take turns with tiles of kM x kN, so that one stores while the
 // other multiplies, or multiply the halves of one tile together.
 enum class Work { kInTurns, kTogether };
+
+// How a tile's sum is formed: in one go, or in chunks (conv_chunks.cuh).
+enum class Sum { kWhole, kChunks };
 
 // kStores: buffers for finished tiles. kZeros: whether there may be parts that
 // no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
@@ -30,6 +35,9 @@ struct ConvConfig {
   static constexpr bool kZeros = kZeros_;
   static constexpr Contiguous kWeights = kWeights_;
 
+  static constexpr Sum kSum = Sum::kWhole;
+  static constexpr bool kSumsApart = false;
+  static constexpr int kSumBytes = 0;
   static constexpr int kResident = kResident_;
   static constexpr bool kLines = kLines_;
 
@@ -45,6 +53,22 @@ struct ConvConfig {
       (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
 };
 
+// Of a small tile, a warpgroup keeps what it has added so far in registers.
+template <typename Config>
+struct InChunks : Config {
+  static constexpr Sum kSum = Sum::kChunks;
+};
+
+// Of a large one, the warpgroups take turns with the chunks, which they add up
+// in shared memory: in the buffer of the finished tile, or apart from it.
+template <typename T, Contiguous kWeights, bool kApart>
+struct LargeInChunks : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
+                                  1, false, kWeights> {
+  static constexpr Sum kSum = Sum::kChunks;
+  static constexpr bool kSumsApart = kApart;
+  static constexpr int kSumBytes = 128 * 128 * 4;
+};
+
 // Stages that are copied before all barriers stand.
 inline constexpr int kFirstStages = 2;
 
@@ -58,6 +82,7 @@ struct ConvBarriers {
   uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
   uint64_t residual[Config::kStores];  // it is in the buffer
   uint64_t resident;                   // the weights that stay are there
+  uint64_t sums[kConsumers];           // a warpgroup has added a chunk
 
   // Of the first stages, and of all else; each by one thread.
   __device__ void InitFirst() {
@@ -78,6 +103,9 @@ struct ConvBarriers {
     for (uint64_t& barrier : turn) {
       BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
     }
+    for (uint64_t& barrier : sums) {
+      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
     for (uint64_t& barrier : residual) {
       BarrierInit(SharedAddress(&barrier), 1);
     }
@@ -89,8 +117,11 @@ struct ConvBarriers {
 template <typename Config>
 struct ConvShared {
   static constexpr int kStoreOffset = Config::kStages * Config::kStageBytes;
+  static constexpr int kStoreBytes = Config::kStores * Config::kTileBytes;
+  static constexpr int kSumOffset =
+      kStoreOffset + (Config::kSumsApart ? kStoreBytes : 0);
   static constexpr int kZeroOffset =
-      kStoreOffset + Config::kStores * Config::kTileBytes;
+      std::max(kStoreOffset + kStoreBytes, kSumOffset + Config::kSumBytes);
   static constexpr int kResidentOffset =
       kZeroOffset + (Config::kZeros ? kBoxBytes : 0);
   static constexpr int kBarrierOffset =

@@ -10,163 +10,21 @@
 // A residual that an epilogue adds comes by the same warp's copies to the
 // buffer of the tile, before the tile is written over it.
 //
-// The reduction is never split: every tile shape adds in the same order, so
-// that results do not depend on the tile, nor on the batch that led to its
-// choice.
+// Every tile shape adds in the same order, so that results do not depend on the
+// tile, nor on the batch that led to its choice. Where a geometry's sums come
+// in chunks, they do in all its tiles.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_KERNEL_CUH_
 
+#include "cuda/hopper/conv_chunks.cuh"
 #include "cuda/hopper/conv_config.cuh"
+#include "cuda/hopper/conv_copies.cuh"
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
 
 namespace jax_convbatch::hopper {
-
-// Where the next stage of a tile comes from: a tap, a block of channels, and
-// for the input the base pixel of the tile's first pixel.
-struct StageWalk {
-  int w, h, image;
-  int r = 0, s = 0, block = 0;
-
-  __device__ StageWalk(const ConvPart& part, int pixel) {
-    const int row = pixel / part.cols;
-    image = row / part.rows;
-    w = part.input_w + (pixel - row * part.cols) * part.input_step_w;
-    h = part.input_h + (row - image * part.rows) * part.input_step_h;
-  }
-
-  __device__ void Advance(const ConvPart& part, int channel_blocks) {
-    if (++block == channel_blocks) {
-      block = 0;
-      if (++s == part.taps_w.count) {
-        s = 0;
-        ++r;
-      }
-    }
-  }
-};
-
-// One warp issues the input's copies, another the weights': it helps small
-// tiles, which are bound by how fast copies are issued. The whole warp walks,
-// so that what it works out is known to be the same in all lanes, and one lane
-// issues.
-enum class Operand { kInput, kWeights };
-
-template <typename Config>
-__device__ __forceinline__ void CopyInput(const ConvPart& part,
-                                          const StageWalk& walk, uint32_t to,
-                                          uint32_t full) {
-  BarrierArriveExpect(full, Config::kInputBytes);
-  LoadIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h, walk.image,
-             walk.s * part.taps_w.offset_step,
-             walk.r * part.taps_h.offset_step);
-}
-
-template <typename Config, int kParts>
-__device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
-                                            uint32_t to, uint32_t full,
-                                            int block, int channel, int tap) {
-  if constexpr (Config::kWeights == Contiguous::kRows) {
-#pragma unroll
-    for (int n = 0; n < Config::kN; n += 64) {
-      LoadTile3(to + n * 128, problem.weights, full, channel + n, block * 64,
-                tap);
-    }
-  } else {
-    LoadTile3(to, problem.weights, full, block * 64, channel, tap);
-  }
-}
-
-template <typename Config, int kParts>
-__device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
-                                            const ConvTile& tile,
-                                            const StageWalk& walk, uint32_t to,
-                                            uint32_t full) {
-  const ConvPart& part = *tile.part;
-  BarrierArriveExpect(full, Config::kWeightBytes);
-  const int tap =
-      (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
-      part.taps_w.tap + walk.s * part.taps_w.tap_step;
-  LoadWeights<Config>(problem, to, full, walk.block, tile.channel, tap);
-}
-
-// Of a filter of one tap: all that a tile sums.
-template <typename Config, int kParts>
-__device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
-                                             const ConvTile& tile, uint32_t to,
-                                             uint64_t* barrier) {
-  const uint32_t full = SharedAddress(barrier);
-  BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
-  for (int i = 0; i < tile.iterations; ++i) {
-    LoadWeights<Config>(problem, to + i * Config::kWeightBytes, full, i,
-                        tile.channel, 0);
-  }
-}
-
-// Copies the first stages of a block's first tile, by one warp and before the
-// block's other barriers stand: a short launch waits for its first copy. The
-// code stands first in the kernel, as a jump waits for its instructions.
-template <typename Config, int kParts>
-__device__ __forceinline__ void CopyFirstStages(
-    const ConvProblem<kParts>& problem, uint32_t ring,
-    ConvBarriers<Config>& barriers) {
-  const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
-  StageWalk walk(*tile.part, tile.pixel);
-  if (!ElectOne()) return;
-  if constexpr (Config::kResident > 0) {
-    LoadResident<Config>(problem, tile,
-                         ring + ConvShared<Config>::kResidentOffset,
-                         &barriers.resident);
-  }
-#pragma unroll
-  for (int i = 0; i < kFirstStages; ++i) {
-    if (i >= tile.iterations) return;
-    const uint32_t full = SharedAddress(&barriers.ring.full[i]);
-    const uint32_t input = ring + i * Config::kStageBytes;
-    CopyInput<Config>(*tile.part, walk, input, full);
-    if constexpr (Config::kResident == 0) {
-      CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
-                          full);
-    }
-    walk.Advance(*tile.part, problem.channel_blocks);
-  }
-}
-
-// All other stages.
-template <typename Config, Operand kOperand, int kParts>
-__device__ __forceinline__ void IssueCopies(
-    const ConvProblem<kParts>& problem, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
-  RingPosition<Config::kStages> at;
-  int copied = kFirstStages;
-  ForTiles<Config>(problem, [&](const ConvTile& tile) {
-    StageWalk walk(*tile.part, tile.pixel);
-    int i = 0;
-#pragma unroll 1
-    for (; i < min(copied, tile.iterations); ++i) {
-      at.Advance();
-      walk.Advance(*tile.part, problem.channel_blocks);
-    }
-    copied = 0;
-    for (; i < tile.iterations; ++i) {
-      const uint32_t full = SharedAddress(&barriers.full[at.stage]);
-      const uint32_t input = ring + at.stage * Config::kStageBytes;
-      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
-      if (ElectOne()) {
-        if constexpr (kOperand == Operand::kInput) {
-          CopyInput<Config>(*tile.part, walk, input, full);
-        } else {
-          CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
-                              full);
-        }
-      }
-      at.Advance();
-      walk.Advance(*tile.part, problem.channel_blocks);
-    }
-  });
-}
 
 // Hardware barriers of the prologue: the first stages' mbarriers stand, and
 // whatever else the block needs; all mbarriers stand.
@@ -209,17 +67,25 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
                     (turn - 1) / kConsumers & 1);
       }
     }
+    auto issued = [&] {
+      if constexpr (!kTogether) {
+        if (signals) {
+          BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+        }
+      }
+    };
     float acc[kGroupM / 64][Config::kN / 2];
-    MultiplyStages<typename Config::T, Contiguous::kReduction, Config::kWeights,
-                   kResident>(
-        acc, tile.iterations, input, weights, Config::kStageBytes,
-        barriers.ring, at, [&] {
-          if constexpr (!kTogether) {
-            if (signals) {
-              BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
-            }
-          }
-        });
+    auto multiply = [&](int count, auto&& under_way) {
+      MultiplyStages<typename Config::T, Contiguous::kReduction,
+                     Config::kWeights, kResident>(acc, count, input, weights,
+                                                  Config::kStageBytes,
+                                                  barriers.ring, at, under_way);
+    };
+    if constexpr (Config::kSum == Sum::kChunks) {
+      AddInRegisters(acc, tile.iterations, multiply, issued);
+    } else {
+      multiply(tile.iterations, issued);
+    }
     const int buffer = turn % kStores;
     const uint32_t to = stores + buffer * Config::kTileBytes;
     uint64_t* written = &barriers.stores.written[buffer];
@@ -309,7 +175,9 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       // What was written kStores - 1 turns before this one has been read.
       if (++turns >= kStores) {
         for (int group = 0; group < kConsumers; ++group) {
-          if (Config::kTogether || group == turns % kConsumers) {
+          // Of a tile whose chunks they share, the first waits.
+          if (Config::kTogether ||
+              group == (Config::kSumBytes > 0 ? 0 : turns % kConsumers)) {
             BarrierArrive(SharedAddress(&free[group]));
           }
         }
@@ -338,7 +206,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp == 0) {
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, kThreads);
-    CopyFirstStages<Config>(problem, shared, barriers);
+    const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
+    const StageWalk walk(*tile.part, tile.pixel);
+    if (ElectOne()) {
+      if constexpr (Config::kResident > 0) {
+        LoadResident<Config>(problem, tile,
+                             shared + ConvShared<Config>::kResidentOffset,
+                             &barriers.resident);
+      }
+      CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
+                              barriers.ring);
+    }
     NamedBarrier(kRestBarrier, 64);
   } else {
     if (threadIdx.x == 64) {
@@ -374,8 +252,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     if constexpr (kTrades) TakeRegisters<kConsumerRegisters>();
-    Consume<Config>(problem, after, threadIdx.x / kWarpgroup - 1, shared,
-                    barriers);
+    const int group = threadIdx.x / kWarpgroup - 1;
+    if constexpr (Config::kSumBytes > 0) {
+      ConsumeChunks<Config>(problem, after, group, shared, barriers);
+    } else {
+      Consume<Config>(problem, after, group, shared, barriers);
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_kernel.cuh"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/conv_split_kernel.cuh"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/tensor_map.h"
 #include "cuda/hopper/window_problem.h"
@@ -108,6 +109,31 @@ cudaError_t LaunchConv(const ConvProblem<kParts>& problem, const After& after,
   return cudaGetLastError();
 }
 
+inline ConvChunks MakeChunks(const ConvProblem<1>& problem) {
+  const ConvPart& part = problem.part[0];
+  ConvChunks chunks{};
+  for (int i = 0; i < kSumChunks; ++i) {
+    const int begin = ChunkBegin(part.iterations, i);
+    const int tap = begin / problem.channel_blocks;
+    chunks.chunk[i] = {tap / part.taps_w.count, tap % part.taps_w.count,
+                       begin % problem.channel_blocks,
+                       ChunkBegin(part.iterations, i + 1) - begin};
+  }
+  return chunks;
+}
+
+template <typename Config, typename After>
+cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
+                        Stage stage, cudaStream_t stream) {
+  const auto kernel = &ConvSplitKernel<Config, After>;
+  constexpr int kBytes = Config::kBarrierOffset + sizeof(SplitBarriers<Config>);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  return LaunchClusters(kernel, kSumChunks, int64_t{kSumChunks} * problem.tiles,
+                        Config::kThreads, kBytes, stream, problem,
+                        MakeChunks(problem), after);
+}
+
 // The filter is copied in boxes of box_c input channels.
 template <typename T, Contiguous kWeights, int kParts, typename Parts,
           typename After = NoEpilogue>
@@ -140,6 +166,26 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
   constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
   constexpr bool kZeros = kParts > 1;
   constexpr int kStores = kZeros ? 1 : 2;
+  if constexpr (kParts == 1) {
+    if (SumsInChunks(in, out, parts[0])) {
+      if (m == 64 && n == 64) {
+        return launch(
+            InChunks<
+                ConvConfig<T, 64, 64, kInTurns, 12, 2, false, kWeights>>());
+      }
+      if (m == 64 && n == 128) {
+        // One round of clusters is faster than blocks that are half as many.
+        return kSumChunks * problem.tiles <= call.plan.blocks
+                   ? LaunchSplit<SplitConfig<T, kWeights>>(problem, after,
+                                                           stage, stream)
+                   : launch(InChunks<ConvConfig<T, 64, 128, kInTurns, 8, 2,
+                                                false, kWeights>>());
+      }
+      return m == 128 && n == 128
+                 ? launch(LargeInChunks<T, kWeights, After::kPresent>())
+                 : cudaErrorInvalidValue;
+    }
+  }
   if (m == 64 && n == 64) {
     return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
   }

@@ -150,6 +150,12 @@ Im2colWalk OutputWalk(const Activations& out, const PartAxes& part,
           h.output_step, w.output_step, pixels};
 }
 
+bool SumsInChunks(const Activations& in, const Activations& out,
+                  const PartAxes& part) {
+  const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
+  return taps * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
+}
+
 bool StoresLines(const Activations& in, const Activations& out,
                  const PartAxes& part) {
   return part.h.taps.count == 1 && part.w.taps.count == 1 && in.c <= 64 &&

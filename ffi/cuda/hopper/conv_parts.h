@@ -86,6 +86,12 @@ inline constexpr int kLineTilePixels = 64, kLineTileChannels = 256;
 bool StoresLines(const Activations& in, const Activations& out,
                  const PartAxes& part);
 
+// Whether the sums of the only part are formed in chunks (conv_chunks.cuh):
+// long ones of few outputs an image, whatever the number of images. Not for
+// TF32.
+bool SumsInChunks(const Activations& in, const Activations& out,
+                  const PartAxes& part);
+
 // Whether taps and corners fit the copy engine's instruction, and the tiles
 // 32 bits.
 bool IsWalkable(Type type, const Activations& in, const Activations& out,

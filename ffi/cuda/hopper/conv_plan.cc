@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/sum_chunks.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -76,8 +77,19 @@ Plan BestTile(Type type, const Activations& in, const Activations& out,
     }
   }
   const bool lines = count == 1 && StoresLines(in, out, parts[0]);
-  return LargestTile(out, HeaviestOf(in, out, parts[0]), count, lines,
-                     multiprocessors);
+  Plan plan = LargestTile(out, HeaviestOf(in, out, parts[0]), count, lines,
+                          multiprocessors);
+  if (count == 1 && SumsInChunks(in, out, parts[0])) {
+    // What there is: a cluster's blocks for each tile if one round has room for
+    // them, and no tiles that are as wide or as high.
+    const int64_t tiles =
+        (out.n * out.h * out.w + 63) / 64 * ((out.c + 127) / 128);
+    if (kSumChunks * tiles <= multiprocessors)
+      plan.tile_m = 64, plan.tile_n = 128;
+    if (plan.tile_n == 256) plan.tile_n = 128;
+    if (plan.tile_m == 256) plan.tile_m = 64;
+  }
+  return plan;
 }
 
 // The same for TF32, fitted to times of 3x3 layers at batches 8 to 1000. Small

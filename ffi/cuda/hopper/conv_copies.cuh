@@ -1,0 +1,160 @@
+// The copies of fprop and dgrad: what a stage holds, and who issues it when.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_CONV_COPIES_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_CONV_COPIES_CUH_
+
+#include "cuda/hopper/conv_config.cuh"
+#include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/pipeline.cuh"
+
+namespace jax_convbatch::hopper {
+
+// Where the next stage of a tile comes from: a tap, a block of channels, and
+// for the input the base pixel of the tile's first pixel.
+struct StageWalk {
+  int w, h, image;
+  int r = 0, s = 0, block = 0;
+
+  __device__ StageWalk(const ConvPart& part, int pixel) {
+    const int row = pixel / part.cols;
+    image = row / part.rows;
+    w = part.input_w + (pixel - row * part.cols) * part.input_step_w;
+    h = part.input_h + (row - image * part.rows) * part.input_step_h;
+  }
+
+  __device__ void Advance(const ConvPart& part, int channel_blocks) {
+    if (++block == channel_blocks) {
+      block = 0;
+      if (++s == part.taps_w.count) {
+        s = 0;
+        ++r;
+      }
+    }
+  }
+};
+
+// One warp issues the input's copies, another the weights': it helps small
+// tiles, which are bound by how fast copies are issued. The whole warp walks,
+// so that what it works out is known to be the same in all lanes, and one lane
+// issues.
+enum class Operand { kInput, kWeights };
+
+template <typename Config>
+__device__ __forceinline__ void CopyInput(const ConvPart& part,
+                                          const StageWalk& walk, uint32_t to,
+                                          uint32_t full) {
+  BarrierArriveExpect(full, Config::kInputBytes);
+  LoadIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h, walk.image,
+             walk.s * part.taps_w.offset_step,
+             walk.r * part.taps_h.offset_step);
+}
+
+template <typename Config, int kParts>
+__device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
+                                            uint32_t to, uint32_t full,
+                                            int block, int channel, int tap) {
+  if constexpr (Config::kWeights == Contiguous::kRows) {
+#pragma unroll
+    for (int n = 0; n < Config::kN; n += 64) {
+      LoadTile3(to + n * 128, problem.weights, full, channel + n, block * 64,
+                tap);
+    }
+  } else {
+    LoadTile3(to, problem.weights, full, block * 64, channel, tap);
+  }
+}
+
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
+                                            const ConvTile& tile,
+                                            const StageWalk& walk, uint32_t to,
+                                            uint32_t full) {
+  const ConvPart& part = *tile.part;
+  BarrierArriveExpect(full, Config::kWeightBytes);
+  const int tap =
+      (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
+      part.taps_w.tap + walk.s * part.taps_w.tap_step;
+  LoadWeights<Config>(problem, to, full, walk.block, tile.channel, tap);
+}
+
+// Of a filter of one tap: all that a tile sums.
+template <typename Config, int kParts>
+__device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
+                                             const ConvTile& tile, uint32_t to,
+                                             uint64_t* barrier) {
+  const uint32_t full = SharedAddress(barrier);
+  BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
+  for (int i = 0; i < tile.iterations; ++i) {
+    LoadWeights<Config>(problem, to + i * Config::kWeightBytes, full, i,
+                        tile.channel, 0);
+  }
+}
+
+// Copies the first stages of a block's first tile, by one warp and before the
+// block's other barriers stand: a short launch waits for its first copy. The
+// code stands first in the kernel, as a jump waits for its instructions.
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyFirstStages(
+    const ConvProblem<kParts>& problem, const ConvTile& tile, StageWalk walk,
+    int count, uint32_t ring, RingBarriers<Config::kStages>& barriers) {
+#pragma unroll
+  for (int i = 0; i < kFirstStages; ++i) {
+    if (i >= count) return;
+    const uint32_t full = SharedAddress(&barriers.full[i]);
+    const uint32_t input = ring + i * Config::kStageBytes;
+    CopyInput<Config>(*tile.part, walk, input, full);
+    if constexpr (Config::kResident == 0) {
+      CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
+                          full);
+    }
+    walk.Advance(*tile.part, problem.channel_blocks);
+  }
+}
+
+// Of `count` stages those from `first` on.
+template <typename Config, Operand kOperand, int kParts>
+__device__ __forceinline__ void CopyStages(
+    const ConvProblem<kParts>& problem, const ConvTile& tile, StageWalk walk,
+    int first, int count, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers,
+    RingPosition<Config::kStages>& at) {
+  int i = 0;
+#pragma unroll 1
+  for (; i < min(first, count); ++i) {
+    at.Advance();
+    walk.Advance(*tile.part, problem.channel_blocks);
+  }
+  for (; i < count; ++i) {
+    const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+    const uint32_t input = ring + at.stage * Config::kStageBytes;
+    BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+    if (ElectOne()) {
+      if constexpr (kOperand == Operand::kInput) {
+        CopyInput<Config>(*tile.part, walk, input, full);
+      } else {
+        CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
+                            full);
+      }
+    }
+    at.Advance();
+    walk.Advance(*tile.part, problem.channel_blocks);
+  }
+}
+
+// All stages but the first.
+template <typename Config, Operand kOperand, int kParts>
+__device__ __forceinline__ void IssueCopies(
+    const ConvProblem<kParts>& problem, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers) {
+  RingPosition<Config::kStages> at;
+  int first = kFirstStages;
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
+    CopyStages<Config, kOperand>(problem, tile,
+                                 StageWalk(*tile.part, tile.pixel), first,
+                                 tile.iterations, ring, barriers, at);
+    first = 0;
+  });
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_CONV_COPIES_CUH_
