@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from problems import normal, whole
 from promises import bits
 
@@ -105,6 +107,21 @@ def test_the_backward_pass_is_one_primitive(composed, residual):
     args, dy = operands((2, 3, 4), 8, 16, "float32", normal, residual)
     names = primitives_of(functools.partial(gradients, layer), args, dy)
     assert names == ["conv_layer", "conv_layer_cotangent"]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_samples_over_devices_give_what_one_device_gives(composed, mesh, mapped):
+    args, dy = operands((16, 3, 4), 8, 16, "float32", functools.partial(whole, most=1))
+    want = jax.jit(functools.partial(gradients, layer))(args, dy)
+    over, same = P("data"), P()
+    specs = (over, same, same, over)
+    fun = layer
+    if mapped:
+        fun = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=over)
+    shardings = [NamedSharding(mesh, spec) for spec in (*specs, over)]
+    *args, dy = map(jax.device_put, [*args, dy], shardings)
+    found = jax.jit(functools.partial(gradients, fun))(args, dy)
+    jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
 def test_without_one_of_the_gradients_it_is_not(composed):
