@@ -85,7 +85,7 @@ def test_four_channels_of_f32_are_enough(hopper, c):
 
 # Problems large enough for wgrad's kernel that reads x once for nine taps.
 HALO = {
-    "odd": problem(64, (30, 17), 72, 136, (3, 3), padding=SAME),
+    "odd": problem(96, (30, 17), 72, 136, (3, 3), padding=SAME),
     "eight images": problem(8, (56, 56), 256, 256, (3, 3), padding=SAME),
     "rows that are left out": problem(
         129, (9, 7), 512, 512, (3, 3), padding=((2, 0), (-1, 3))
@@ -104,7 +104,11 @@ SPLITS = {
     ),
     "clusters of four": (
         problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
-        "64x128/64c4",
+        "128x64/64c4",
+    ),
+    "clusters of four, stages in turns": (
+        problem(8, (28, 28), 64, 256, (3, 3), padding=SAME),
+        "64x128/72c4",
     ),
     "clusters of eight": (problem(8, (28, 28), 512, 128, (1, 1)), "64x128/64c8"),
     "clusters of eight, pieces": (
@@ -113,15 +117,19 @@ SPLITS = {
     ),
     "clusters of two share x": (
         problem(128, (56, 56), 64, 256, (1, 1)),
-        "64x64/240c2",
+        "64x128/120c2",
+    ),
+    "blocks of the smallest tiles share x": (
+        problem(160, (56, 56), 64, 128, (1, 1)),
+        "64x64/264",
     ),
     "clusters of two share dy": (
         problem(64, (14, 14), 256, 1024, (1, 1)),
         "64x128/64c2",
     ),
     "blocks of large tiles share x": (
-        problem(256, (28, 28), 128, 512, (1, 1)),
-        "128x128/132",
+        problem(160, (14, 14), 1024, 256, (1, 1)),
+        "128x128/128",
     ),
     "three warpgroups": (
         problem(64, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
@@ -137,7 +145,31 @@ SPLITS = {
     ),
     "channels that do not fill small tiles": (
         problem(8, (28, 28), 328, 136, (1, 1)),
-        "64x128/96c8",
+        "128x64/72c8",
+    ),
+    "channels that do not fill small tiles, stages in turns": (
+        problem(9, (29, 27), 136, 520, (1, 1)),
+        "64x128/120c8",
+    ),
+    "a last step of eight pixels": (
+        problem(8, (14, 14), 1024, 2048, (1, 1), (2, 2)),
+        "128x128/128",
+    ),
+    "a last step of eight pixels, 128x64": (
+        problem(8, (7, 7), 256, 256, (3, 3), padding=SAME),
+        "128x64/72",
+    ),
+    "a last step of four pixels, stages in turns": (
+        problem(68, (7, 7), 256, 256, (3, 3), padding=SAME),
+        "64x128/72",
+    ),
+    "a last step of four pixels, clusters of two": (
+        problem(68, (7, 7), 256, 1024, (1, 1)),
+        "64x128/64c2",
+    ),
+    "a last step of eight pixels, three warpgroups": (
+        problem(8, (7, 7), 512, 512, (3, 3), padding=SAME),
+        "192x128/96",
     ),
     "channels that do not fill small tiles, 3x3": (
         problem(9, (29, 27), 200, 136, (3, 3), padding=SAME),
@@ -359,17 +391,18 @@ def test_it_is_the_default_where_it_covers_a_call(hopper):
     x, w = x.astype("float32"), w.astype("float32")
     rows = jc.explain(step, x, w)
     assert {row.engine for row in rows} == {"implicit_gemm"}
-    with jax.default_matmul_precision("highest"):
-        rows = jc.explain(step, x, w)
-    assert {row.engine for row in rows} == {"im2col_gemm"}
-    assert "float32 at the precision HIGHEST" in rows[0].reason
+    for precision in ("high", "highest"):
+        with jax.default_matmul_precision(precision):
+            rows = jc.explain(step, x, w)
+        assert {row.engine for row in rows} == {"im2col_gemm"}
+        assert "float32 at a higher precision than the default" in rows[0].reason
 
 
 @pytest.mark.gpu
-def test_f32_at_highest_is_refused_by_name(hopper):
+def test_f32_at_a_higher_precision_is_refused_by_name(hopper):
     x, w, _ = arrays(EDGES["3x3"], normal, "float32")
     call = functools.partial(jc.conv, algorithm="implicit_gemm", precision="highest")
-    with pytest.raises(ValueError, match="float32 at the precision HIGHEST"):
+    with pytest.raises(ValueError, match="float32 at a higher precision"):
         jax.jit(call)(x, w)
 
 

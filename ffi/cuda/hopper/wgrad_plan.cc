@@ -34,20 +34,21 @@ struct Tiles {
 double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                     int multiprocessors) {
   constexpr double kCyclesPerMicrosecond = 1755;
-  constexpr double kPerStep = 58.7, kOneWarpgroup = 8.18;
-  constexpr double kCopyRate = 11.61e6;  // bytes a microsecond
-  constexpr double kCopiedForBoth = 0.509;
-  constexpr double kMemoryRate = 3.98e6;
+  constexpr double kPerStep = 42.9, kOneWarpgroup = 46.8;
+  constexpr double kCopyRate = 11.30e6;  // bytes a microsecond
+  constexpr double kCopiedForBoth = 0.466;
+  constexpr double kMemoryRate = 4.06e6;
   constexpr double kTwoResident = 1.05;   // times as much
-  constexpr double kPiecesRate = 1.61e6;  // written and read
-  constexpr double kAddLaunch = 0.891, kAddPiece = 0.000193;
-  constexpr double kExchange = 1.22, kExchangeBlock = 0.059;
-  constexpr double kAddInTwo = 1.24, kAddInTwoByte = 6e-6;
-  constexpr double kWholeByte = 14.4e-6;
-  constexpr double kPair = 0.744;
-  constexpr double kFixed = 3;
+  constexpr double kPiecesRate = 1.36e6;  // written and read
+  constexpr double kAddLaunch = 0.9, kAddPiece = 0.000156;
+  constexpr double kExchange = 0.998, kExchangeBlock = 0.0597;
+  constexpr double kAddInTwo = 1.82, kAddInTwoByte = 2.01e-6;
+  constexpr double kWholeByte = 15.3e-6;
+  constexpr double kPair = 0.738;
+  constexpr double kAddHalves = 0.1;
+  constexpr double kFixed = 2.79;
   // Steps, copies and memory overlap: the longest counts most.
-  constexpr double kOverlap = 3.5;
+  constexpr double kOverlap = 4.1;
 
   const int64_t count = tiles.count();
   const bool even = plan.blocks % count == 0;
@@ -66,12 +67,14 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                         kCopyRate;
   // Tiles that share pixels find some of them in the L2: most where blocks
   // start tiles together, or copy for each other.
-  const double again = even ? 0.178 : 0.544;
-  const double memory =
-      (BytesRead(g) * (1 + again * (tiles.n_tiles > 1) * (pair_x ? 0.5 : 1)) +
-       2.0 * g.y_size() *
-           (1 + again * (tiles.m_tiles > 1) * (pair_dy ? 0.5 : 1))) /
-      (kMemoryRate * (resident > 1 ? kTwoResident : 1));
+  const double again = even ? 0.3 : 0.574;
+  auto read = [&](double bytes, int64_t sharing, bool paired) {
+    if (sharing == 1 || (paired && sharing == 2)) return bytes;
+    return bytes * (1 + again * (paired ? 0.5 : 1));
+  };
+  const double memory = (read(BytesRead(g), tiles.n_tiles, pair_x) +
+                         read(2.0 * g.y_size(), tiles.m_tiles, pair_dy)) /
+                        (kMemoryRate * (resident > 1 ? kTwoResident : 1));
   const double bytes = static_cast<double>(tiles.piece_bytes());
   double time =
       std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
@@ -79,10 +82,12 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                1 / kOverlap) +
       kFixed;
   if (plan.cluster > 1) {
-    time += tiles.small() ? kExchange + kExchangeBlock * plan.cluster
+    time += tiles.small() ? (kExchange + kExchangeBlock * plan.cluster) *
+                                static_cast<double>(resident)
                           : kAddInTwo + kAddInTwoByte * bytes;
   }
   if (plan.pair != Pair::kNone) time += kPair;
+  if (tiles.m == 64 && tiles.n == 128) time += kAddHalves;
   if (plan.workspace == 0) return time + kWholeByte * bytes;
   const double pieces =
       even ? 1.0 * plan.blocks / plan.cluster : 1.0 * plan.blocks + count;
@@ -91,8 +96,8 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
-  // Warpgroups that take stages in turns wait for copies alone.
-  constexpr double kInTurns = 0.41;
+  // Warpgroups of small tiles wait for copies.
+  constexpr double kInTurns = 0.322, kHalves = 0.4;
   const WgradTiling tiling(g, Type::kBf16, m, n);
   const int64_t rows = std::min<int64_t>(m, tiling.filter_blocks * 64);
   return {m,
@@ -101,12 +106,15 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
           tiling.n_tiles,
           tiling.steps,
           rows,
-          m * n / 32.0 * (m == 64 && n == 128 ? kInTurns : 1),
+          m * n / 32.0 *
+              (m == 64 && n == 128   ? kInTurns
+               : m == 128 && n == 64 ? kHalves
+                                     : 1),
           static_cast<double>(rows + n) * 128};
 }
 
 Tiles HaloTiles(const ConvGeometry& g) {
-  constexpr double kPerMultiplication = 288;
+  constexpr double kPerMultiplication = 278;
   const HaloTiling tiling(g);
   // Rows of padding are not multiplied: two of three rows at either end.
   const double multiplied = 1 - 2.0 / 3 / static_cast<double>(g.P);
@@ -181,7 +189,12 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   std::vector<Tiles> choices;
   constexpr int kShapes[][2] = {{256, 128}, {128, 256}, {192, 128}, {128, 128},
                                 {128, 64},  {64, 128},  {64, 64}};
-  for (const auto& [m, n] : kShapes) choices.push_back(TilesOf(g, m, n));
+  for (const auto& [m, n] : kShapes) {
+    const Tiles tiles = TilesOf(g, m, n);
+    // Not those that are half empty: the smallest is in the list.
+    if (2 * tiles.rows <= m && m > 64) continue;
+    choices.push_back(tiles);
+  }
   if (HaloTiling::Covers(g, type)) choices.push_back(HaloTiles(g));
   Plan best{};
   double least = 0;
