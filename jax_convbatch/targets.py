@@ -101,7 +101,7 @@ def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
     if native:
         return native
     if grouped:
-        return f"{geometry.groups} groups of this kind (see docs/kernels.md)"
+        return f"{geometry.groups} groups of this kind (see docs/direct_kernels.md)"
     return "a geometry that the copy engine or the tiles cannot express"
 
 
