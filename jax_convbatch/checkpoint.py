@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax_convbatch import deform_primitives, fused, primitives
+from jax_convbatch import deform_forward, deform_primitives, fused, primitives
 
 
 def convs_saveable(prim: Any, *_: Any, **__: Any) -> bool:
@@ -33,5 +33,6 @@ def convs_saveable(prim: Any, *_: Any, **__: Any) -> bool:
     return prim in (
         *primitives.PRIMITIVES.values(),
         fused.layer_p,
+        deform_forward.forward_p,
         deform_primitives.fprop_p,
     )
