@@ -18,10 +18,15 @@ import deform_oracle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import test_channel_sums
 import test_deform_fused
 import test_direct
 import test_few_channels
 import test_implicit_gemm
+import test_long_sums
+import test_one_channel
+import test_one_pass
+import test_tf32
 from problems import whole
 from promises import arrays
 
@@ -32,14 +37,22 @@ EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
+    **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
+    **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
+    **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
 }
 # Large problems take the tools too long; these reach the same kernels.
-LONG = ("64 columns", "128 columns", "many samples", "stem, wide", "patches of 16")
+LONG = (
+    *("64 columns", "128 columns", "many samples", "stem, wide", "patches of 16"),
+    *("many tiles", "strips of seven", "left out", "192 pixels"),
+)
 SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
 
 def dtypes(name):
     """One 16-bit type stands for both."""
+    if name.startswith(("one channel", "large tiles")):
+        return ("float32",)
     return ("bfloat16", "float32") if name.startswith("copied") else ("bfloat16",)
 
 
@@ -80,6 +93,24 @@ def layer(engine, dtype, k):
     return both(*args)
 
 
+def narrow_layer(c, k):
+    """Backward in one pass over dy and x, and the signs that it reads."""
+    args, dy = test_one_pass.operands((3, 9, 7), c, k, "bfloat16", whole)
+
+    @jax.jit
+    def both(args, dy):
+        call = functools.partial(test_one_pass.layer, algorithm="implicit_gemm")
+        y, pullback = jax.vjp(call, *args)
+        return y, *pullback(dy)
+
+    return both(args, dy)
+
+
+def sums_of_channels(shape, dtype):
+    a, b = test_channel_sums.operands(shape, dtype)
+    return jax.jit(test_channel_sums.both, static_argnums=2)(a, b, dtype)
+
+
 def bias_gradient(dtype, k):
     return (bias_grad(jnp.asarray(whole(0, (300, k), dtype, most=1)), -1),)
 
@@ -116,6 +147,13 @@ def runs():
         for engine in ("implicit_gemm", "im2col_gemm"):
             call = functools.partial(layer, engine, dtype, k)
             found[f"{engine}, layer, {dtype}, K={k}"] = call
+    for c, k in test_one_pass.CHANNELS:
+        call = functools.partial(narrow_layer, c, k)
+        found[f"implicit_gemm, narrow layer, C={c}, K={k}"] = call
+    for shape in test_channel_sums.SHAPES[:-1]:
+        for dtype in ("bfloat16", "float32"):
+            call = functools.partial(sums_of_channels, shape, dtype)
+            found[f"kernel, channel sums, {dtype}, {shape}"] = call
     for name in deform_oracle.PROBLEMS:
         call = functools.partial(deformable, name, "float32")
         found[f"im2col_gemm, deformable, {name}"] = call
