@@ -110,9 +110,19 @@ class JaxSide:
 def _many(one, pairs, first, second):
     """All of one round: the first result, and a number of each other."""
     results = [one(first[i], second[j]) for i, j in pairs]
+    return first_and_numbers(results)
+
+
+def first_and_numbers(results: list):
+    """The first result, whole, and a number of every array of them all.
+
+    Results in many buffers would lie elsewhere in every round, and a CUDA graph
+    would be updated.
+    """
     # Nothing may be computed of a result but the whole.
     results = jax.lax.optimization_barrier(results)
-    corners = [
-        jax.lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape(1) for y in results
+    numbers = [
+        jax.lax.slice(a, (0,) * a.ndim, (1,) * a.ndim).reshape(1)
+        for a in jax.tree.leaves(results)
     ]
-    return results[0], jnp.concatenate(corners)
+    return results[0], jnp.concatenate([a.astype("float32") for a in numbers])

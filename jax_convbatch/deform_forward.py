@@ -49,8 +49,7 @@ def _jvp(primals, tangents, *, params, **there):
     if dots:
         terms.append(_tangent(given, dots, params))
     if db is not None:
-        axis, sharding = params.conv.axis("y", "K"), _compat.typeof(y).sharding
-        terms.append(broadcast_bias(db, y.shape, axis, out_sharding=sharding))
+        terms.append(_spread_bias(db, y, params))
     return y, total(terms) if terms else _compat.zero_tangent(y)
 
 
@@ -110,17 +109,20 @@ def _parts(given: dict, params) -> jax.Array:
 
 
 def _add_bias(y, bias, params) -> jax.Array:
-    if bias is None:
-        return y
+    return y if bias is None else y + _spread_bias(bias, y, params)
+
+
+def _spread_bias(bias, y, params) -> jax.Array:
+    """The bias in every place of y."""
     sharding = _compat.typeof(y).sharding
     axis = params.conv.axis("y", "K")
-    return y + broadcast_bias(bias, y.shape, axis, out_sharding=sharding)
+    return broadcast_bias(bias, y.shape, axis, out_sharding=sharding)
 
 
 def _batching(axis_data, args, dims, *, params, mask, bias):
     if bias and dims[-1] is not None:  # every mapped sample has its own
         options = dict(params=params, mask=mask, bias=False)
-        y, at = _compat_batch(axis_data, args[:-1], dims[:-1], options)
+        y, at = _batching_without_bias(axis_data, args[:-1], dims[:-1], options)
         added = jax.vmap(partial(_add_bias, params=params), (at, dims[-1]), 0)
         return added(y, args[-1]), 0
     bind = partial(forward_p.bind, mask=mask, bias=bias)
@@ -130,7 +132,7 @@ def _batching(axis_data, args, dims, *, params, mask, bias):
     return out[0], axes[0]
 
 
-def _compat_batch(axis_data, args, dims, options):
+def _batching_without_bias(axis_data, args, dims, options):
     """_batching, also where nothing but the bias is mapped."""
     if any(d is not None for d in dims):
         return _batching(axis_data, args, dims, **options)

@@ -93,9 +93,10 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
     return PackedRows<A>(reading_, index, narrow_.layout,
                          kRingBytes / sizeof(A), narrow_.most_places);
   };
-  const int64_t all = packed().count();
-  const int64_t work = packed().block() * outs_ *
-                       std::max<int64_t>(packed().taps(), 1) *
+  const PackedRows<A> shape = packed();
+  const int64_t all = shape.count();
+  const int64_t work = shape.block() * outs_ *
+                       std::max<int64_t>(shape.taps(), 1) *
                        reading_.group_channels;
   // A thread takes rows that lie together, which share most of their input.
   const int64_t grain = std::max(Grain(work / 4), all / (8 * ThreadCount()));
