@@ -165,6 +165,24 @@ def test_times_are_those_of_one_call():
     assert timing.summary([3.0, 1.0, 2.0]) == {"median_us": 2.0, "spread_us": 2.0}
 
 
+def test_times_are_without_the_start(monkeypatch):
+    class Started:
+        """A device that takes 1 s to begin, and then 0.25 s a round."""
+
+        name, calls, queued, now = "started", 1, 0, 0.0
+
+        def queue(self):
+            self.queued += 1
+
+        def wait(self):
+            self.now += 1 + 0.25 * self.queued
+            self.queued = 0
+
+    side = Started()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: side.now)
+    assert timing.microseconds([side], 8, 2) == {"started": [0.25e6, 0.25e6]}
+
+
 def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e9)
     monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 1e11)
