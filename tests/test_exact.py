@@ -211,3 +211,24 @@ def test_conv_transpose_with_a_transposed_kernel_is_a_gradient(engine):
     y, pullback = jax.vjp(lambda x: conv(x), jnp.asarray(x[:, :8]))
     got = jc.conv_transpose(y, w, strides=2, transpose_kernel=True, algorithm=engine)
     np.testing.assert_array_equal(got, pullback(y)[0])
+
+
+@pytest.mark.parametrize("channels", [256, 250])
+def test_large_gradients_are_zero_where_nothing_is_read(engine, channels):
+    """On the CPU they bypass the caches: copies, zeros, and rows of odd length."""
+    w = whole(0, (1, 1, channels, 16), "float32")
+    dy = whole(1, (2, 50, 49, 16), "float32")
+    x = jax.ShapeDtypeStruct((2, 99, 97, channels), "float32")
+    assert x.size * 4 >= 16 << 20
+
+    def conv(x):
+        return jc.conv(x, w, strides=2, padding="VALID", algorithm=engine)
+
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def dgrad(memory, dy):
+        return jax.linear_transpose(conv, x)(dy)[0]
+
+    dx = dgrad(jnp.full(x.shape, jnp.nan), dy)
+    want = np.zeros(x.shape, "float32")
+    want[:, ::2, ::2] = np.asarray(dy) @ np.asarray(w[0, 0]).T
+    np.testing.assert_array_equal(dx, want)

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "streaming.h"
 #include "vector_clones.h"
 
 namespace jax_convbatch {
@@ -207,6 +208,18 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
     if (first) ZeroRun(sum, g.C);
   };
 
+  // With one tap nothing is added: the result is a copy and zeros.
+  const bool streams = std::is_same_v<T, A> && g.groups == 1 && g.taps() == 1 &&
+                       g.x_size() * int64_t{sizeof(T)} >= kStreamBytes;
+  auto stream_row = [&](const A* sample, int64_t o, int64_t p, T* to) {
+    if (o < 0 || p < 0) return Stream(nullptr, to, g.W * g.C * sizeof(T));
+    for (int64_t iw = 0; iw < g.W; ++iw, to += g.C) {
+      const int64_t q = w[iw][0];
+      const A* from = sample + ((o * g.P + p) * g.Q + q) * g.C;
+      Stream(q < 0 ? nullptr : from, to, g.C * sizeof(T));
+    }
+  };
+
   const int64_t rows = samples * g.D * g.H;
   const int64_t row_bytes = g.W * g.C * g.taps() * int64_t{sizeof(A)};
   ParallelFor(rows, Grain(row_bytes), [&](int64_t begin, int64_t end) {
@@ -216,6 +229,10 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
       const Taps o_at = d[dh / g.H], p_at = h[dh % g.H];
       const A* sample = columns + n * ColumnsPerSample(g);
       T* to = dx + i * g.W * g.C;
+      if (streams) {
+        stream_row(sample, o_at[0], p_at[0], to);
+        continue;
+      }
       for (int64_t iw = 0; iw < g.W; ++iw, to += g.C) {
         if constexpr (std::is_same_v<T, A>) {
           gather_pixel(sample, o_at, p_at, w[iw], to);
@@ -225,6 +242,7 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
         }
       }
     }
+    if (streams) StreamFence();
   });
 }
 

@@ -226,8 +226,8 @@ class Product {
           sums[r] = in_place()
                         ? static_cast<A*>(f_.out) + places[r] * channels_ + at
                         : scratch.sums + (i - row + r) * padded;
-          if (depth == 0) std::fill_n(sums[r], width, A(0));
         }
+        if (depth == 0) Zero(rows, width, sums);
         const Columns::Position now = start;
         left.Advance(&start, rows);
         Ahead ahead;
@@ -267,6 +267,21 @@ class Product {
     } while (next < c.groups.size());
     // Later tasks look for panels in the first half.
     if (panels != scratch.panels) *scratch.packed = {};
+  }
+
+  // Sums of no terms: dgrad's, of pixels that no output reads.
+  void Zero(int rows, int64_t columns, A* const* sums) const {
+    if (!streams_) {
+      for (int r = 0; r < rows; ++r) std::fill_n(sums[r], columns, A(0));
+      return;
+    }
+    const Terms<A> none{};
+    const int64_t vector = kernels_.vector, pair = 2 * vector;
+    for (int64_t j = 0; j < columns; j += pair) {
+      const int64_t there = std::min(pair, columns - j);
+      kernels_.multiply(false, rows, 0, &none, there > vector ? pair : vector,
+                        sums, j, there, Into::kStream);
+    }
   }
 
   // Makes complete sums into the result, where they are not that already.

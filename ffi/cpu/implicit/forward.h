@@ -4,6 +4,7 @@
 #define JAX_CONVBATCH_CPU_IMPLICIT_FORWARD_H_
 
 #include "columns.h"
+#include "cpu/streaming.h"
 
 namespace jax_convbatch {
 
@@ -27,7 +28,7 @@ struct Forward {
   void* out;
   Element out_type;
   // Results of this size will not be in the caches when somebody reads them.
-  int64_t stream_bytes = 16 << 20;
+  int64_t stream_bytes = kStreamBytes;
   const RowEpilogue* epilogue = nullptr;
 
   // `A` is the type of the arithmetic.
