@@ -6,15 +6,17 @@
 checks every side on whole numbers, times them in turns on JAX's default device, and
 prints a table for each batch and dtype. Writes STEM.json and STEM.png. `roof` is the
 larger of bytes over the copy rate and operations over the rate of a large matrix
-product, both measured in the same run. Interrupted, it keeps the rows that are done.
-On a CPU there is also the share of the peak:
-operations a second over those of a loop of multiply-adds, in the same run.
+product, both measured in the same run. Where it is operations, `of GEMM` is ours over
+that product's rate in turns with the sides. Interrupted, it keeps the rows that are
+done. On a CPU there is also the share of the peak: operations a second over those of a
+loop of multiply-adds, in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import statistics
 import time
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from rich.progress import Progress
 import jax_convbatch as jcb
 from benchmarks import record, report, timing, torch_side
 from benchmarks.cases import DTYPES, OPS, Case, Pool, cases, names
-from benchmarks.ceilings import Ceilings
+from benchmarks.ceilings import Ceilings, product_rate
 from benchmarks.check import Check
 from benchmarks.jax_side import JaxSide, operation
 from benchmarks.torch_side import TorchSide
@@ -103,16 +105,25 @@ def measure(
     for side in sides:
         check(side.name, side.once(*check.operands), exact=side.name in ours)
 
+    product = ceilings.product(case)
     before = handler_times()
-    times = timing.microseconds(sides, seconds, repeats)
+    times = timing.microseconds(
+        [*sides, product] if product else sides, seconds, repeats
+    )
     spent = {key: value - before[key] for key, value in handler_times().items()}
     if spent["handlers"] > 0 and len(ours) == 1:
         result["blas_share"] = round(spent["products"] / spent["handlers"], 3)
+    if product:
+        rate = product_rate(statistics.median(times[product.name]))
+        result["gemm_tflops"] = round(rate / 1e12, 2)
     for side in sides:
         figures = result["sides"].setdefault(side.name, {"peer": True})
         figures |= timing.summary(times[side.name])
         figures["tflops"] = round(case.flops / figures["median_us"] / 1e6, 3)
         figures["gb_per_s"] = round(case.least_bytes / figures["median_us"] / 1e3, 1)
+        if product:
+            share = figures["tflops"] / result["gemm_tflops"]
+            figures["share_of_gemm"] = round(share, 3)
         share = ceilings.share_of_peak(case, figures["median_us"])
         if share is not None:
             figures["share_of_peak"] = round(share, 3)

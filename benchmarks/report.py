@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+# Shares of a rate that a side may have, and what they are called.
+SHARES = {"share_of_gemm": "of GEMM", "share_of_peak": "of peak"}
 PALETTE = ("#1b6ca8", "#d1495b", "#edae49", "#66a182", "#6f4e7c", "#8d96a3")
 
 
@@ -72,13 +74,16 @@ def means(rows: list[dict]) -> list[str]:
                 timed(r)[name]["median_us"] / r["roof_us"] for r in own
             )
             parts.append(f"ours / roof {share:.2f}")
-            shares = [
-                side["share_of_peak"]
-                for side in (timed(row)[name] for row in own)
-                if "share_of_peak" in side
-            ]
-            if shares:
-                parts.append(f"share of peak {geometric_mean(shares):.0%}")
+            for key, text in SHARES.items():
+                shares = [
+                    side[key]
+                    for side in (timed(row)[name] for row in own)
+                    if key in side
+                ]
+                if shares:
+                    mean, least = geometric_mean(shares), min(shares)
+                    few = f" of {len(shares)} rows" if len(shares) < len(own) else ""
+                    parts.append(f"{text}{few} {mean:.0%} (least {least:.0%})")
             lines.append(f"{op} {name}, {len(own)} rows: " + ", ".join(parts))
     return lines
 
@@ -97,9 +102,13 @@ def _table(rows: list[dict], title: str) -> Table:
         view.add_column(f"{name}, µs", justify="right", no_wrap=True)
     for heading in ("TFLOP/s", "GB/s", "peer/ours", "ours/roof"):
         view.add_column(heading, justify="right")
-    on_cpu = any("share_of_peak" in s for row in rows for s in timed(row).values())
-    if on_cpu:
-        view.add_column("of peak", justify="right")
+    shares = [
+        key
+        for key in SHARES
+        if any(key in side for row in rows for side in timed(row).values())
+    ]
+    for key in shares:
+        view.add_column(SHARES[key], justify="right")
     in_blas = any("blas_share" in row for row in rows)
     if in_blas:
         view.add_column("in BLAS", justify="right")
@@ -123,8 +132,8 @@ def _table(rows: list[dict], title: str) -> Table:
             ]
         else:
             cells += [""] * 4
-        if on_cpu:
-            cells.append(f"{best['share_of_peak']:.0%}" if best else "")
+        for key in shares:
+            cells.append(f"{best[key]:.0%}" if best and key in best else "")
         if in_blas:
             cells.append(f"{row['blas_share']:.0%}" if "blas_share" in row else "")
         view.add_row(*cells)

@@ -69,6 +69,9 @@ class Roof:
     def share_of_peak(self, case, microseconds):
         return 1.0
 
+    def product(self, case):
+        return None
+
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", ["resnet50", "hard", "flux"])
@@ -138,6 +141,36 @@ def test_ceilings_bound_a_case(monkeypatch):
     monkeypatch.setattr(ceilings, "fma_rate", lambda dtype: 2e12)
     assert both.share_of_peak(case, case.flops / 1e6) == pytest.approx(0.5)
     assert both.record()["fma_bfloat16_tflops"] == 2
+
+
+def test_a_product_is_timed_beside_what_operations_bound(monkeypatch):
+    monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e12)
+    monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 800e12)
+    made = []
+    monkeypatch.setattr(ceilings, "product", lambda *key: made.append(key) or made)
+    both = ceilings.Ceilings()
+    (deep,) = cases.cases("resnet50", ["fprop"], [256], rows=["14_3x3_256_256"])
+    (wide,) = cases.cases("resnet50", ["fprop"], [256], rows=["56_1x1_64_64"])
+    assert both.product(deep) is None  # on a CPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert both.product(wide) is None
+    assert both.product(deep) is both.product(deep) is made
+    assert made == [("bfloat16", "default")]
+
+
+def test_a_share_of_a_product_is_of_its_rate_in_turns(monkeypatch, pool):
+    ours, product = {"auto": [4.0, 2.0, 2.0]}, {"gemm": [9.0, 6.0, 5.0]}
+    monkeypatch.setattr(timing, "microseconds", lambda *_: ours | product)
+    monkeypatch.setattr(Roof, "product", lambda *_: ceilings._Calls("gemm", jnp.sin))
+    row = layers.measure(TINY[0], ["auto"], [], pool, Roof())
+    assert row["gemm_tflops"] == round(2 * 1536**3 / 6e6, 2)
+    side = row["sides"]["auto"]
+    assert side["share_of_gemm"] == round(side["tflops"] / row["gemm_tflops"], 3)
+    bound = {**row, "sides": {"auto": {**side, "share_of_gemm": 0.5}}}
+    bare = {k: v for k, v in side.items() if k != "share_of_gemm"}
+    rows = [bound, bound, {**row, "sides": {"auto": bare}}]
+    (line,) = report.means(rows)
+    assert "of GEMM of 2 rows 50% (least 50%)" in line
 
 
 class Sleeper:
