@@ -4,6 +4,7 @@ from jax_convbatch.checkpoint import convs_saveable
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
+from jax_convbatch.export import export_checks
 from jax_convbatch.layer import conv_bias_act
 from jax_convbatch.tune import tune
 
@@ -17,5 +18,6 @@ __all__ = [
     "convs_saveable",
     "deform_conv",
     "explain",
+    "export_checks",
     "tune",
 ]

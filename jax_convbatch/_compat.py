@@ -41,7 +41,6 @@ __all__ = [
     "defjet",
     "defjvp",
     "deflinear",
-    "devices_known",
     "has_explicit_axes",
     "instantiate_zeros",
     "is_constant_shape",
@@ -53,6 +52,7 @@ __all__ = [
     "mlir",
     "multi_primitive",
     "on_one_device",
+    "partitions",
     "primitive",
     "typeof",
     "with_sharding",
@@ -192,16 +192,19 @@ def decode_sharding(sharding, mesh):
         return PartitionSpec()
 
 
-def devices_known(ctx) -> bool:
-    """Whether the devices are known here, without which nothing is partitioned.
+def partitions(ctx) -> bool:
+    """Whether `custom_partitioning` can be used in what is lowered here.
 
-    They are not inside the lowering of a primitive that never asked for them.
+    It asks for the devices, which are not known inside the lowering of a primitive
+    that never asked for them. And it calls back to Python, which a program that
+    `jax.export` writes cannot: there every device does the whole.
     """
     context = ctx.module_context.axis_context
-    return (
+    known = (
         not isinstance(context, ShardingContext)
         or context.device_assignment is not None
     )
+    return known and not ctx.module_context.lowering_parameters.for_export
 
 
 def on_one_device(ctx) -> bool:

@@ -144,7 +144,7 @@ def _cotangent_lowering(
         fun = partial(_stock_cotangent, activation, kept, bias)
     else:
         fun = partial(_local_cotangent, platform, activation, kept, bias)
-        if _compat.devices_known(ctx):
+        if _compat.partitions(ctx):
             fun = partition.partitioned_cotangent(fun, aval.ndim, kept, bias, signs)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, saved, dy)
     return _compat.with_sharding(ctx, out)

@@ -189,7 +189,7 @@ def _bgrad_lowering(platform: str | None, ctx, dy, *, kept, out_sharding):
         fun = partial(_stock_bgrad, kept)
     else:
         fun = partial(_local_bgrad, platform, kept)
-        if _compat.devices_known(ctx):
+        if _compat.partitions(ctx):
             fun = partition.partitioned_sum(fun, aval.ndim, kept)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, dy)
     return _compat.with_sharding(ctx, out)

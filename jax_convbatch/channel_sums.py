@@ -124,7 +124,7 @@ def _sums_lowering(native: bool, ctx, a, b, *, kept, narrow):
         fun = partial(_stock_sums, kept=kept)
     else:
         fun = partial(_local_sums, kept, narrow)
-        if _compat.devices_known(ctx):
+        if _compat.partitions(ctx):
             fun = partition.partitioned_sums(fun, aval.ndim, kept)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, a, b)
     return _compat.with_sharding(ctx, out)

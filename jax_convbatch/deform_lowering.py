@@ -174,7 +174,7 @@ def lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, nati
             return native(_local_params(params, arrays[at]), platform, *arrays)
 
         fun = local
-        if _compat.devices_known(ctx):
+        if _compat.partitions(ctx):
             fun = partition.partitioned_samples(
                 local,
                 [(len(params.shape(r)), params.batch_axis(r)) for r in roles],

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_convbatch import targets
+from jax_convbatch import _compat, targets
 from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import (
     DEFAULT_WORKSPACE,
@@ -132,6 +132,8 @@ def _check(engine: str, problem: Problem) -> None:
     if problem.platform not in ENGINES[engine]:
         raise Unable(f"{engine} does not sample at offsets there")
     g = problem.g
+    if not _compat.is_constant_shape((g.N, g.H, g.W, g.C, g.K, g.P, g.Q)):
+        raise Unable("symbolic sizes")
     if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
         raise Unable("a matrix of one sample with a side over 2^31 - 1")
 

@@ -177,7 +177,7 @@ def lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding):
         fun = partial(_xla_layer, epilogue, out_dtype, params)
     else:
         local = partial(_local_layer, platform, epilogue, out_dtype)
-        if _compat.devices_known(ctx):
+        if _compat.partitions(ctx):
             fun = partition.partitioned_layer(local, OPS["fprop"], params, epilogue)
         else:
             fun = lambda *arrays: local(params, arrays)  # noqa: E731

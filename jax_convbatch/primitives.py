@@ -365,7 +365,7 @@ def _lowering(
         fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
     else:
         fun = partial(_local_call, op, platform, out_dtype)
-        if _compat.devices_known(ctx):
+        if _compat.partitions(ctx):
             fun = partition.partitioned(fun, op, params)
         else:
             fun = partial(fun, params)

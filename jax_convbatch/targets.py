@@ -58,6 +58,11 @@ def problem(platform: str) -> str | None:
     return _natives[platform].problem
 
 
+def modules() -> list[ModuleType]:
+    """The native modules that can be used."""
+    return [n.module for n in _natives.values() if n.module is not None]
+
+
 def build_info() -> dict[str, dict[str, str]]:
     """What each usable native module was compiled with, by platform."""
     headers = {"headers": f"jaxlib {_build.JAXLIB_VERSION}"} if _build else {}

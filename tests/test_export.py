@@ -1,24 +1,19 @@
 """jax.export: as for every custom call, the user says that it is wanted."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from problems import normal
 
 import jax_convbatch as jc
 from jax_convbatch import targets
 
-ALLOWED = [
-    export.DisabledSafetyCheck.custom_call(f"jax_convbatch_{name}")
-    for name in (
-        "bgrad",
-        "act_bgrad",
-        "implicit_gemm_fprop_act",
-        *(f"implicit_gemm_{op}" for op in ("fprop", "dgrad", "wgrad")),
-    )
-]
+ALLOWED = jc.export_checks()
 
 
 def step(x, w, bias):
@@ -31,6 +26,10 @@ def step(x, w, bias):
 def arguments(batch=3):
     shapes = (batch, 6, 5, 4), (3, 3, 4, 8), (8,)
     return [jnp.asarray(normal(i, s, "float32")) for i, s in enumerate(shapes)]
+
+
+def assert_close(got, want):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
 
 def test_an_exported_program_gives_the_same_bits():
@@ -56,7 +55,41 @@ def test_the_calls_to_allow_are_all_the_native_ones():
         for op in ("fprop", "dgrad", "wgrad")
     }
     names |= {f"jax_convbatch_{name}" for name in ("bgrad", "act_bgrad", "epilogue")}
+    checks = {export.DisabledSafetyCheck.custom_call(name) for name in names}
+    assert checks <= {*ALLOWED}
     assert {*targets._natives["cpu"].module.targets()} >= names
+
+
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+def test_programs_of_several_devices(axis):
+    """What splits a batch calls back to Python, so each device does the whole."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(axis,))
+    x, w, bias = arguments(batch=8)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, PartitionSpec("d")))
+        w, bias = jax.device_put((w, bias), NamedSharding(mesh, PartitionSpec()))
+        exported = export.export(jax.jit(step), disabled_checks=ALLOWED)(x, w, bias)
+        got = jax.jit(exported.call)(x, w, bias)
+        want = jax.jit(step)(x, w, bias)
+    assert exported.nr_devices == 8
+    jax.tree.map(assert_close, got, want)
+
+
+def test_shard_map_leaves_every_device_its_part():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    x, w, bias = arguments(batch=8)
+    split, whole = PartitionSpec("d"), PartitionSpec()
+    layer = jax.jit(
+        jax.shard_map(
+            jc.conv, mesh=mesh, in_specs=(split, whole, whole), out_specs=split
+        )
+    )
+    x = jax.device_put(x, NamedSharding(mesh, split))
+    w, bias = jax.device_put((w, bias), NamedSharding(mesh, whole))
+    exported = export.export(layer, disabled_checks=ALLOWED)(x, w, bias)
+    compiled = jax.jit(exported.call).lower(x, w, bias).compile()
+    assert "all-gather" not in compiled.as_text()
+    np.testing.assert_array_equal(compiled(x, w, bias), layer(x, w, bias))
 
 
 def test_without_permission_jax_refuses_and_names_the_call():
@@ -72,5 +105,16 @@ def test_symbolic_sizes_run_in_jax_lax():
     for batch in (1, 4):
         x = arguments(batch)[0]
         got, want = exported.call(x, w, bias), step(x, w, bias)
-        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)  # noqa: E731
-        jax.tree.map(close, got, want)
+        jax.tree.map(assert_close, got, want)
+
+
+def test_symbolic_sizes_sample_in_jax_lax():
+    (n,) = export.symbolic_shape("n")
+    shapes = (2, 6, 5, 4), (2, 6, 5, 18), (3, 3, 4, 8)
+    x, offset, w = (jnp.asarray(normal(i, s, "float32")) for i, s in enumerate(shapes))
+    symbolic = [jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for a in (x, offset)]
+    exported = export.export(jax.jit(jc.deform_conv))(*symbolic, w)
+    assert_close(exported.call(x, offset, w), jc.deform_conv(x, offset, w))
+    named = functools.partial(jc.deform_conv, algorithm="im2col_gemm")
+    with pytest.raises(ValueError, match="symbolic sizes"):
+        export.export(jax.jit(named))(*symbolic, w)
