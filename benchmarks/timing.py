@@ -45,10 +45,10 @@ def elapsed(side: Side, rounds: int) -> float:
 def rounds_for(side: Side, seconds: float) -> int:
     """How many rounds take about so long."""
     elapsed(side, 1)
-    count, taken = 1, elapsed(side, 1)
-    while taken < seconds / 4:
+    count = 1
+    # Twice: where something else held it up once, it would be too few.
+    while (taken := min(elapsed(side, count), elapsed(side, count))) < seconds / 4:
         count *= 2
-        taken = elapsed(side, count)
     return max(1, round(count * seconds / taken))
 
 
@@ -72,7 +72,7 @@ def microseconds(
             taken[side.name].append(elapsed(side, rounds))
     times = {}
     for side in sides:
-        of_one = statistics.median(alone[side.name] or [0.0])
+        of_one = min(alone[side.name], default=0.0)  # too little, rather
         calls = counts[side.name] * side.calls
         times[side.name] = [(t - of_one) / calls * 1e6 for t in taken[side.name]]
     return times

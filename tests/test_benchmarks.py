@@ -4,7 +4,6 @@ time what it says, and write what it measured.
 
 import itertools
 import json
-import time
 from functools import partial
 from typing import Any
 
@@ -173,47 +172,56 @@ def test_a_share_of_a_product_is_of_its_rate_in_turns(monkeypatch, pool):
     assert "of GEMM of 2 rows 50% (least 50%)" in line
 
 
-class Sleeper:
+class Clock:
+    now = 0.0
+
+
+class Queue:
+    """A device that takes `start` to begin, and then `seconds` a round."""
+
     calls = 2
 
-    def __init__(self, name, seconds):
-        self.name, self.seconds, self.queued = name, seconds, 0
+    def __init__(self, clock, name, seconds, start=0.0):
+        self.clock, self.name, self.seconds = clock, name, seconds
+        self.start, self.queued = start, 0
 
     def queue(self):
         self.queued += 1
 
     def wait(self):
-        # What was queued takes its time here.
-
-        time.sleep(self.seconds * self.queued)
+        self.clock.now += self.start + self.seconds * self.queued
         self.queued = 0
 
 
-def test_times_are_those_of_one_call():
-    sides = [Sleeper("slow", 4e-3), Sleeper("fast", 1e-3)]
-    times = timing.microseconds(sides, 0.02, 3)
-    assert [len(t) for t in times.values()] == [3, 3]
-    assert 1.8e3 <= min(times["slow"]) < 4e3
-    assert 0.4e3 <= min(times["fast"]) < 1.5e3
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: Clock.now)
+    return Clock
+
+
+def test_times_are_those_of_one_call(clock):
+    sides = [Queue(clock, "slow", 4.0), Queue(clock, "fast", 1.0)]
+    times = timing.microseconds(sides, 20, 3)
+    assert times == {"slow": [2e6] * 3, "fast": [0.5e6] * 3}
     assert timing.summary([3.0, 1.0, 2.0]) == {"median_us": 2.0, "spread_us": 2.0}
 
 
-def test_times_are_without_the_start(monkeypatch):
-    class Started:
-        """A device that takes 1 s to begin, and then 0.25 s a round."""
+def test_times_are_without_the_start(clock):
+    sides = [Queue(clock, "far", 0.25, start=1.0), Queue(clock, "long", 8, start=1)]
+    times = timing.microseconds(sides, 8, 2)
+    assert times == {"far": [0.125e6] * 2, "long": [4.5e6] * 2}
 
-        name, calls, queued, now = "started", 1, 0, 0.0
 
-        def queue(self):
-            self.queued += 1
+def test_a_side_held_up_once_is_timed_as_long(clock):
+    side = Queue(clock, "held", 0.25)
+    rounds = iter([0.0, 100.0])
 
-        def wait(self):
-            self.now += 1 + 0.25 * self.queued
-            self.queued = 0
+    def wait():
+        clock.now += next(rounds, 0.0)
+        Queue.wait(side)
 
-    side = Started()
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: side.now)
-    assert timing.microseconds([side], 8, 2) == {"started": [0.25e6, 0.25e6]}
+    side.wait = wait
+    assert timing.rounds_for(side, 8) == 32
 
 
 def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
