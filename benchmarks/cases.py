@@ -68,7 +68,7 @@ class Case:
         sets = max(sets, 6)
         itemsize = jnp.dtype(self.dtype).itemsize
         result = int(np.prod(self.result)) * itemsize
-        calls = 64 if self.least_bytes < 16 << 20 else 32
+        calls = 64 if self.least_bytes < 40 << 20 else 32
         calls = int(np.clip(PROGRAM_BYTES // max(result, 1), sets, calls))
         calls = min(calls, sets * sets)
         return [(k % sets, (k + k // sets) % sets) for k in range(calls)]

@@ -27,7 +27,7 @@ class _Calls:
 
 def _least(side: _Calls, repeats: int = 7) -> float:
     """The shortest time, in microseconds: a ceiling is what was once reached."""
-    return min(timing.microseconds([side], 0.02, repeats)[side.name])
+    return min(timing.microseconds([side], 0.04, repeats)[side.name])
 
 
 def copy_rate() -> float:

@@ -90,6 +90,18 @@ HALO = {
     "rows that are left out": problem(
         129, (9, 7), 512, 512, (3, 3), padding=((2, 0), (-1, 3))
     ),
+    "dilated by four": problem(
+        16, (33, 33), 512, 512, (3, 3), padding=((4, 4), (4, 4)), dilation=(4, 4)
+    ),
+    "dilated, unequally": problem(
+        70, (29, 21), 200, 264, (3, 3), padding=((5, 1), (0, 2)), dilation=(5, 2)
+    ),
+    "dilated along rows": problem(
+        8, (40, 61), 264, 200, (3, 3), padding=((-1, 2), (3, 3)), dilation=(1, 3)
+    ),
+    "dilated along columns": problem(
+        100, (26, 15), 136, 264, (3, 3), padding=((3, 3), (1, 0)), dilation=(3, 1)
+    ),
 }
 
 

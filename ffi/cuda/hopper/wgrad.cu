@@ -13,13 +13,14 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   const ConvGeometry& g = call.g;
   const HaloTiling tiling(g);
   *problem = HaloProblemOf(call, tiling);
-  problem->pixel_bytes = tiling.pixel_bytes();
-  problem->x_bytes = (tiling.strip + 2) * tiling.pixel_bytes();
+  const int columns = tiling.strip + tiling.reach;
+  problem->tap_bytes = tiling.reach / 2 * tiling.pixel_bytes();
+  problem->x_bytes = columns * tiling.pixel_bytes();
   problem->dy_bytes = tiling.strip * tiling.pixel_bytes();
   problem->stages = tiling.stages();
   return EncodeStrided(&problem->x, call.type, call.lhs, {g.C, g.N, g.W, g.H},
                        {g.H * g.W * g.C, g.C, g.W * g.C},
-                       {64, tiling.images, tiling.strip + 2, 1}) &&
+                       {64, tiling.images, columns, 1}) &&
          EncodeStrided(&problem->dy, call.type, call.rhs, {g.K, g.N, g.Q, g.P},
                        {g.P * g.Q * g.K, g.K, g.Q * g.K},
                        {64, tiling.images, tiling.strip, 1});

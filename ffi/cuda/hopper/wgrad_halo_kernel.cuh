@@ -9,9 +9,11 @@
 //
 // A stage holds one row of a strip of x (strip + 2 pixels) and the row of dy
 // that lies two rows up: with the two stages before it, all that this row of dy
-// multiplies. Warpgroup r multiplies with filter row r. dw is formed transposed
-// (output channels by taps x input channels): for each 16 pixels dy is read
-// once, and 192 columns of x.
+// multiplies. Where the filter is dilated, so is the pixel's distance from tap
+// to tap, and the rows that follow each other are those that taps connect:
+// every second, then the others. Warpgroup r multiplies with filter row r. dw
+// is formed transposed (output channels by taps x input channels): for each 16
+// pixels dy is read once, and 192 columns of x.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 
@@ -49,7 +51,7 @@ struct HaloConfig {
   }
 };
 
-// Rows of one strip: dy rows [row, row + count).
+// Rows of one strip: `count` of dy, from `row` on, `dilation` apart.
 struct HaloRun {
   int image, col, row, count;
 };
@@ -58,11 +60,20 @@ struct HaloRun {
 __device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
                                          int end) {
   const int strip = step / problem.rows;
-  const int row = step - strip * problem.rows;
+  const int in_strip = step - strip * problem.rows;
   const int group = strip / problem.strips;
+  // The first classes of rows have one more than the others.
+  const int most = (problem.rows - 1) / problem.dilation + 1;
+  const int whole = problem.rows - (most - 1) * problem.dilation;
+  const int late = in_strip - whole * most;
+  const int size = late < 0 ? most : most - 1;
+  const int from = late < 0 ? in_strip : late;
+  const int row_class = from / size;
+  const int of_class = from - row_class * size;
   return {group * problem.images,
-          (strip - group * problem.strips) * problem.strip, row,
-          min(problem.rows - row, end - step)};
+          (strip - group * problem.strips) * problem.strip,
+          of_class * problem.dilation + row_class + (late < 0 ? 0 : whole),
+          min(size - of_class, end - step)};
 }
 
 // A position in a ring of as many stages as there is room for.
@@ -100,7 +111,7 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
         const uint32_t full = SharedAddress(&barriers.full[at.stage]);
         const uint32_t x =
             ring + at.stage * (problem.x_bytes + problem.dy_bytes);
-        const int h = run.row + row - problem.pad_h;
+        const int h = run.row + row * problem.dilation - problem.pad_h;
         // Rows of padding are neither loaded nor multiplied.
         const bool inside = unsigned(h) < unsigned(problem.height);
         BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
@@ -112,7 +123,7 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
         }
         if (row >= 2) {
           LoadTile4(x + problem.x_bytes, problem.dy, full, k, run.image,
-                    run.col, run.row + row - 2);
+                    run.col, run.row + (row - 2) * problem.dilation);
         }
         at.Advance();
       }
@@ -141,14 +152,15 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       step += run.count;
       for (int row = 0; row < run.count + 2; ++row) {
         BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-        const int h = run.row + row - 2 + filter_row - problem.pad_h;
+        const int h =
+            run.row + (row - 2 + filter_row) * problem.dilation - problem.pad_h;
         // What was multiplied up to the stage before has been read in the end.
         if (row >= 2 && unsigned(h) < unsigned(problem.height)) {
           const uint64_t dy = StridedDescriptor(
               ring + at.stage * stage_bytes + problem.x_bytes, kBoxBytes);
           const uint64_t x =
               StridedDescriptor(ring + at.Before(2 - filter_row) * stage_bytes,
-                                problem.pixel_bytes);
+                                problem.tap_bytes);
           WgmmaFence();
 #pragma unroll
           for (int j = 0; j < Config::kMultiplications; ++j) {

@@ -73,6 +73,7 @@ inline HaloProblem HaloProblemOf(const ConvCall& call,
   problem.height = static_cast<int>(g.H);
   problem.pad_h = static_cast<int>(g.pad.h);
   problem.pad_w = static_cast<int>(g.pad.w);
+  problem.dilation = static_cast<int>(g.filter_dilation.h);
   return problem;
 }
 

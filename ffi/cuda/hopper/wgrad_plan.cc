@@ -117,7 +117,9 @@ Tiles HaloTiles(const ConvGeometry& g) {
   constexpr double kPerMultiplication = 278;
   const HaloTiling tiling(g);
   // Rows of padding are not multiplied: two of three rows at either end.
-  const double multiplied = 1 - 2.0 / 3 / static_cast<double>(g.P);
+  const double multiplied = 1 - 2.0 / 3 *
+                                    static_cast<double>(g.filter_dilation.h) /
+                                    static_cast<double>(g.P);
   return {kHaloM,
           kHaloN,
           tiling.channel_blocks,

@@ -60,15 +60,17 @@ struct WgradProblem : WgradTiles {
   int base_h, base_w, step_h, step_w, dilation_h, dilation_w;
 };
 
-// A step is one row of a strip of dy, `strip` pixels of `images` images.
+// A step is one row of a strip of dy, `strip` pixels of `images` images. Rows
+// that taps connect, `dilation` apart, follow each other.
 struct HaloProblem : WgradTiles {
-  CUtensorMap x;   // [H, W, N, C], strip + 2 pixels of a row a box
+  CUtensorMap x;   // [H, W, N, C], strip + 2 dilations of a row a box
   CUtensorMap dy;  // [P, Q, N, K], strip pixels of a row a box
   int images, strip, strips;
   int rows;    // P
   int height;  // H
   int pad_h, pad_w;
-  int pixel_bytes;  // of all images' 64 channels
+  int dilation;   // from one row of taps to the next
+  int tap_bytes;  // from a pixel to the next tap's
   int x_bytes, dy_bytes;
   int stages;
 };

@@ -55,7 +55,7 @@ struct HaloTiling {
   static constexpr double kMaxImageBytes = int64_t{1} << 40;
 
   int64_t channel_blocks, n_tiles;
-  int images, strip;
+  int images, strip, reach;  // reach: columns that taps add to a strip
   int64_t image_groups, strips, steps;
 
   static bool Covers(const ConvGeometry& g, Type type) {
@@ -63,7 +63,8 @@ struct HaloTiling {
     return (type != Type::kTf32 ||
             (g.N > 8 && g.C % 32 == 0 && g.K % 32 == 0)) &&
            g.T == 1 && g.R == 3 && g.S == 3 && g.stride.all(1) &&
-           g.filter_dilation.all(1) &&
+           (g.filter_dilation.all(1) ||
+            (type != Type::kTf32 && CoversDilation(g))) &&
            // What the copy engine can stride over.
            1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
   }
@@ -73,6 +74,7 @@ struct HaloTiling {
         n_tiles((g.K + 63) / 64),
         images(g.N > 8 ? 16 : 8),
         strip(Strip(g.Q, images)),
+        reach(static_cast<int>(2 * g.filter_dilation.w)),
         image_groups((g.N + images - 1) / images),
         strips((g.Q + strip - 1) / strip),
         steps(image_groups * strips * g.P) {}
@@ -80,12 +82,18 @@ struct HaloTiling {
   int64_t tiles() const { return channel_blocks * n_tiles; }
   int multiplications() const { return strip * images / 16; }
   int pixel_bytes() const { return images * 128; }
-  int stage_bytes() const { return (2 * strip + 2) * pixel_bytes(); }
+  int stage_bytes() const { return (2 * strip + reach) * pixel_bytes(); }
   int stages() const {
     return std::min(kMaxStages, kSharedBytes / stage_bytes());
   }
 
  private:
+  // Where there is room for enough stages, and rows of x are loaded for enough
+  // rows of dy.
+  static bool CoversDilation(const ConvGeometry& g) {
+    return g.filter_dilation.w <= 4 && g.filter_dilation.h * 4 <= g.P;
+  }
+
   // Seven or eight multiplications wide.
   static int Strip(int64_t cols, int images) {
     auto covered = [&](int64_t strip) {
