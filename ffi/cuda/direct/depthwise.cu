@@ -139,7 +139,7 @@ cudaError_t RunWgrad(const Call& call, Stage stage, cudaStream_t stream) {
       });
   if (error != cudaSuccess) return error;
   return AddPartialsOrPrepare<T>(plan.workers, g.w_size(), call.workspace,
-                                 call.result, stage, stream, plan.dependent);
+                                 call.result, stage, stream);
 }
 
 }  // namespace

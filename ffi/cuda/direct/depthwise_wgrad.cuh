@@ -3,7 +3,6 @@
 #ifndef JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_WGRAD_CUH_
 
-#include "cuda/direct/add_partials.cuh"
 #include "cuda/direct/depthwise_problem.h"
 #include "cuda/direct/pairs.cuh"
 #include "cuda/direct/staging.cuh"
@@ -166,7 +165,6 @@ __global__ void __launch_bounds__(kThreads,
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
-  LaunchAdding();
   WaitForCopies<0>();
   __syncthreads();
 

@@ -43,7 +43,6 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
   if (!plan) return plan;
   // As the handler carves it.
   plan->workspace = (plan->workspace + 255) / 256 * 256;
-  plan->dependent = hopper && op == Op::kWgrad;
   plan->preferred = std::max(g.group_C(), g.group_K()) < kMostGroupChannels;
   return plan;
 }

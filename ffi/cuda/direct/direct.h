@@ -31,8 +31,6 @@ struct Plan {
   bool preferred;
   // Whether tiles come and go by the copy engine, see depthwise_copies.h.
   bool copies = false;
-  // Whether wgrad's second kernel may start before its first has ended.
-  bool dependent = false;
 
   int blocks() const { return channel_tiles * workers; }
 };

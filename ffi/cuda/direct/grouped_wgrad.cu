@@ -49,7 +49,7 @@ cudaError_t Launch(const Call& call, Stage stage, cudaStream_t stream) {
                       kGroupedThreads, std::max(tiles, sums), stage, stream);
   if (error != cudaSuccess) return error;
   return AddPartialsOrPrepare<T>(plan.workers, g.w_size(), call.workspace,
-                                 call.result, stage, stream, plan.dependent);
+                                 call.result, stage, stream);
 }
 
 }  // namespace

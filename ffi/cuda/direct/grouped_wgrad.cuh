@@ -5,7 +5,6 @@
 #ifndef JAX_CONVBATCH_CUDA_DIRECT_GROUPED_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_DIRECT_GROUPED_WGRAD_CUH_
 
-#include "cuda/direct/add_partials.cuh"
 #include "cuda/direct/grouped.h"
 #include "cuda/direct/grouped_problem.h"
 #include "cuda/direct/mma.cuh"
@@ -126,7 +125,6 @@ __global__ void __launch_bounds__(kGroupedThreads, 2)
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
-  LaunchAdding();
   WaitForCopies<0>();
   __syncthreads();
 
