@@ -16,6 +16,10 @@ import time
 from typing import Protocol
 
 
+# Seconds of a round that is not repeated to learn how long it takes.
+LONG = 0.2
+
+
 class Side(Protocol):
     """Something to time.
 
@@ -44,7 +48,8 @@ def elapsed(side: Side, rounds: int) -> float:
 
 def rounds_for(side: Side, seconds: float) -> int:
     """How many rounds take about so long."""
-    elapsed(side, 1)
+    if elapsed(side, 1) > LONG:
+        return 1
     count = 1
     # Twice: where something else held it up once, it would be too few.
     while (taken := min(elapsed(side, count), elapsed(side, count))) < seconds / 4:
