@@ -100,6 +100,11 @@ class _Part:
         if op == "wgrad":
             dy = self.of("y", second)
             dw = np.zeros((r_taps, s_taps, x.shape[-1], dy.shape[-1]))
+            # Channels first, so that a tap's pixels are long runs; in f32 where
+            # it has room for any sum of products of whole numbers up to 2.
+            room = "float32" if 4 * len(x) * p * q < 1 << 24 else "float64"
+            x, dy = (np.moveaxis(a, -1, 0).astype(room, "C") for a in (x, dy))
+            dy = dy.reshape(len(dy), -1).T
         for r in range(r_taps):
             for s in range(s_taps):
                 rows = slice(r * dilation, r * dilation + (p - 1) * stride + 1, stride)
@@ -109,8 +114,7 @@ class _Part:
                 elif op == "dgrad":
                     x[:, rows, cols] += dy @ w[r, s].T
                 else:
-                    pixels = x[:, rows, cols].reshape(-1, x.shape[-1])
-                    dw[r, s] = pixels.T @ dy.reshape(-1, dy.shape[-1])
+                    dw[r, s] = x[:, :, rows, cols].reshape(len(x), -1) @ dy
         if op == "dgrad":
             return x[:, pad : pad + height, pad : pad + width]
         return y if op == "fprop" else dw
