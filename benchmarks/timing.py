@@ -15,7 +15,6 @@ import statistics
 import time
 from typing import Protocol
 
-
 # Seconds of a round that is not repeated to learn how long it takes.
 LONG = 0.2
 
