@@ -1,6 +1,7 @@
 // Launches of gather_wgrad.cuh.
 #include "cuda/hopper/gather_launch.cuh"
 #include "cuda/hopper/gather_wgrad.cuh"
+#include "cuda/hopper/multiply_then_add.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -9,20 +10,19 @@ template <typename Config>
 cudaError_t Launch(const GatherWgradProblem& problem, Stage stage,
                    cudaStream_t stream) {
   const auto kernel = &GatherWgradKernel<Config>;
-  cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (error != cudaSuccess) return error;
-  if (stage == Stage::kPrepare) {
-    cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, &AddGatheredPieces<Config>);
-  }
-  kernel<<<problem.tiles * problem.splits, kGatherThreads, Config::kSharedBytes,
-           stream>>>(problem);
-  error = cudaGetLastError();
-  if (error != cudaSuccess || problem.splits == 1) return error;
-  AddGatheredPieces<Config>
-      <<<problem.tiles * Config::kQuads, kConsumers * kWarpgroup, 0, stream>>>(
-          problem);
-  return cudaGetLastError();
+  const auto adds = &AddGatheredPieces<Config>;
+  return MultiplyThenAdd(
+      stage, problem.splits == 1, adds,
+      [&] {
+        return LaunchOne(kernel, problem.tiles * problem.splits, kGatherThreads,
+                         Config::kSharedBytes, stream, problem);
+      },
+      [&] {
+        return LaunchOne(adds, problem.tiles * Config::kQuads,
+                         kConsumers * kWarpgroup, 0, stream, problem);
+      });
 }
 
 }  // namespace

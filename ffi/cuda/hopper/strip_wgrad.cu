@@ -1,4 +1,5 @@
 // Launches of strip_wgrad.cuh.
+#include "cuda/hopper/multiply_then_add.cuh"
 #include "cuda/hopper/strip_launch.cuh"
 #include "cuda/hopper/strip_wgrad.cuh"
 
@@ -11,18 +12,19 @@ cudaError_t LaunchWgrad(const ConvCall& call, const StripProblem& problem,
   const auto kernel = &StripWgradKernel<Config>;
   const int bytes =
       static_cast<int>(StripSharedBytes(call.g, problem.tile, true));
-  cudaError_t error = RaiseSharedMemory(kernel, bytes);
+  const cudaError_t error = RaiseSharedMemory(kernel, bytes);
   if (error != cudaSuccess) return error;
-  if (stage == Stage::kPrepare) {
-    cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, &AddStripPieces<Config>);
-  }
-  kernel<<<call.plan.blocks, kThreads, bytes, stream>>>(problem);
-  error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  AddStripPieces<Config>
-      <<<problem.n_tiles * Config::kQuads, kWarpgroup, 0, stream>>>(problem);
-  return cudaGetLastError();
+  const auto adds = &AddStripPieces<Config>;
+  return MultiplyThenAdd(
+      stage, /*whole=*/false, adds,
+      [&] {
+        return LaunchOne(kernel, call.plan.blocks, kThreads, bytes, stream,
+                         problem);
+      },
+      [&] {
+        return LaunchOne(adds, problem.n_tiles * Config::kQuads, kWarpgroup, 0,
+                         stream, problem);
+      });
 }
 
 template <typename T, bool kOdd>

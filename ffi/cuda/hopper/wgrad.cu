@@ -1,8 +1,10 @@
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/multiply_then_add.cuh"
 #include "cuda/hopper/wgrad_halo_kernel.cuh"
 #include "cuda/hopper/wgrad_kernel.cuh"
+#include "cuda/hopper/wgrad_launch.cuh"
 #include "cuda/hopper/wgrad_launch.h"
 
 namespace jax_convbatch::hopper {
@@ -41,35 +43,25 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
       (problem.cluster == 2 && Config::kMaxCluster == 2 && !whole)) {
     return cudaErrorInvalidValue;
   }
-  cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
+  const cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
-  if (stage == Stage::kPrepare) {
-    cudaFuncAttributes loads;
-    if (whole) return error;
-    error =
-        cudaFuncGetAttributes(&loads, &AddPieces<typename Config::Layout, 1>);
-    if (error != cudaSuccess) return error;
-    return cudaFuncGetAttributes(&loads,
-                                 &AddPieces<typename Config::Layout, kAddEach>);
-  }
-  const int cluster = problem.cluster * (problem.paired ? 2 : 1);
-  error = LaunchClusters(kernel, cluster, problem.blocks, threads, shared_bytes,
-                         stream, problem);
-  if (error != cudaSuccess || whole) return error;
-  // The longer the sums, the more threads share one; the more sums, the more a
-  // thread has.
-  const int count = problem.blocks / problem.tiles / problem.cluster;
-  const int lanes = kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
   const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
-  const WgradTiles& tiles = problem;
-  if (lanes == kAddThreads && problem.tiles * quads >= kManyQuads) {
-    return LaunchDependent(AddPieces<typename Config::Layout, kAddEach>,
-                           problem.tiles * (quads / kAddEach / lanes),
-                           kAddThreads, stream, tiles, lanes);
-  }
-  return LaunchDependent(AddPieces<typename Config::Layout, 1>,
-                         problem.tiles * (quads / lanes), kAddThreads, stream,
-                         tiles, lanes);
+  // The more sums, the more of them a thread has.
+  const bool many =
+      AddLanes(problem) == kAddThreads && problem.tiles * quads >= kManyQuads;
+  const auto adds = many ? &AddPieces<typename Config::Layout, kAddEach>
+                         : &AddPieces<typename Config::Layout, 1>;
+  return MultiplyThenAdd(
+      stage, whole, adds,
+      [&] {
+        return LaunchClusters(
+            kernel, problem.cluster * (problem.paired ? 2 : 1), problem.blocks,
+            threads, shared_bytes, stream, problem);
+      },
+      [&] {
+        return LaunchAddPieces(adds, many ? kAddEach : 1, quads, problem,
+                               stream);
+      });
 }
 
 template <typename T, int kMultiplications>

@@ -1,7 +1,9 @@
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/multiply_then_add.cuh"
 #include "cuda/hopper/tensor_map.h"
 #include "cuda/hopper/wgrad_halo_tf32_kernel.cuh"
+#include "cuda/hopper/wgrad_launch.cuh"
 #include "cuda/hopper/wgrad_launch.h"
 #include "cuda/hopper/wgrad_tf32_kernel.cuh"
 
@@ -31,24 +33,21 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
   const auto kernel = &WgradHaloTf32Kernel<Config>;
   // The same for strips of either length.
-  const auto add = &AddPieces<HaloTf32Config<7>, 1>;
+  const auto adds = &AddPieces<HaloTf32Config<7>, 1>;
   const bool whole = problem.tiles % problem.blocks == 0;
-  cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (error != cudaSuccess) return error;
-  if (stage == Stage::kPrepare) {
-    cudaFuncAttributes loads;
-    return whole ? error : cudaFuncGetAttributes(&loads, add);
-  }
-  kernel<<<problem.blocks, Config::kThreads, Config::kSharedBytes, stream>>>(
-      problem);
-  error = cudaGetLastError();
-  if (error != cudaSuccess || whole) return error;
-  const int count = problem.blocks / problem.tiles;
-  const int lanes = kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
-  const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
-  const WgradTiles& tiles = problem;
-  return LaunchDependent(add, problem.tiles * (quads / lanes), kAddThreads,
-                         stream, tiles, lanes);
+  return MultiplyThenAdd(
+      stage, whole, adds,
+      [&] {
+        return LaunchOne(kernel, problem.blocks, Config::kThreads,
+                         Config::kSharedBytes, stream, problem);
+      },
+      [&] {
+        return LaunchAddPieces(adds, 1,
+                               int64_t{Config::kQuads} * Config::kConsumed,
+                               problem, stream);
+      });
 }
 
 }  // namespace
@@ -64,20 +63,19 @@ cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
     using Config = decltype(config);
     const bool whole = problem.tiles % problem.blocks == 0;
     const auto kernel = &WgradTf32Kernel<Config>;
-    cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
+    const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
     if (error != cudaSuccess) return error;
-    if (stage == Stage::kPrepare) {
-      cudaFuncAttributes loads;
-      return whole ? error
-                   : cudaFuncGetAttributes(&loads, &AddPiecesTf32<Config>);
-    }
-    kernel<<<problem.blocks, Config::kThreads, Config::kSharedBytes, stream>>>(
-        problem);
-    error = cudaGetLastError();
-    if (error != cudaSuccess || whole) return error;
-    AddPiecesTf32<Config><<<problem.tiles * Config::kQuads,
-                            Config::kMultiplierThreads, 0, stream>>>(problem);
-    return cudaGetLastError();
+    const auto adds = &AddPiecesTf32<Config>;
+    return MultiplyThenAdd(
+        stage, whole, adds,
+        [&] {
+          return LaunchOne(kernel, problem.blocks, Config::kThreads,
+                           Config::kSharedBytes, stream, problem);
+        },
+        [&] {
+          return LaunchOne(adds, problem.tiles * Config::kQuads,
+                           Config::kMultiplierThreads, 0, stream, problem);
+        });
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   if (m == 256 && n == 128) return launch(WgradTf32Config<256, 128, 4>());
