@@ -38,11 +38,7 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
                    const Problem& problem, Stage stage, cudaStream_t stream) {
   const bool whole =
       problem.tiles % problem.blocks == 0 || problem.cluster == problem.splits;
-  // Where two blocks add the sums of large tiles, those are whole.
-  if (problem.cluster > Config::kMaxCluster ||
-      (problem.cluster == 2 && Config::kMaxCluster == 2 && !whole)) {
-    return cudaErrorInvalidValue;
-  }
+  if (problem.cluster > Config::kMaxCluster) return cudaErrorInvalidValue;
   const cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;

@@ -87,40 +87,66 @@ __device__ __forceinline__ void ExchangeQuads(const WgradTiles& tiles,
   }
 }
 
-// ---- large tiles: two blocks each read what they add ------------------------
+// ---- large tiles: two blocks, each with half of the quads -------------------
 
-// The sums of the two blocks that a tile has go to dw: of each block one half
-// of the quads. Overwrites the ring, from `shared` on.
+// Each block adds the other's sums of its half of the quads to its own, to dw
+// or to the pieces. Overwrites the ring, from `shared` on.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
                                          int tile, int thread, uint32_t shared,
                                          Quad quad_of) {
   constexpr int kOwn = Config::kQuads / 2, kBatch = 4;
   static_assert(kOwn % kBatch == 0);
-  auto slot = [&](int quad) {
-    return shared + (quad * Config::kConsumed + thread) * 16;
+  auto slot = [&](int i) {
+    return shared + (i * Config::kConsumed + thread) * 16;
   };
-  NamedBarrier(1, Config::kConsumed);  // all have multiplied
+  const int other = 1 - share % 2;
+  float4* to =
+      reinterpret_cast<float4*>(tiles.pieces) +
+      PieceSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
+      thread;
+  // Registers have no addresses: of either half a code of its own.
+  auto leave = [&](auto half) {
 #pragma unroll
-  for (int quad = 0; quad < Config::kQuads; ++quad) {
-    StoreShared4(slot(quad), quad_of(quad));
+    for (int i = 0; i < kOwn; ++i) {
+      StoreShared4(slot(i), quad_of(decltype(half)::value * kOwn + i));
+    }
+  };
+  auto add = [&](auto half) {
+#pragma unroll
+    for (int i = 0; i < kOwn; i += kBatch) {
+      const int quad = decltype(half)::value * kOwn + i;
+      if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
+      const auto place = PlaceOf<Config>(tiles, tile, quad / 8, thread);
+      float4 v[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        v[j] = LoadClusterShared(slot(i + j), other);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        Add(&v[j], quad_of(quad + j));
+        if (tiles.cluster == tiles.splits) {
+          WriteQuad<Config>(place, quad % 8 + j, v[j]);
+        } else {
+          to[(quad + j) * Config::kConsumed] = v[j];
+        }
+      }
+    }
+  };
+  using First = std::integral_constant<int, 0>;
+  using Second = std::integral_constant<int, 1>;
+  NamedBarrier(1, Config::kConsumed);  // all have multiplied
+  if (other == 0) {
+    leave(First());
+  } else {
+    leave(Second());
   }
   ClusterBarrier();
-  const int begin = share % 2 * kOwn;
-  for (int quad = begin; quad < begin + kOwn; quad += kBatch) {
-    if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
-    const auto place = PlaceOf<Config>(tiles, tile, quad / 8, thread);
-    float4 v[kBatch][2];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      v[i][0] = LoadClusterShared(slot(quad + i), 0);
-      v[i][1] = LoadClusterShared(slot(quad + i), 1);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      Add(&v[i][0], v[i][1]);
-      WriteQuad<Config>(place, quad % 8 + i, v[i][0]);
-    }
+  if (other == 0) {
+    add(Second());
+  } else {
+    add(First());
   }
   // No block ends while another reads its memory.
   ClusterBarrier</*kWritten=*/false>();

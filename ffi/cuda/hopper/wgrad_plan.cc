@@ -165,8 +165,13 @@ std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
       auto add_splits = [&](int64_t blocks) {
         const int64_t splits =
             std::min(blocks / count, tiles.steps) / cluster * cluster;
-        // Large tiles' sums are added in two.
-        if (splits == 0 || (!small && cluster > 1 && splits != cluster)) return;
+        // Large tiles' sums are added in two. Where pieces are left all the
+        // same it pays only if one sum has as many as there are.
+        const bool one_sum = count == 1 && tiles.m == kHaloM;
+        if (splits == 0 ||
+            (!small && cluster > 1 && splits != cluster && !one_sum)) {
+          return;
+        }
         // A pair's barriers cost more than few steps gain.
         if (paired && tiles.steps / splits < 24) return;
         add(count * splits, cluster, pair);
