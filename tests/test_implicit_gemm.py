@@ -109,7 +109,10 @@ HALO = {
 # tells them: blocks 132 where shares do not end with tiles, "c" clusters.
 SPLITS = {
     "no pieces": (problem(8, (14, 14), 1024, 512, (1, 1), (2, 2)), "64x64/128"),
-    "clusters of two, no pieces": (problem(8, (14, 14), 1024, 256, (1, 1)), "c2"),
+    "clusters of two, no pieces": (
+        problem(8, (28, 14), 1024, 256, (1, 1), (2, 1)),
+        "c2",
+    ),
     "clusters of two, 576x64": (
         problem(32, (7, 7), 512, 512, (3, 3), padding=SAME),
         "576x64/128c2",
@@ -128,7 +131,7 @@ SPLITS = {
         "64x128/96c8",
     ),
     "clusters of two share x": (
-        problem(128, (56, 56), 64, 256, (1, 1)),
+        problem(128, (112, 56), 64, 256, (1, 1), (2, 1)),
         "64x128/120c2",
     ),
     "blocks of the smallest tiles share x": (
@@ -136,11 +139,11 @@ SPLITS = {
         "64x64/264",
     ),
     "clusters of two share dy": (
-        problem(64, (14, 14), 256, 1024, (1, 1)),
+        problem(64, (28, 14), 256, 1024, (1, 1), (2, 1)),
         "64x128/64c2",
     ),
     "blocks of large tiles share x": (
-        problem(160, (14, 14), 1024, 256, (1, 1)),
+        problem(160, (28, 14), 1024, 256, (1, 1), (2, 1)),
         "128x128/128",
     ),
     "three warpgroups": (
@@ -176,7 +179,7 @@ SPLITS = {
         "64x128/72",
     ),
     "a last step of four pixels, clusters of two": (
-        problem(68, (7, 7), 256, 1024, (1, 1)),
+        problem(68, (13, 7), 256, 1024, (1, 1), (2, 1)),
         "64x128/64c2",
     ),
     "a last step of eight pixels, three warpgroups": (

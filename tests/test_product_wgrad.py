@@ -1,4 +1,4 @@
-"""wgrad of 1x1 layers whose 64 x 128 tiles are one wave: one product by cuBLAS."""
+"""wgrad of 1x1 layers that is one product by cuBLAS, with split sums or without."""
 
 import functools
 
@@ -14,6 +14,12 @@ from test_hopper_plan import H200, geometry
 from test_implicit_gemm import problem
 
 WIDE, TALL = (7, 7, 512, 2048, 1, 1, 1, 0, 1, 1), (7, 7, 2048, 512, 1, 1, 1, 0, 1, 1)
+
+
+# Few tiles of 64 x 128: of long sums cuBLAS splits them, and of short ones it is as
+# fast without.
+NARROW = (28, 28, 128, 512, 1, 1, 1, 0, 1, 1)
+DEEP = (14, 14, 256, 1024, 1, 1, 1, 0, 1, 1)
 
 
 def config(native, batch, row, dtype="bfloat16", multiprocessors=H200):
@@ -32,13 +38,26 @@ def test_one_wave_is_a_product(native, row):
                 assert other["config"] != "cublas"
 
 
+def test_long_sums_are_a_product_with_workspace(native):
+    for dtype in ("bfloat16", "float16"):
+        for batch, row in ((256, NARROW), (32, NARROW), (256, DEEP), (32, DEEP)):
+            plan = native("wgrad", geometry(batch, row), dtype, H200)
+            assert plan["config"] == "cublas"
+            assert 0 < plan["workspace"] <= 64 << 20
+        short = native("wgrad", geometry(8, DEEP), dtype, H200)
+        assert (short["config"], short["workspace"]) == ("cublas", 0)
+
+
 def test_others_have_tiles(native):
     assert config(native, 8, WIDE, "float32") != "cublas"
-    assert config(native, 8, WIDE, multiprocessors=120) != "cublas"
-    assert config(native, 8, WIDE, multiprocessors=144) != "cublas"
-    for changes in ({4: 3, 5: 3, 7: 1}, {6: 2}, {2: 1024}, {3: 1024}, {2: 456}):
+    for changes in ({4: 3, 5: 3, 7: 1}, {6: 2}, {2: 456}):
         row = tuple(changes.get(i, n) for i, n in enumerate(WIDE))
         assert config(native, 8, row) != "cublas"
+        assert config(native, 256, row) != "cublas"
+    assert config(native, 8, NARROW) != "cublas"
+    for square in (64, 128):
+        row = (56, 56, square, square, *NARROW[4:])
+        assert config(native, 256, row) != "cublas"
 
 
 @pytest.mark.gpu
@@ -54,7 +73,23 @@ def test_products_are_exact(hopper, channels, batch, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("channels", [(64, 64), (128, 256), (256, 64)])
+def test_long_products_are_exact(hopper, channels, dtype):
+    case = problem(256, (28, 28), *channels, (1, 1))
+    args = arrays(case, functools.partial(whole, most=1), dtype)
+    got = run(case, *args, algorithm="implicit_gemm").dw
+    want = run(case, *args, algorithm="im2col_gemm").dw
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
 def test_products_are_reproducible(hopper):
     case = problem(8, (7, 7), 512, 2048, (1, 1))
     assert_right_but_for_rounding(case, "bfloat16")
     assert_a_hundred_runs_agree(case, "bfloat16")
+
+
+@pytest.mark.gpu
+def test_long_products_are_reproducible(hopper):
+    assert_a_hundred_runs_agree(problem(32, (14, 14), 512, 512, (1, 1)), "bfloat16")

@@ -88,11 +88,13 @@ struct Preference {
 
   cublasStatus_t Init(const Gemm& gemm) {
     JCB_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulPreferenceInit(&opaque));
-    JCB_RETURN_IF_CUBLAS_ERROR(
-        Set<uint64_t>(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 0));
-    JCB_RETURN_IF_CUBLAS_ERROR(
-        Set<uint32_t>(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                      CUBLASLT_REDUCTION_SCHEME_NONE));
+    JCB_RETURN_IF_CUBLAS_ERROR(Set<uint64_t>(
+        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, gemm.workspace));
+    // Of the schemes only this one adds in the type of the sums, in order.
+    JCB_RETURN_IF_CUBLAS_ERROR(Set<uint32_t>(
+        CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        gemm.workspace > 0 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                           : CUBLASLT_REDUCTION_SCHEME_NONE));
     JCB_RETURN_IF_CUBLAS_ERROR(Set<uint32_t>(
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm.align_b));
     JCB_RETURN_IF_CUBLAS_ERROR(Set<uint32_t>(
@@ -144,6 +146,10 @@ cublasStatus_t AskHeuristic(cublasLtHandle_t handle, const Gemm& canonical,
   for (int i = 0; i < count; ++i) {
     const cublasLtMatmulAlgo_t& algo = results[i].algo;
     if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+    if (canonical.workspace > 0) {
+      *algorithm = algo;
+      return CUBLAS_STATUS_SUCCESS;
+    }
     const int64_t bytes = counted(small, algo);
     if (bytes == 0) {
       *algorithm = algo;
@@ -158,14 +164,14 @@ cublasStatus_t AskHeuristic(cublasLtHandle_t handle, const Gemm& canonical,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-using Key = std::array<int64_t, 19>;
+using Key = std::array<int64_t, 20>;
 
 Key MakeKey(int device, const Gemm& g) {
   return {device,        g.operand_type, g.result_type, g.compute_type,
           g.transpose_a, g.transpose_b,  g.m,           g.n,
           g.k,           g.lda,          g.ldb,         g.ldd,
           g.batch,       g.stride_a,     g.stride_b,    g.stride_d,
-          g.align_a,     g.align_b,      g.align_d};
+          g.align_a,     g.align_b,      g.align_d,     g.workspace};
 }
 
 // What the process has created so far. Never destroyed: the CUDA driver may be
@@ -211,8 +217,8 @@ cublasStatus_t FindAlgorithm(const Gemm& canonical, const Gemm& smallest,
 }
 
 cublasStatus_t RunGemm(cudaStream_t stream, const GemmAlgorithm& algorithm,
-                       const Gemm& gemm, const void* a, const void* b,
-                       void* d) {
+                       const Gemm& gemm, const void* a, const void* b, void* d,
+                       void* workspace) {
   const double one_f64 = 1, zero_f64 = 0;
   const float one_f32 = 1, zero_f32 = 0;
   const bool is_f64 = gemm.compute_type == CUBLAS_COMPUTE_64F;
@@ -229,12 +235,12 @@ cublasStatus_t RunGemm(cudaStream_t stream, const GemmAlgorithm& algorithm,
     const int64_t b_offset = first * gemm.stride_b * operand_bytes;
     const int64_t d_offset = first * gemm.stride_d * result_bytes;
     void* result = static_cast<char*>(d) + d_offset;
-    JCB_RETURN_IF_CUBLAS_ERROR(
-        cublasLtMatmul(algorithm.handle, &descriptors.product, alpha,
-                       static_cast<const char*>(b) + b_offset, &descriptors.b,
-                       static_cast<const char*>(a) + a_offset, &descriptors.a,
-                       beta, result, &descriptors.d, result, &descriptors.d,
-                       &algorithm.algorithm, nullptr, 0, stream));
+    JCB_RETURN_IF_CUBLAS_ERROR(cublasLtMatmul(
+        algorithm.handle, &descriptors.product, alpha,
+        static_cast<const char*>(b) + b_offset, &descriptors.b,
+        static_cast<const char*>(a) + a_offset, &descriptors.a, beta, result,
+        &descriptors.d, result, &descriptors.d, &algorithm.algorithm, workspace,
+        gemm.workspace, stream));
   }
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -27,6 +27,9 @@ struct Gemm {
   // What the address of every a, b and d passed with this product, and of every
   // matrix of its batch, is a multiple of.
   int64_t align_a, align_b, align_d;
+  // What a product may have to split its sum over k, whose parts are added in
+  // order; 0: it is not split.
+  int64_t workspace;
 };
 
 // An algorithm for one description of a product on one device.
@@ -36,15 +39,17 @@ struct GemmAlgorithm {
 };
 
 // The algorithm that cuBLAS recommends for `canonical` on the current device,
-// among those without split-K and workspace that can also run `smallest`. Kept
+// among those within its workspace that can also run `smallest`. Kept
 // for the life of the process, so that the same call always gives the same one.
 // Safe to call from several threads.
 cublasStatus_t FindAlgorithm(const Gemm& canonical, const Gemm& smallest,
                              GemmAlgorithm* found);
 
-// Enqueues a product. Allocates nothing and waits for nothing.
+// Enqueues a product. Allocates nothing and waits for nothing. `workspace` is
+// aligned to 256 bytes.
 cublasStatus_t RunGemm(cudaStream_t stream, const GemmAlgorithm& algorithm,
-                       const Gemm& gemm, const void* a, const void* b, void* d);
+                       const Gemm& gemm, const void* a, const void* b, void* d,
+                       void* workspace = nullptr);
 
 }  // namespace jax_convbatch
 

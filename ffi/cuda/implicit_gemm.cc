@@ -163,15 +163,21 @@ ffi::Error Run(const CallKey& key, Operation operation,
   }
   const auto op = OpOf<hopper::Op>(operation);
   const auto stage = launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
-  if (operation == Operation::kWgrad &&
-      IsProductWgrad(g, *hopper_type, multiprocessors)) {
+  const std::optional<int64_t> product_bytes =
+      operation == Operation::kWgrad
+          ? ProductWgradWorkspace(g, *hopper_type, multiprocessors)
+          : std::nullopt;
+  if (product_bytes) {
     if (!config.empty() && config != kProductConfig) {
       return NoConfig(operation, g, config);
     }
+    Workspace workspace(buffers.workspace);
+    char* parts = workspace.Take<char>(*product_bytes);
+    JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
     return ToError(
-        RunProductWgrad(g, *hopper_type, stage, stream,
+        RunProductWgrad(g, *hopper_type, *product_bytes, stage, stream,
                         buffers.lhs.untyped_data(), buffers.rhs.untyped_data(),
-                        buffers.result.untyped_data()),
+                        buffers.result.untyped_data(), parts),
         [&] { return Describe(Name(operation), g); });
   }
   return RunPlan<hopper::ConvCall>(

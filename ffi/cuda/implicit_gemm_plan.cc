@@ -84,14 +84,14 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
 }
 
 // Of the wgrad that cuBLAS does.
-nb::dict ProductPlan(int multiprocessors) {
+nb::dict ProductPlan(int64_t workspace, int multiprocessors) {
   nb::dict fields;
   fields["config"] = kProductConfig;
   fields["path"] = "product";
   fields["preferred"] = true;
   fields["epilogue"] = false;
   fields["signs"] = false;
-  fields["workspace"] = 0;
+  fields["workspace"] = workspace;
   fields["blocks"] = multiprocessors;
   return fields;
 }
@@ -139,10 +139,11 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
-  if (operation == hopper::Op::kWgrad &&
-      IsProductWgrad(g, type, multiprocessors)) {
-    plans.append(ProductPlan(multiprocessors));
-    return plans;
+  if (operation == hopper::Op::kWgrad) {
+    if (const auto bytes = ProductWgradWorkspace(g, type, multiprocessors)) {
+      plans.append(ProductPlan(*bytes, multiprocessors));
+      return plans;
+    }
   }
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {

@@ -9,6 +9,9 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+#include <optional>
+
 #include "conv_geometry.h"
 #include "cuda/hopper/conv.h"
 
@@ -17,15 +20,17 @@ namespace jax_convbatch {
 // The name of its only configuration.
 inline constexpr const char* kProductConfig = "cublas";
 
-// A function of the geometry, the type and the GPU alone. Needs no GPU.
-bool IsProductWgrad(const ConvGeometry& g, hopper::Type type,
-                    int multiprocessors);
+// The bytes of workspace that it has, or nothing where it is not for this
+// wgrad. A function of the geometry, the type and the GPU alone. Needs no GPU.
+std::optional<int64_t> ProductWgradWorkspace(const ConvGeometry& g,
+                                             hopper::Type type,
+                                             int multiprocessors);
 
-// Without split sums and workspace; see cublas.h. kPrepare does all but the
-// launch.
+// See cublas.h. kPrepare does all but the launch.
 cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
-                               hopper::Stage stage, cudaStream_t stream,
-                               const void* x, const void* dy, void* dw);
+                               int64_t workspace_bytes, hopper::Stage stage,
+                               cudaStream_t stream, const void* x,
+                               const void* dy, void* dw, void* workspace);
 
 }  // namespace jax_convbatch
 
