@@ -169,14 +169,15 @@ def _plan_columns(problem: Problem) -> Plan:
         raise Unable("over 2^31 - 1 positions in one sample")
     reason, config, adds_bias = f"default on {platform}", "", False
     if platform == "cuda":
-        config, products = "cublas", _implicit_products(problem)
+        config, products = "cublas", _products(problem, 1)
         if products and problem.op == "wgrad":
-            chosen = _wgrad_by_chunks(problem, products)
+            chosen = _wgrad_by_chunks(problem)
             if asked is None or chosen.workspace_bytes <= asked:
                 return chosen
         elif products:
-            config, adds_bias = "implicit_gemm", products.adds_bias
-            columns_cost, more = cost, products.workspace(1)
+            config, adds_bias = "implicit_gemm", products["adds_bias"]
+            # The same for every slice.
+            columns_cost, more = cost, aligned(products["workspace"], 1)
             cost = lambda n: columns_cost(n) + more  # noqa: E731
     limit = max(DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
     samples = largest_slice(cost, limit, min(max(g.N, 1), most))
@@ -192,60 +193,24 @@ def _plan_columns(problem: Problem) -> Plan:
     )
 
 
-class _Products(NamedTuple):
-    """Products of columns by implicit_gemm.
-
-    Attributes:
-      workspace: that of so many samples.
-      adds_bias: whether fprop can.
-    """
-
-    workspace: Callable[[int], int]
-    adds_bias: bool
-
-
-def _implicit_products(problem: Problem) -> _Products | None:
-    """The products of samples by implicit_gemm, where that multiplies.
-
-    Columns are images of so many channels then, and the filter is 1x1. For TF32
-    cuBLAS has nothing as fast (ffi/cuda/pointwise_gemms.h).
-    """
+def _products(problem: Problem, samples: int) -> dict | None:
+    """How implicit_gemm multiplies columns of so many samples, where it does."""
     op, _, g, _, dtype, _, precision, _ = problem
-    tf32 = dtype.name == "float32" and precision == 0
-    half = dtype.name in ("bfloat16", "float16") and op == "fprop"
-    if not (tf32 or half) or g.groups > 1:
+    covered = dtype.name in IMPLICIT_CUDA_DTYPES
+    if not covered or (dtype.name == "float32" and precision > 0):
         return None
-
-    def plans(samples: int):
-        ones, size = (1, 1, 1), (g.P, g.Q)
-        images = ConvGeometry(
-            *(samples, 1, *size, g.column_size, g.K, *ones, 1, *size, 1),
-            *(ones, (0, 0, 0), ones, ones),
-        )
-        return targets.implicit_gemm_plans(op, images, dtype.name)
-
-    # Whether they cover it does not depend on the batch, so neither do the bits.
-    one = plans(1)
-    if isinstance(one, str) or not one[0]["preferred"]:
-        return None
-    if op != "wgrad" and one[0]["workspace"]:
-        return None  # cuBLAS takes these columns as they are
-    if op == "fprop" and tf32 and one[0]["path"] == "tiles":
-        transposed = aligned(g.w_size, 4)  # the filter
-        return _Products(lambda samples: transposed, True)
-    return _Products(lambda samples: plans(samples)[0]["workspace"], one[0]["epilogue"])
+    return targets.implicit_gemm_column_plan(op, g, dtype.name, samples)
 
 
-def _wgrad_by_chunks(problem: Problem, products: _Products) -> Plan:
+def _wgrad_by_chunks(problem: Problem) -> Plan:
     """dw is summed over chunks of the batch, which do not depend on the limit."""
     g = problem.g
     columns = g.output_pixels * g.column_size
     chunk = DEFAULT_WORKSPACE["cuda"] // (4 * columns)
     chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], g.N)
-    sizes = [n for n in (chunk, g.N % chunk) if n]
-    workspace = aligned(chunk * columns, 4) + aligned(
-        max(map(products.workspace, sizes)), 1
-    )
+    products = _products(problem, chunk)
+    assert products is not None  # as of one sample
+    workspace = aligned(chunk * columns, 4) + aligned(products["workspace"], 1)
     if chunk < g.N:
         workspace += 2 * aligned(g.w_size, 4)
     reason = "default on cuda"

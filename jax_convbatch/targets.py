@@ -134,6 +134,27 @@ def implicit_gemm_deform_plan(geometry, dtype: str, offset_groups: int) -> dict 
     return native or "channels of this number (see docs/kernels.md)"
 
 
+def implicit_gemm_column_plan(op: str, geometry, dtype: str, samples: int):
+    """How the Hopper kernels multiply a deformable convolution's sampled columns.
+
+    Args:
+      op, geometry, dtype: as in `implicit_gemm_plans`.
+      samples: how many of the batch at a time.
+
+    Returns:
+      {"workspace": bytes, "adds_bias": whether fprop adds one, ...}, or None where
+      cuBLAS multiplies, which does not depend on the batch.
+    """
+    module = _natives["cuda"].module
+    gpu = _gpu()
+    if module is None or gpu.capability != HOPPER:
+        return None
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    return module.implicit_gemm_column_plan(
+        op, fields, dtype, samples, gpu.multiprocessors
+    )
+
+
 def _at_least_8(capability: str) -> bool:
     major = capability.split(".")[0]
     return major.isdigit() and int(major) >= 8

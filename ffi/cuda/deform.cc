@@ -15,6 +15,7 @@
 #include "cuda/conv_call.h"
 #include "cuda/conv_gemms.h"
 #include "cuda/deform_fprop_call.h"
+#include "cuda/deform_memo.h"
 #include "cuda/dtypes.h"
 #include "cuda/handlers.h"
 #include "cuda/hopper_device.h"
@@ -117,15 +118,14 @@ class Gemms {
             call.g) {
     const bool wgrad = call.operation == Operation::kWgrad;
     if (call.how.config == "implicit_gemm") {
-      constexpr auto kTf32 = hopper::Type::kTf32;
-      supported_ = call.type &&
-                   (call.operation == Operation::kFprop || *call.type == kTf32);
-      pointwise_.emplace(call.operation, call.g, call.type.value_or(kTf32));
-      const int64_t bytes = pointwise_->Workspace(call.slice);
-      supported_ = supported_ && bytes >= 0;
-      if (supported_) space_ = workspace.Take<char>(bytes);
-      if (wgrad && call.slice < call.g.N)
+      if (call.type) {
+        pointwise_.emplace(call.operation, call.g, *call.type, call.slice);
+      }
+      supported_ = pointwise_ && pointwise_->covers();
+      if (supported_) space_ = workspace.Take<char>(pointwise_->workspace());
+      if (wgrad && call.slice < call.g.N) {
         sums_.emplace(call.g, 1, call.arithmetic, workspace);
+      }
     } else if (wgrad) {
       sums_.emplace(call.g, call.slice, call.arithmetic, workspace);
     }
@@ -134,9 +134,8 @@ class Gemms {
   // After the workspace was checked. fprop adds a bias where there is one.
   ffi::Error Prepare(const void* bias = nullptr) {
     bias_ = bias;
-    if (!pointwise_ && bias == nullptr) return cublas_.FindAlgorithm();
-    if (!pointwise_) supported_ = false;
-    if (supported_ && call_.g.groups == 1) return ffi::Error::Success();
+    if (pointwise_ && supported_) return ffi::Error::Success();
+    if (supported_ && bias == nullptr) return cublas_.FindAlgorithm();
     return ffi::Error::InvalidArgument(
         "jax_convbatch: the kernels of implicit_gemm do not multiply these "
         "columns: " +
@@ -333,8 +332,12 @@ struct Stages {
   static ffi::Error Initialize(Buffers... buffers, const ConvGeometry& g,
                                int64_t slice, int64_t precision,
                                int64_t offset_groups, std::string_view config) {
-    return operation({config, /*launch=*/false, nullptr},
-                     {slice, precision, offset_groups}, g, Data(buffers)...);
+    const DeformOptions options{slice, precision, offset_groups};
+    return PrepareDeformOnce<Stages>(
+        g, options, config, {Data(buffers)...}, [&] {
+          return operation({config, /*launch=*/false, nullptr}, options, g,
+                           Data(buffers)...);
+        });
   }
 
  private:

@@ -8,6 +8,7 @@
 #include "conv_geometry.h"
 #include "cuda/conv_call.h"
 #include "cuda/deform_fprop_call.h"
+#include "cuda/deform_memo.h"
 #include "cuda/handlers.h"
 #include "cuda/hopper/deform.h"
 #include "cuda/hopper_device.h"
@@ -83,8 +84,13 @@ ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                       ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y,
                       ConvGeometry g, int64_t /*slice*/, int64_t precision,
                       int64_t offset_groups) {
-  return Run({x, cells, corners, offset, mask, w, bias, *y}, g,
-             {1, precision, offset_groups}, hopper::Stage::kPrepare, nullptr);
+  const DeformOptions options{1, precision, offset_groups};
+  struct Tag;
+  return PrepareDeformOnce<Tag>(
+      g, options, "", {x, cells, corners, offset, mask, w, bias, *y}, [&] {
+        return Run({x, cells, corners, offset, mask, w, bias, *y}, g, options,
+                   hopper::Stage::kPrepare, nullptr);
+      });
 }
 
 }  // namespace

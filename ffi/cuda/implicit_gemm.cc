@@ -114,9 +114,7 @@ CallKey KeyOf(int device, Operation operation, const ConvGeometry& g,
               ffi::DataType dtype, int64_t precision, std::string_view config,
               const hopper::Epilogue* epilogue) {
   CallKey key;
-  key.Add(device).Add(operation).Add(g).Add(dtype).Add(precision);
-  key.Add(config.size());
-  for (const char letter : config) key.Add(letter);
+  key.Add(device).Add(operation).Add(g).Add(dtype).Add(precision).Add(config);
   if (epilogue != nullptr) {
     key.Add(epilogue->activation)
         .Add(epilogue->scale != nullptr)
@@ -204,13 +202,12 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
                               [&] { return Describe(Name(operation), g); }));
   const CallKey key = KeyOf(device, operation, g, buffers.lhs.element_type(),
                             precision, config, epilogue);
-  struct Nothing {};
-  auto& prepared = ProcessMemo<Nothing>();
-  if (!launch && prepared.Has(key)) return ffi::Error::Success();
-  JCB_RETURN_IF_ERROR(Run(key, operation, buffers, g, precision, config, launch,
-                          stream, epilogue));
-  if (!launch) prepared.Get(key, [] { return Nothing(); });
-  return ffi::Error::Success();
+  auto run = [&] {
+    return Run(key, operation, buffers, g, precision, config, launch, stream,
+               epilogue);
+  };
+  struct Tag;
+  return launch ? run() : PrepareOnce<Tag>(key, run);
 }
 
 template <Operation operation>

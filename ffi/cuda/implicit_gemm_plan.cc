@@ -8,6 +8,7 @@
 #include "cuda/hopper/deform.h"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/paths.h"
+#include "cuda/pointwise_gemms.h"
 #include "cuda/product_wgrad.h"
 
 namespace nb = nanobind;
@@ -164,6 +165,21 @@ nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,
   fields["tile_n"] = plan->tile_n;
   fields["split"] = plan->split;
   fields["blocks"] = plan->blocks;
+  return fields;
+}
+
+nb::object ImplicitGemmColumnPlan(nb::str op, nb::dict geometry, nb::str dtype,
+                                  int64_t slice, int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  CheckPositive("slice", slice);
+  const auto plans =
+      PlanPointwise(OpOf<Operation>(op.c_str()), GeometryOf(geometry),
+                    TypeOf(dtype.c_str()), slice, multiprocessors);
+  if (!plans) return nb::none();
+  nb::dict fields;
+  fields["workspace"] = plans->workspace;
+  fields["adds_bias"] = plans->adds_bias;
+  fields["transposes"] = plans->transposes;
   return fields;
 }
 

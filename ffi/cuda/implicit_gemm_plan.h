@@ -29,6 +29,15 @@ nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,
                                         int64_t offset_groups,
                                         int multiprocessors);
 
+// How the products of sampled columns run in slices of so many samples, or None
+// where cuBLAS should multiply: a dict of workspace (bytes), adds_bias (whether
+// fprop does) and transposes, see cuda/pointwise_gemms.h. `geometry` is that of
+// the convolution.
+nanobind::object ImplicitGemmColumnPlan(nanobind::str op,
+                                        nanobind::dict geometry,
+                                        nanobind::str dtype, int64_t slice,
+                                        int multiprocessors);
+
 }  // namespace jax_convbatch
 
 #endif  // JAX_CONVBATCH_CUDA_IMPLICIT_GEMM_PLAN_H_

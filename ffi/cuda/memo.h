@@ -7,6 +7,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -20,6 +21,12 @@ class CallKey {
   CallKey& Add(const T& value) {
     static_assert(std::has_unique_object_representations_v<T>);
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    return *this;
+  }
+
+  CallKey& Add(std::string_view text) {
+    Add(text.size());
+    bytes_.append(text);
     return *this;
   }
 
@@ -62,6 +69,19 @@ template <typename Value>
 Memo<Value>& ProcessMemo() {
   static auto* const memo = new Memo<Value>;
   return *memo;
+}
+
+// What prepare() returns, an ffi::Error, unless it succeeded for the key
+// before: then at once. Of each `Tag`, a type, keys are apart.
+template <typename Tag, typename Prepare>
+auto PrepareOnce(const CallKey& key, Prepare&& prepare) {
+  struct Nothing {};
+  auto& prepared = ProcessMemo<Nothing>();
+  using Error = decltype(prepare());
+  if (prepared.Has(key)) return Error::Success();
+  Error error = prepare();
+  if (error.success()) prepared.Get(key, [] { return Nothing(); });
+  return error;
 }
 
 }  // namespace jax_convbatch

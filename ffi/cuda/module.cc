@@ -97,6 +97,11 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm runs fprop of a deformable convolution on a GPU of "
         "so many\nmultiprocessors, or None where it does not support it. As "
         "implicit_gemm_plans\notherwise.");
+  m.def("implicit_gemm_column_plan", &ImplicitGemmColumnPlan, "op"_a,
+        "geometry"_a, "dtype"_a, "slice"_a, "multiprocessors"_a,
+        "How implicit_gemm multiplies the sampled columns of a deformable "
+        "convolution,\nso many samples at a time, or None where cuBLAS does. "
+        "As implicit_gemm_plans\notherwise.");
 }
 
 }  // namespace jax_convbatch

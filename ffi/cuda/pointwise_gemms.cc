@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "cuda/hopper/columns.h"
+#include "cuda/memo.h"
 
 namespace jax_convbatch {
 namespace {
@@ -19,55 +19,75 @@ hopper::Op OpOf(Operation operation) {
   }
 }
 
-}  // namespace
-
-PointwiseGemms::PointwiseGemms(Operation operation, const ConvGeometry& g,
-                               hopper::Type type)
-    : operation_(OpOf(operation)), g_(g), type_(type) {
-  int device;
-  if (cudaGetDevice(&device) == cudaSuccess) {
-    cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount,
-                           device);
-  }
-}
-
-ConvGeometry PointwiseGemms::Images(int64_t samples) const {
-  ConvGeometry images = g_;
+ConvGeometry Images(const ConvGeometry& g, int64_t samples) {
+  ConvGeometry images = g;
   images.N = samples;
   images.D = images.O = 1;
-  images.H = images.P = g_.P;
-  images.W = images.Q = g_.Q;
-  images.C = g_.column_size();
+  images.H = images.P = g.P;
+  images.W = images.Q = g.Q;
+  images.C = g.column_size();
   images.T = images.R = images.S = 1;
   images.stride = images.input_dilation = images.filter_dilation = {1, 1, 1};
   images.pad = {0, 0, 0};
   return images;
 }
 
-bool PointwiseGemms::Transposes() const {
-  if (operation_ != hopper::Op::kFprop || type_ != hopper::Type::kTf32) {
-    return false;
-  }
-  const auto plan =
-      hopper::PlanPath(operation_, Images(1), type_, multiprocessors_);
-  return plan && plan->path == hopper::Path::kCopies;
+}  // namespace
+
+std::optional<PointwisePlans> PlanPointwise(Operation operation,
+                                            const ConvGeometry& g,
+                                            hopper::Type type, int64_t slice,
+                                            int multiprocessors) {
+  const bool fprop = operation == Operation::kFprop;
+  const bool tf32 = type == hopper::Type::kTf32;
+  if (g.groups > 1 || !(fprop || tf32)) return std::nullopt;
+  const hopper::Op op = OpOf(operation);
+  const ConvGeometry sample = Images(g, 1);
+  const auto one = hopper::PlanPath(op, sample, type, multiprocessors);
+  if (!one || !one->preferred) return std::nullopt;
+  // cuBLAS takes columns as they are where these have to be padded.
+  if (operation != Operation::kWgrad && one->workspace > 0) return std::nullopt;
+  PointwisePlans plans{};
+  plans.multiprocessors = multiprocessors;
+  plans.transposes = fprop && tf32 && one->path == hopper::Path::kCopies;
+  plans.adds_bias = fprop && hopper::HasEpilogue(*one, sample, type);
+  auto plan = [&](int64_t samples, PointwisePlans::Product* product) {
+    if (samples == 0) return true;
+    const ConvGeometry images = Images(g, samples);
+    if (plans.transposes) {
+      product->columns = hopper::PlanColumns(images, multiprocessors);
+      return true;
+    }
+    const auto found = hopper::PlanPath(op, images, type, multiprocessors);
+    if (!found) return false;
+    product->plan = *found;
+    plans.workspace = std::max(plans.workspace, found->workspace);
+    return true;
+  };
+  if (!plan(slice, &plans.whole)) return std::nullopt;
+  if (!plan(g.N % slice, &plans.rest)) return std::nullopt;
+  if (plans.transposes) plans.workspace = g.w_size() * int64_t{sizeof(float)};
+  return plans;
 }
 
-int64_t PointwiseGemms::Workspace(int64_t slice) const {
-  if (Transposes()) return g_.w_size() * int64_t{sizeof(float)};
-  int64_t bytes = 0;
-  for (const int64_t samples : {slice, g_.N % slice}) {
-    if (samples == 0) continue;
-    const auto plan =
-        hopper::PlanPath(operation_, Images(samples), type_, multiprocessors_);
-    if (!plan) return -1;
-    bytes = std::max(bytes, plan->workspace);
+PointwiseGemms::PointwiseGemms(Operation operation, const ConvGeometry& g,
+                               hopper::Type type, int64_t slice)
+    : operation_(OpOf(operation)), g_(g), type_(type), slice_(slice) {
+  int device, multiprocessors;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                             device) != cudaSuccess) {
+    return;
   }
-  return bytes;
+  CallKey key;
+  key.Add(device).Add(operation).Add(g).Add(type).Add(slice);
+  plans_ = ProcessMemo<std::optional<PointwisePlans>>().Get(key, [&] {
+    return PlanPointwise(operation, g, type, slice, multiprocessors);
+  });
 }
 
 Transposition PointwiseGemms::Filter(const void* w, void* workspace) const {
-  if (!Transposes()) return {};
+  if (!plans_->transposes) return {};
   return {static_cast<const float*>(w), static_cast<float*>(workspace),
           static_cast<int>(g_.column_size()), static_cast<int>(g_.K)};
 }
@@ -76,11 +96,13 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
                                 int64_t samples, const void* lhs,
                                 const void* rhs, const void* bias, void* result,
                                 void* workspace) const {
-  const ConvGeometry images = Images(samples);
-  if (Transposes()) {
+  const ConvGeometry images = Images(g_, samples);
+  const PointwisePlans::Product& product =
+      samples == slice_ ? plans_->whole : plans_->rest;
+  if (plans_->transposes) {
     const hopper::ColumnsCall call = {
         images,
-        hopper::PlanColumns(images, multiprocessors_),
+        product.columns,
         static_cast<const float*>(lhs),
         static_cast<const float*>(workspace),
         static_cast<const float*>(bias),
@@ -88,15 +110,14 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
     };
     return hopper::MultiplyColumns(call, stage, stream);
   }
-  const auto plan =
-      hopper::PlanPath(operation_, images, type_, multiprocessors_);
-  if (!plan) return cudaErrorInvalidValue;
-  hopper::ConvCall call = {images, type_, *plan, lhs, rhs, result, workspace};
+  hopper::ConvCall call = {images, type_,  product.plan, lhs,
+                           rhs,    result, workspace};
   hopper::Epilogue epilogue{};
   epilogue.bias = bias;
   epilogue.activation = Activation::kIdentity;
   if (bias != nullptr) call.epilogue = &epilogue;
-  return hopper::RunPath(operation_, call, multiprocessors_, stage, stream);
+  return hopper::RunPath(operation_, call, plans_->multiprocessors, stage,
+                         stream);
 }
 
 }  // namespace jax_convbatch
