@@ -87,7 +87,10 @@ def joined(results) -> list:
 
 
 class OurSide:
-    """deform_conv by `engine` on sets of operands, ":loop": a sample at a time."""
+    """deform_conv by `engine` on sets of operands, ":loop": a sample at a time.
+
+    Without sets there is nothing to time, and `once` alone can be called.
+    """
 
     def __init__(self, engine: str, row, offset_groups: int, backward: bool, sets):
         self.name = engine
@@ -126,7 +129,8 @@ class OurSide:
                 out = [self._one(*operands) for operands in sets]
             return first_and_numbers(out)
 
-        self._program = jax.jit(many).lower(self._rounds[0]).compile()
+        if sets:
+            self._program = jax.jit(many).lower(self._rounds[0]).compile()
 
     def queue(self) -> None:
         self._out = None
@@ -230,8 +234,7 @@ def check(side, operands, expected, dtype: str) -> None:
 def expected_of(row, offset_groups: int, backward: bool, operands) -> list:
     """What must come out, in f32 by `jax.lax` gathers, of one sample's worth."""
     wide = [a.astype("float32") for a in operands]
-    side = OurSide("xla", row, offset_groups, backward, [wide])
-    return side.once(wide)
+    return OurSide("xla", row, offset_groups, backward, []).once(wide)
 
 
 def sides_of(row, offset_groups: int, dtype: str, engines, torch: bool, which, sets):

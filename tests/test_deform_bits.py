@@ -88,6 +88,16 @@ def test_a_sample_does_not_depend_on_the_tile_of_its_products(batch, channels):
         assert_batch_invariant(problem((2, 12, 13, 32), (3, 3, 32, channels)), batch)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("offset_groups", [1, 2])
+def test_a_sample_does_not_depend_on_the_blocks_that_sample_it(batch, offset_groups):
+    """65 have more tiles than a GPU holds blocks at once."""
+    p = problem((2, 40, 41, 16), (3, 3, 16, 8), offset_groups=offset_groups)
+    with jax.default_device(jax.devices("cuda")[0]):
+        assert_batch_invariant(p, batch)
+
+
 def assert_batch_invariant(p, batch):
     """The last samples of 65 have the bits that they have without the others."""
     whole_batch = p._replace(x=(65, *p.x[1:]))

@@ -62,21 +62,16 @@ __device__ __forceinline__ Cell CellAt(const PositionGrid& grid, int cell) {
   return {cell >= 0 && h < grid.H, h, w};
 }
 
-// Of number `entry`: tap `tap` of output pixel (p, q), where x has type T. The
-// arithmetic of deform_sampling.py: nothing in it can be contracted, so that
-// the bits are the same. Weights are 0 where the position is not inside.
+// What an entry has in memory where positions come from offsets.
+template <typename A>
+struct Displacement {
+  A h, w, mask;
+};
+
 template <typename T>
-__device__ __forceinline__ Position<Accumulator<T>> PositionOf(
-    const PositionGrid& grid, const Positions& from, int p, int q, uint32_t tap,
-    int64_t entry) {
+__device__ __forceinline__ Displacement<Accumulator<T>> LoadDisplacement(
+    const Positions& from, int64_t entry) {
   using A = Accumulator<T>;
-  Position<A> at{false, 0, 0, {}};
-  if (from.cells != nullptr) {
-    const Cell cell = CellAt(grid, from.cells[entry]);
-    at.inside = cell.inside, at.h = cell.h, at.w = cell.w;
-    if (cell.inside) LoadAs<A>(from.corners, entry, at.weights);
-    return at;
-  }
   A offset[2], mask[1] = {A{1}};
   if (from.narrow_offset) {
     LoadAs<T>(from.offset, entry, offset);
@@ -90,13 +85,24 @@ __device__ __forceinline__ Position<Accumulator<T>> PositionOf(
       LoadAs<float>(from.mask, entry, mask);
     }
   }
+  return {offset[0], offset[1], mask[0]};
+}
+
+// Of tap `tap` of output pixel (p, q). The arithmetic of deform_sampling.py:
+// nothing in it can be contracted, so that the bits are the same. Weights are 0
+// where the position is not inside.
+template <typename A>
+__device__ __forceinline__ Position<A> Displaced(const PositionGrid& grid,
+                                                 const Displacement<A>& by,
+                                                 int p, int q, uint32_t tap) {
+  Position<A> at{false, 0, 0, {}};
   uint32_t r = tap;
   const int s = static_cast<int>(TakeDigit(grid.filter_width, r));
   const int base_h =
       p * grid.stride_h - grid.pad_h + static_cast<int>(r) * grid.dilation_h;
   const int base_w = q * grid.stride_w - grid.pad_w + s * grid.dilation_w;
-  const A h = offset[0] + static_cast<A>(base_h);
-  const A w = offset[1] + static_cast<A>(base_w);
+  const A h = by.h + static_cast<A>(base_h);
+  const A w = by.w + static_cast<A>(base_w);
   // False for nan.
   at.inside = h >= A{-1} && h < static_cast<A>(grid.H) && w >= A{-1} &&
               w < static_cast<A>(grid.W);
@@ -105,10 +111,25 @@ __device__ __forceinline__ Position<Accumulator<T>> PositionOf(
   at.h = static_cast<int>(h0), at.w = static_cast<int>(w0);
   const A low_h = h - h0, low_w = w - w0;
   const A high_h = A{1} - low_h, high_w = A{1} - low_w;
-  at.weights[0] = high_h * high_w * mask[0];
-  at.weights[1] = high_h * low_w * mask[0];
-  at.weights[2] = low_h * high_w * mask[0];
-  at.weights[3] = low_h * low_w * mask[0];
+  at.weights[0] = high_h * high_w * by.mask;
+  at.weights[1] = high_h * low_w * by.mask;
+  at.weights[2] = low_h * high_w * by.mask;
+  at.weights[3] = low_h * low_w * by.mask;
+  return at;
+}
+
+// Of number `entry` in `from`, where x has type T: the same, or a cell.
+template <typename T>
+__device__ __forceinline__ Position<Accumulator<T>> PositionOf(
+    const PositionGrid& grid, const Positions& from, int p, int q, uint32_t tap,
+    int64_t entry) {
+  using A = Accumulator<T>;
+  if (from.cells == nullptr) {
+    return Displaced(grid, LoadDisplacement<T>(from, entry), p, q, tap);
+  }
+  const Cell cell = CellAt(grid, from.cells[entry]);
+  Position<A> at{cell.inside, cell.h, cell.w, {}};
+  if (cell.inside) LoadAs<A>(from.corners, entry, at.weights);
   return at;
 }
 

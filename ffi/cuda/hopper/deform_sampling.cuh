@@ -68,49 +68,103 @@ __device__ __forceinline__ void StoreShared(uint32_t to, const uint4& v) {
                : "memory");
 }
 
+// A lane's entries of a warp's table of a run.
+struct DeformEntry {
+  int at;                // in the table
+  bool there;            // whether there is such a pixel and tap
+  int p, q, image, tap;  // image: its first pixel
+  int64_t number;        // of offset and mask, or of cells and corners
+};
+
+constexpr int kEntriesOfLane = (kSampledTaps * kSampledRows + 31) / 32;
+
+template <typename Config>
+struct DeformEntries {
+  int pixel, tap, count, offset_group;
+
+  __device__ __forceinline__ DeformEntries(const DeformProblem& problem,
+                                           const DeformWalk<Config>& walk,
+                                           int first_row)
+      : pixel(walk.tile.pixel + first_row + int(threadIdx.x) % kSampledRows),
+        tap(walk.tap_begin),
+        count((walk.tap_end - walk.tap_begin) * kSampledRows),
+        offset_group(walk.OffsetGroup(problem)) {}
+
+  __device__ __forceinline__ DeformEntry At(const DeformProblem& problem,
+                                            int i) const {
+    DeformEntry entry{};
+    entry.at = threadIdx.x % 32 + 32 * i;
+    entry.there = entry.at < count && pixel < problem.pixels;
+    if (!entry.there) return entry;
+    entry.tap = tap + entry.at / kSampledRows;
+    entry.number =
+        (int64_t{pixel} * problem.offset_groups + offset_group) * problem.taps +
+        entry.tap;
+    uint32_t p = pixel;
+    const uint32_t n = problem.image_pixels.Divide(p);
+    p -= n * problem.image_pixels.divisor();
+    entry.q = int(TakeDigit(problem.image_row, p));
+    entry.p = int(p);
+    entry.image = int(n) * problem.grid.H * problem.grid.W;
+    return entry;
+  }
+};
+
 // A warp's cells of a run, tap by tap.
 struct alignas(16) DeformTable {
   float4 weight[kSampledTaps * kSampledRows];
   int2 place[kSampledTaps * kSampledRows];  // at, inside
 
-  // By all lanes, with all entries on the way at once.
+  // By all lanes.
   template <typename Config>
   __device__ __forceinline__ void Fill(const DeformProblem& problem,
                                        const DeformWalk<Config>& walk,
                                        int first_row) {
-    constexpr int kEach = (kSampledTaps * kSampledRows + 31) / 32;
-    const int lane = threadIdx.x % 32;
-    const int count = (walk.tap_end - walk.tap_begin) * kSampledRows;
-    const int offset_group = walk.OffsetGroup(problem);
-    Position<float> entries[kEach];
-    int images[kEach];
+    using T = typename Config::T;
+    const DeformEntries<Config> entries(problem, walk, first_row);
+    if (problem.positions.cells != nullptr) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int at = lane + 32 * i;
-      const int pixel = walk.tile.pixel + first_row + at % kSampledRows;
-      entries[i] = {}, images[i] = 0;
-      if (at >= count || pixel >= problem.pixels) continue;
-      const int tap = walk.tap_begin + at / kSampledRows;
-      const int64_t entry =
-          (int64_t{pixel} * problem.offset_groups + offset_group) *
-              problem.taps +
-          tap;
-      uint32_t p = pixel;
-      const uint32_t n = problem.image_pixels.Divide(p);
-      p -= n * problem.image_pixels.divisor();
-      const int q = int(TakeDigit(problem.image_row, p));
-      images[i] = int(n) * problem.grid.H * problem.grid.W;
-      entries[i] = PositionOf<typename Config::T>(
-          problem.grid, problem.positions, int(p), q, tap, entry);
+      for (int i = 0; i < kEntriesOfLane; ++i) {
+        const DeformEntry entry = entries.At(problem, i);
+        Position<float> found{};
+        if (entry.there) {
+          found = PositionOf<T>(problem.grid, problem.positions, entry.p,
+                                entry.q, entry.tap, entry.number);
+        }
+        Put(problem, entry, found);
+      }
+      return;
+    }
+    // All are on the way at once, as they lie in memory: decoded they would
+    // take more registers than there are.
+    Displacement<float> read[kEntriesOfLane];
+#pragma unroll
+    for (int i = 0; i < kEntriesOfLane; ++i) {
+      const DeformEntry entry = entries.At(problem, i);
+      read[i] = {};
+      if (entry.there) {
+        read[i] = LoadDisplacement<T>(problem.positions, entry.number);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int at = lane + 32 * i;
-      if (at >= kSampledTaps * kSampledRows) continue;
-      const DeformCell cell = Decode(problem.grid, entries[i], images[i]);
-      weight[at] = cell.weight;
-      place[at] = make_int2(cell.at, int(cell.inside));
+    for (int i = 0; i < kEntriesOfLane; ++i) {
+      const DeformEntry entry = entries.At(problem, i);
+      Position<float> found{};
+      if (entry.there) {
+        found = Displaced(problem.grid, read[i], entry.p, entry.q, entry.tap);
+      }
+      Put(problem, entry, found);
     }
+  }
+
+ private:
+  __device__ __forceinline__ void Put(const DeformProblem& problem,
+                                      const DeformEntry& entry,
+                                      const Position<float>& found) {
+    if (entry.at >= kSampledTaps * kSampledRows) return;
+    const DeformCell cell = Decode(problem.grid, found, entry.image);
+    weight[entry.at] = cell.weight;
+    place[entry.at] = make_int2(cell.at, int(cell.inside));
   }
 };
 
