@@ -175,14 +175,19 @@ def make_plan(
 
 
 def configs(
-    engine: str, op: str, geometry: ConvGeometry, dtype, platform: str
+    engine: str,
+    op: str,
+    geometry: ConvGeometry,
+    dtype,
+    platform: str,
+    precision: int = 0,
 ) -> list[str]:
     """Names of an engine's configurations, the rule's first; [""] where it has one."""
     if (engine, platform) != _HAS_CONFIGS:
         return [""]
     if np.dtype(dtype).name not in IMPLICIT_CUDA_DTYPES:
         return []
-    native = implicit_cuda_plans(op, geometry, np.dtype(dtype).name)
+    native = implicit_cuda_plans(op, geometry, np.dtype(dtype).name, precision)
     return [] if isinstance(native, str) else [each["config"] for each in native]
 
 

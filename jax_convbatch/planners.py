@@ -5,6 +5,7 @@ A planner says for one engine what it would take, or raises Unable; `plan.py` ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from jax_convbatch.geometry import ConvGeometry
 DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
 
 IMPLICIT_CUDA_DTYPES = ("bfloat16", "float16", "float32")
+_HIGH, _HIGHEST = 1, 2  # of jax.lax.Precision
 _CONTRACTION = {"fprop": "C", "dgrad": "K", "wgrad": "N"}  # as in primitives.OPS
 _ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
 
@@ -73,18 +75,18 @@ def _plan_implicit_gemm(
     if dtype.name not in IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
     # Groups are multiplied in true float32, at any precision.
-    if dtype.name == "float32" and precision > 0 and geometry.groups == 1:
-        if precision > 1:
-            raise Unable("float32 at the precision HIGHEST")
+    if dtype.name == "float32" and precision == _HIGH and geometry.groups == 1:
         return _plan_three_products(op, geometry, dtype, workspace_limit, config)
-    native = implicit_cuda_plans(op, geometry, dtype.name)
+    native = implicit_cuda_plans(op, geometry, dtype.name, precision)
     if isinstance(native, str):
         raise Unable(native)
-    plan = next((n for n in native if config in ("", n["config"])), None)
-    if plan is None:
+    plans = [n for n in native if config in ("", n["config"])]
+    if not plans:
         raise Unable(f"a configuration {config!r}")
+    limit = math.inf if workspace_limit is None else workspace_limit
+    plan = next((n for n in plans if n["workspace"] <= limit), plans[0])
     workspace = plan["workspace"]
-    if workspace_limit is not None and workspace > workspace_limit:
+    if workspace > limit:
         raise Unable(
             f"its partial sums take {workspace} bytes, over the workspace_limit of "
             f"{workspace_limit}"
@@ -132,11 +134,14 @@ def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
     )
 
 
-def implicit_cuda_plans(op: str, g: ConvGeometry, dtype: str) -> list[dict] | str:
+def implicit_cuda_plans(
+    op: str, g: ConvGeometry, dtype: str, precision: int = 0
+) -> list[dict] | str:
     """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated."""
+    exact = precision == _HIGHEST
     if strided := dual.geometry(g):
-        return targets.implicit_gemm_plans(dual.OPS[op][0], strided, dtype)
-    return targets.implicit_gemm_plans(op, g, dtype)
+        return targets.implicit_gemm_plans(dual.OPS[op][0], strided, dtype, exact)
+    return targets.implicit_gemm_plans(op, g, dtype, exact)
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.

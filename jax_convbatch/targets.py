@@ -78,7 +78,9 @@ def instruction_set() -> str:
     return build_info()["cpu"]["instructions"]
 
 
-def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
+def implicit_gemm_plans(
+    op: str, geometry, dtype: str, exact: bool = False
+) -> list[dict] | str:
     """Every way the CUDA kernels run a convolution, or why they cannot.
 
     Args:
@@ -86,6 +88,7 @@ def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
       geometry: a `ConvGeometry`.
       dtype: "bfloat16", "float16" or "float32" (multiplied as TF32 where there is
         one group).
+      exact: multiply float32 as it is.
 
     Returns:
       [{"config": name, "workspace": bytes}, ...], the rule's first, or a reason.
@@ -95,18 +98,22 @@ def implicit_gemm_plans(op: str, geometry, dtype: str) -> list[dict] | str:
         return "this: the cuda module is not there"
     gpu = _gpu()
     grouped = geometry.groups > 1
-    if grouped and not _at_least_8(gpu.capability):
-        return f"groups on a GPU of compute capability {gpu.capability} (8.0 or later)"
-    if not grouped and gpu.capability != HOPPER:
+    exact = exact and dtype == "float32" and not grouped
+    if (grouped or exact) and not _at_least_8(gpu.capability):
+        what = "groups" if grouped else "float32"
+        return f"{what} on a GPU of compute capability {gpu.capability} (8.0 or later)"
+    if not grouped and not exact and gpu.capability != HOPPER:
         return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
     fields = {name: int(value) for name, value in geometry.attribute().items()}
     native = module.implicit_gemm_plans(
-        op, fields, dtype, gpu.multiprocessors, gpu.capability == HOPPER
+        op, fields, dtype, gpu.multiprocessors, gpu.capability == HOPPER, exact
     )
     if native:
         return native
     if grouped:
         return f"{geometry.groups} groups of this kind (see docs/direct_kernels.md)"
+    if exact:
+        return "this geometry in true float32 (see docs/true_f32.md)"
     return "a geometry that the copy engine or the tiles cannot express"
 
 

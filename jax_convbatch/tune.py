@@ -54,7 +54,7 @@ class Problem:
             if engine == "per_sample" or platform not in platforms:
                 continue
             for config in plan.configs(
-                engine, self.op, p.geometry, self.dtype, platform
+                engine, self.op, p.geometry, self.dtype, platform, p.precision_level
             ):
                 with contextlib.suppress(ValueError):
                     forced = dataclasses.replace(p, algorithm=engine, config=config)

@@ -19,34 +19,34 @@ def bits(a):
     return a.view(f"u{a.itemsize}")
 
 
-def assert_exact(case, dtype, algorithm="implicit_gemm"):
+def assert_exact(case, dtype, algorithm="implicit_gemm", **options):
     x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
     want = exact(case, x, w, dy)
-    got = run(case, x, w, dy, algorithm=algorithm)
-    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    got = run(case, x, w, dy, algorithm=algorithm, **options)
+    columns = run(case, x, w, dy, algorithm="im2col_gemm", **options)
     for a, b, right in zip(got, columns, want, strict=True):
         # Sums of ones are exact; the result is rounded once.
         np.testing.assert_array_equal(a, right.astype(a.dtype))
         np.testing.assert_array_equal(a, b)
 
 
-def assert_right_but_for_rounding(case, dtype):
+def assert_right_but_for_rounding(case, dtype, **options):
     x, w, dy = arrays(case, normal, dtype)
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    got = run(case, x, w, dy, algorithm="implicit_gemm", **options)
     right = exact(case, x, w, dy)
     size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
     for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
         oracle.assert_within_bound(a, b, magnitude, count, "float32")
 
 
-def assert_batch_invariant(case, dtype):
+def assert_batch_invariant(case, dtype, **options):
     """y and dx of a sample have the same bits in every batch."""
     large = case._replace(x=(256, *case.x[1:]))
     x, w, dy = arrays(large, normal, dtype)
-    want = run(large, x, w, dy, algorithm="implicit_gemm")
+    want = run(large, x, w, dy, algorithm="implicit_gemm", **options)
     for n in (1, 2, 3, 8, 33):
         small = case._replace(x=(n, *case.x[1:]))
-        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm")
+        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm", **options)
         np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
         np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
 

@@ -27,6 +27,7 @@ import test_long_sums
 import test_one_channel
 import test_one_pass
 import test_tf32
+import test_true_f32
 from problems import whole
 from promises import arrays
 
@@ -40,6 +41,7 @@ EDGES = {
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
     **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
+    **{f"true f32, {name}": case for name, case in test_true_f32.CASES.items()},
 }
 # Large problems take the tools too long; these reach the same kernels.
 LONG = (
@@ -51,15 +53,18 @@ SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
 def dtypes(name):
     """One 16-bit type stands for both."""
-    if name.startswith(("one channel", "large tiles")):
+    if name.startswith(("one channel", "large tiles", "true f32")):
         return ("float32",)
     return ("bfloat16", "float32") if name.startswith("copied") else ("bfloat16",)
 
 
-def convolution(case, dtype):
+def convolution(case, dtype, precision=None):
     x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
     conv = functools.partial(
-        jc.conv_general_dilated, **case.kwargs, algorithm="implicit_gemm"
+        jc.conv_general_dilated,
+        **case.kwargs,
+        algorithm="implicit_gemm",
+        precision=precision,
     )
 
     @jax.jit
@@ -137,8 +142,9 @@ def runs():
     """Calls by name: engine, kind, shape."""
     found = {}
     for name, case in SHAPES.items():
+        precision = "highest" if name.startswith("true f32") else None
         for dtype in dtypes(name):
-            call = functools.partial(convolution, case, dtype)
+            call = functools.partial(convolution, case, dtype, precision)
             found[f"implicit_gemm, {name}, {dtype}"] = call
     for dtype, k in WIDTHS:
         found[f"kernel, bias gradient, {dtype}, K={k}"] = functools.partial(

@@ -152,7 +152,7 @@ class Native:
     """Stands in for the CUDA module: three configurations of fprop and dgrad."""
 
     @staticmethod
-    def implicit_gemm_plans(op, fields, dtype, multiprocessors, hopper):
+    def implicit_gemm_plans(op, fields, dtype, multiprocessors, hopper, exact):
         names = ["64x64", "128x128", "256x64"] if op != "wgrad" else ["128x64/132"]
         rest = {"workspace": 0, "path": "tiles", "preferred": Native.preferred}
         rest |= {"epilogue": True, "signs": True}
@@ -168,6 +168,21 @@ def gpu(monkeypatch, name, capability):
 
 
 XB, WB = X.astype("bfloat16"), W.astype("bfloat16")
+
+
+def test_true_f32_runs_on_gpus_other_than_hopper(monkeypatch):
+    gpu(monkeypatch, "NVIDIA A100-SXM4-40GB", "8.0")
+    engines = {
+        precision: jc.explain(
+            functools.partial(jc.conv, precision=precision), X, W, platform="cuda"
+        )[0].engine
+        for precision in ("default", "high", "highest")
+    }
+    assert engines == {
+        "default": "im2col_gemm",
+        "high": "im2col_gemm",
+        "highest": "implicit_gemm",
+    }
 
 
 def on_cuda(x=XB):

@@ -12,8 +12,11 @@
 
 namespace jax_convbatch {
 
-// Nothing where the engine has no arithmetic for it. `precision` is
-// jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST; TF32 is the default's alone.
+// Of jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST.
+inline constexpr int64_t kHighest = 2;
+
+// Nothing where the tensor cores have no arithmetic for it; TF32 is the
+// default precision's alone.
 inline std::optional<hopper::Type> HopperType(xla::ffi::DataType dtype,
                                               int64_t precision) {
   switch (dtype) {

@@ -1,7 +1,7 @@
 // The engine implicit_gemm: convolutions without columns in memory. Those of
 // one group, of bf16, f16 and f32 (as TF32), run on Hopper tensor cores:
-// hopper/. Those of several run on any GPU of compute capability 8.0 or later:
-// direct/.
+// hopper/. Those of several, and f32 at the highest precision, run on any GPU
+// of compute capability 8.0 or later: direct/ and simt/.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "cuda/hopper_device.h"
 #include "cuda/memo.h"
 #include "cuda/product_wgrad.h"
+#include "cuda/simt/simt.h"
 #include "cuda/status.h"
 #include "epilogue_call.h"
 #include "ffi_checks.h"
@@ -51,10 +52,10 @@ std::optional<direct::Type> DirectType(ffi::DataType dtype) {
   }
 }
 
-// Whether the device has the compute capability that the kernels are for, and
-// whether it is a Hopper GPU.
+// Whether the device has the compute capability that the kernels are for
+// (9.0, or 8.0 and later), and whether it is a Hopper GPU.
 ffi::Error CheckDevice(Operation operation, const ConvGeometry& g,
-                       bool* hopper) {
+                       bool any_from_8, bool* hopper) {
   auto where = [&] { return Describe(Name(operation), g); };
   int major, minor;
   JCB_RETURN_IF_ERROR(ToError(
@@ -62,9 +63,9 @@ ffi::Error CheckDevice(Operation operation, const ConvGeometry& g,
   JCB_RETURN_IF_ERROR(ToError(
       DeviceAttribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
   *hopper = major == 9 && minor == 0;
-  const bool fits = g.groups > 1 ? major >= 8 : *hopper;
+  const bool fits = any_from_8 ? major >= 8 : *hopper;
   if (fits) return ffi::Error::Success();
-  const std::string needed = g.groups > 1 ? "8.0 or later" : "9.0";
+  const std::string needed = any_from_8 ? "8.0 or later" : "9.0";
   return ffi::Error(
       ffi::ErrorCode::kFailedPrecondition,
       "jax_convbatch: implicit_gemm needs a GPU of compute capability " +
@@ -87,26 +88,17 @@ ffi::Error NoConfig(Operation operation, const ConvGeometry& g,
       Describe(Name(operation), g));
 }
 
-// Runs `kernels`, a function of a Call, with the workspace of `plan`.
-template <typename Call, typename Type, typename Plan, typename Kernels>
+// Runs `kernels`, a function of a plan and its workspace.
+template <typename Plan, typename Kernels>
 ffi::Error RunPlan(Operation operation, const ConvBuffers& buffers,
-                   const ConvGeometry& g, Type type, std::string_view config,
+                   const ConvGeometry& g, std::string_view config,
                    const std::optional<Plan>& plan, Kernels&& kernels) {
   auto where = [&] { return Describe(Name(operation), g); };
   if (!plan) return NoConfig(operation, g, config);
   Workspace workspace(buffers.workspace);
   char* pieces = workspace.Take<char>(plan->workspace);
   JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
-  const Call call = {
-      g,
-      type,
-      *plan,
-      buffers.lhs.untyped_data(),
-      buffers.rhs.untyped_data(),
-      buffers.result.untyped_data(),
-      pieces,
-  };
-  return ToError(kernels(call), where);
+  return ToError(kernels(*plan, pieces), where);
 }
 
 // What a plan depends on, and which kernels it needs.
@@ -134,29 +126,51 @@ ffi::Error Run(const CallKey& key, Operation operation,
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
   const auto direct_type = DirectType(dtype);
-  if (!(g.groups > 1 ? direct_type.has_value() : hopper_type.has_value()) ||
+  const bool exact =
+      g.groups == 1 && dtype == ffi::F32 && precision == kHighest;
+  if (!(g.groups > 1 ? direct_type.has_value()
+                     : exact || hopper_type.has_value()) ||
       buffers.rhs.element_type() != dtype ||
       buffers.result.element_type() != dtype) {
     return UnsupportedDtypes(operation, g);
   }
   bool is_hopper;
-  JCB_RETURN_IF_ERROR(CheckDevice(operation, g, &is_hopper));
+  JCB_RETURN_IF_ERROR(
+      CheckDevice(operation, g, g.groups > 1 || exact, &is_hopper));
   int multiprocessors;
   JCB_RETURN_IF_ERROR(
       ToError(DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
               [&] { return Describe(Name(operation), g); }));
+  const void* const lhs = buffers.lhs.untyped_data();
+  const void* const rhs = buffers.rhs.untyped_data();
+  void* const result = buffers.result.untyped_data();
 
   if (g.groups > 1) {
     if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<direct::Op>(operation);
     const auto stage =
         launch ? direct::Stage::kLaunch : direct::Stage::kPrepare;
-    return RunPlan<direct::Call>(
-        operation, buffers, g, *direct_type, config,
-        direct::FindPlan(op, g, *direct_type, multiprocessors, is_hopper,
-                         config),
-        [&](const direct::Call& call) {
-          return direct::Run(op, call, stage, stream);
+    return RunPlan(operation, buffers, g, config,
+                   direct::FindPlan(op, g, *direct_type, multiprocessors,
+                                    is_hopper, config),
+                   [&](const direct::Plan& plan, void* pieces) {
+                     return direct::Run(
+                         op, {g, *direct_type, plan, lhs, rhs, result, pieces},
+                         stage, stream);
+                   });
+  }
+  if (exact) {
+    if (epilogue != nullptr) return NoEpilogueHere(g);
+    const auto op = OpOf<simt::Op>(operation);
+    const auto stage = launch ? simt::Stage::kLaunch : simt::Stage::kPrepare;
+    return RunPlan(
+        operation, buffers, g, config,
+        ProcessMemo<std::optional<simt::Plan>>().Get(
+            key,
+            [&] { return simt::FindPlan(op, g, multiprocessors, config); }),
+        [&](const simt::Plan& plan, void* pieces) {
+          return simt::Run(op, {g, plan, lhs, rhs, result, pieces}, stage,
+                           stream);
         });
   }
   const auto op = OpOf<hopper::Op>(operation);
@@ -172,23 +186,22 @@ ffi::Error Run(const CallKey& key, Operation operation,
     Workspace workspace(buffers.workspace);
     char* parts = workspace.Take<char>(*product_bytes);
     JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
-    return ToError(
-        RunProductWgrad(g, *hopper_type, *product_bytes, stage, stream,
-                        buffers.lhs.untyped_data(), buffers.rhs.untyped_data(),
-                        buffers.result.untyped_data(), parts),
-        [&] { return Describe(Name(operation), g); });
+    return ToError(RunProductWgrad(g, *hopper_type, *product_bytes, stage,
+                                   stream, lhs, rhs, result, parts),
+                   [&] { return Describe(Name(operation), g); });
   }
-  return RunPlan<hopper::ConvCall>(
-      operation, buffers, g, *hopper_type, config,
+  return RunPlan(
+      operation, buffers, g, config,
       ProcessMemo<std::optional<hopper::Plan>>().Get(
           key,
           [&] {
             return hopper::FindConfig(op, g, *hopper_type, multiprocessors,
                                       config);
           }),
-      [&](hopper::ConvCall call) {
-        call.epilogue = epilogue;
-        return hopper::RunPath(op, call, multiprocessors, stage, stream);
+      [&](const hopper::Plan& plan, void* pieces) {
+        return hopper::RunPath(
+            op, {g, *hopper_type, plan, lhs, rhs, result, pieces, epilogue},
+            multiprocessors, stage, stream);
       });
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/hopper/paths.h"
 #include "cuda/pointwise_gemms.h"
 #include "cuda/product_wgrad.h"
+#include "cuda/simt/simt.h"
 
 namespace nb = nanobind;
 
@@ -120,6 +121,25 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   return plans;
 }
 
+// Of f32 as it is.
+nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors) {
+  nb::list plans;
+  for (const simt::Plan& plan : simt::Plans(op, g, multiprocessors)) {
+    const std::string name = simt::PlanName(plan);
+    nb::dict fields;
+    fields["config"] = name.c_str();
+    fields["path"] =
+        plan.winograd ? "true f32 Winograd tiles" : "true f32 tiles";
+    fields["preferred"] = plan.preferred;
+    fields["epilogue"] = false;
+    fields["signs"] = false;
+    fields["workspace"] = plan.workspace;
+    fields["blocks"] = plan.blocks;
+    plans.append(fields);
+  }
+  return plans;
+}
+
 void CheckPositive(const std::string& name, int64_t value) {
   if (value > 0) return;
   const std::string message =
@@ -130,13 +150,16 @@ void CheckPositive(const std::string& name, int64_t value) {
 }  // namespace
 
 nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
-                           int multiprocessors, bool hopper) {
+                           int multiprocessors, bool hopper, bool exact) {
   CheckPositive("multiprocessors", multiprocessors);
   const ConvGeometry g = GeometryOf(geometry);
   const hopper::Type type = TypeOf(dtype.c_str());
   if (g.groups > 1) {
     return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
                        hopper);
+  }
+  if (exact && type == hopper::Type::kTf32) {
+    return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors);
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;

@@ -12,15 +12,17 @@ namespace jax_convbatch {
 // Every way to run an operation, the one to take where nothing was measured
 // first; empty where the engine does not support it. `geometry` is what
 // jax_convbatch/geometry.py passes to the handlers, `dtype` "bfloat16",
-// "float16" or "float32" (multiplied as TF32 where there is one group). Each is
+// "float16" or "float32" (multiplied as TF32 where there is one group and it is
+// not to be `exact`). Each is
 // a dict: config (its name, see hopper/configs.h), path ("tiles", "gathered
 // tiles" or "strips": see hopper/conv.h; "direct tiles" or
-// "copied tiles" of several groups),
+// "copied tiles" of several groups; "true f32 tiles", also "true
+// f32 Winograd tiles"),
 // preferred (whether it beats columns), workspace (bytes), blocks (thread
 // blocks). `hopper`: of several groups; of one it is taken for granted.
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors,
-                                 bool hopper);
+                                 bool hopper, bool exact);
 
 // How fprop of a deformable convolution runs, or None: a dict of tile_n,
 // split and blocks, see hopper/deform.h.

@@ -83,15 +83,15 @@ NB_MODULE(_cuda, m) {
   m.def("targets", &Targets,
         "FFI handlers on CUDA: target name -> capsule, or stage -> capsule.");
   m.def("build_info", &BuildInfo, "The versions this was compiled against.");
-  m.def(
-      "implicit_gemm_plans", &ImplicitGemmPlans, "op"_a, "geometry"_a,
-      "dtype"_a, "multiprocessors"_a, "hopper"_a = true,
-      "Every way implicit_gemm can run an operation on a GPU of so many "
-      "multiprocessors,\nthe one that its rule takes first; empty where it "
-      "does not support the geometry\n(float32 is multiplied as TF32). Needs "
-      "no GPU. Raises ValueError for an unknown\noperation or dtype, KeyError "
-      "where the geometry lacks a field.\n`hopper`: whether the GPU is one, "
-      "where there are several groups.");
+  m.def("implicit_gemm_plans", &ImplicitGemmPlans, "op"_a, "geometry"_a,
+        "dtype"_a, "multiprocessors"_a, "hopper"_a = true, "exact"_a = false,
+        "Every way implicit_gemm can run an operation on a GPU of so many "
+        "multiprocessors,\nthe one that its rule takes first; empty where it "
+        "does not support the geometry\n(float32 is multiplied as TF32 unless "
+        "`exact`). Needs no GPU. Raises ValueError for an unknown\noperation "
+        "or dtype, KeyError "
+        "where the geometry lacks a field.\n`hopper`: whether the GPU is one, "
+        "where there are several groups.");
   m.def("implicit_gemm_deform_plan", &ImplicitGemmDeformPlan, "geometry"_a,
         "dtype"_a, "offset_groups"_a, "multiprocessors"_a,
         "How implicit_gemm runs fprop of a deformable convolution on a GPU of "

@@ -1,0 +1,32 @@
+// What plan and launches ask about the sums of fprop and dgrad. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SIMT_PARTS_H_
+#define JAX_CONVBATCH_CUDA_SIMT_PARTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/simt/simt.h"
+
+namespace jax_convbatch::simt {
+
+// Outputs that use the same taps, of most taps first.
+std::vector<hopper::PartAxes> PartsOf(Op op, const ConvGeometry& g);
+
+// Of kDepth of the reduction each.
+int Steps(const hopper::PartAxes& part, int64_t in_channels);
+
+// How many chunks a sum is formed in: enough to fill the GPU with a batch of
+// eight. It does not depend on N, so that a sample's bits do not.
+int Chunks(Op op, const ConvGeometry& g,
+           const std::vector<hopper::PartAxes>& parts);
+
+// Whether fprop and dgrad of a geometry run by winograd.cuh, whatever N; in how
+// many chunks; and the bytes of workspace that the transformed filter takes.
+bool UsesWinograd(Op op, const ConvGeometry& g);
+int WinogradChunks(Op op, const ConvGeometry& g);
+int64_t TransformedBytes(const ConvGeometry& g);
+
+}  // namespace jax_convbatch::simt
+
+#endif  // JAX_CONVBATCH_CUDA_SIMT_PARTS_H_

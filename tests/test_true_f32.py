@@ -1,0 +1,202 @@
+"""f32 at HIGHEST on CUDA: true f32 products without columns, from sm_80 on."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from problems import Problem, normal
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_right_but_for_rounding,
+    bits,
+)
+from test_hopper_plan import H200, OPS, geometry
+
+import jax_convbatch as jc
+from benchmarks.workloads import RESNET50_V1
+from jax_convbatch import plan, primitives
+from jax_convbatch.tune import problems_of
+
+SAME = ((1, 1), (1, 1))
+
+
+def problem(
+    n,
+    size,
+    c,
+    k,
+    taps=(3, 3),
+    stride=(1, 1),
+    padding=SAME,
+    dilation=(1, 1),
+    dilated=(1, 1),
+):
+    conv = oracle.Conv(stride, padding, dilated, dilation, 1)
+    return Problem((n, *size, c), (*taps, c, k), conv, ("NHWC", "HWIO", "NHWC"))
+
+
+CASES = {
+    "3x3": problem(3, (14, 13), 64, 72),
+    "1x1": problem(5, (9, 8), 20, 260, (1, 1), padding=((0, 0), (0, 0))),
+    "strided": problem(3, (15, 16), 36, 132, stride=(2, 2)),
+    "strided unevenly": problem(2, (11, 17), 16, 28, (5, 2), (3, 2)),
+    "stride larger than the filter": problem(
+        4, (9, 13), 24, 40, (1, 2), (2, 3), ((0, 0), (1, 0))
+    ),
+    "dilated": problem(2, (13, 12), 16, 20, padding=((5, 2), (-1, 7)), dilation=(3, 2)),
+    "padding larger than the image": problem(
+        2, (3, 2), 8, 12, padding=((6, 7), (5, 9))
+    ),
+    "few channels": problem(3, (12, 12), 4, 8),
+    "transposed": problem(2, (7, 6), 32, 20, padding=((2, 1), (1, 2)), dilated=(2, 3)),
+    # Whose sums are formed in chunks.
+    "long sums": problem(5, (7, 7), 128, 136),
+    "long sums, strided": problem(9, (8, 7), 256, 64, stride=(2, 2)),
+    "one pixel": problem(130, (1, 1), 520, 260, (1, 1), padding=((0, 0), (0, 0))),
+}
+LONG = [name for name in CASES if name.startswith(("long", "one"))]
+
+
+def call(case, **options):
+    return functools.partial(
+        jc.conv_general_dilated, **case.kwargs, precision="highest", **options
+    )
+
+
+def all_three(case, **options):
+    def step(x, w, dy):
+        y, pullback = jax.vjp(call(case, **options), x, w)
+        return y, pullback(dy)
+
+    return step
+
+
+def case_of(problem, x, w, dy):
+    """The operands of one operation."""
+    return {"fprop": (x, w), "dgrad": (dy, w), "wgrad": (x, dy)}[problem.op]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name):
+    assert_exact(CASES[name], "float32", precision="highest")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_real_numbers_are_right_but_for_rounding(hopper, name):
+    assert_right_but_for_rounding(CASES[name], "float32", precision="highest")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "strided", *LONG])
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
+    assert_batch_invariant(CASES[name], "float32", precision="highest")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "long sums, strided"])
+def test_a_hundred_runs_give_the_same_bits(hopper, name):
+    assert_a_hundred_runs_agree(
+        CASES[name], "float32", precision="highest", algorithm="implicit_gemm"
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3", "strided", *LONG])
+def test_every_configuration_gives_the_same_bits(hopper, name):
+    case = CASES[name]
+    args = arrays(case, normal, "float32")
+    for each in problems_of(all_three(case), *args):
+        g = each.params.geometry
+        names = plan.configs("implicit_gemm", each.op, g, "float32", "cuda", 2)
+        assert len(names) > 1 or each.op == "wgrad" or name == "3x3"
+        want = None
+        for config in names:
+            params = dataclasses.replace(
+                each.params, algorithm="implicit_gemm", config=config
+            )
+            fun = functools.partial(
+                primitives.bind, each.op, params=params, out_dtype=np.dtype("float32")
+            )
+            got = bits(jax.jit(fun)(*case_of(each, *args)))
+            want = got if want is None else want
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
+def test_sums_in_chunks_need_no_workspace(hopper):
+    """Where there is none, a block forms all chunks of a tile, with the same bits."""
+    case = CASES["long sums, strided"]
+    x, w, _ = arrays(case, normal, "float32")
+    wanted = call(case, algorithm="implicit_gemm")
+    limited = functools.partial(wanted, workspace_limit=0)
+    rows = [jc.explain(fun, x, w)[0] for fun in (wanted, limited)]
+    assert rows[0].workspace_bytes > 0
+    assert rows[1].workspace_bytes == 0
+    np.testing.assert_array_equal(
+        bits(jax.jit(wanted)(x, w)), bits(jax.jit(limited)(x, w))
+    )
+
+
+@pytest.mark.gpu
+def test_it_is_the_default_at_highest(hopper):
+    case = CASES["3x3"]
+    args = arrays(case, normal, "float32")
+    rows = jc.explain(all_three(case), *args)
+    assert {row.engine for row in rows} == {"implicit_gemm"}
+    assert all("true f32" in row.reason for row in rows)
+
+
+@pytest.mark.gpu
+def test_channels_that_are_not_a_multiple_of_4_are_refused_by_name(hopper):
+    x, w, _ = arrays(problem(2, (5, 5), 6, 8), normal, "float32")
+    fun = functools.partial(jc.conv, precision="highest", algorithm="implicit_gemm")
+    with pytest.raises(ValueError, match="true float32"):
+        jax.jit(fun)(x, w)
+
+
+# --- planned without a GPU ------------------------------------------------------
+
+
+def plans(native, op, batch, row, **sizes):
+    return native(op, geometry(batch, row, **sizes), "float32", H200, True, True)
+
+
+@pytest.mark.parametrize("row", RESNET50_V1.values(), ids=RESNET50_V1)
+def test_resnet_takes_little_workspace(native, row):
+    for op in OPS:
+        large = plans(native, op, 256, row)
+        assert large["path"].startswith("true f32")
+        # Partial sums, or a filter transformed for Winograd.
+        assert large["workspace"] <= 64 << 20
+
+
+@pytest.mark.parametrize("row", RESNET50_V1.values(), ids=RESNET50_V1)
+def test_the_way_of_summing_does_not_depend_on_the_batch(native, row):
+    for op in ("fprop", "dgrad"):
+        found = [plans(native, op, batch, row) for batch in (1, 8, 33, 256)]
+        assert len({each["path"] for each in found}) == 1
+        splits = {each["config"].partition("/")[2] for each in found} - {""}
+        assert len(splits) <= 1
+
+
+def test_another_gpu_has_the_same_kernels(native):
+    row = RESNET50_V1["56_3x3_64_64"]
+    for op in OPS:
+        g = geometry(8, row)
+        assert native(op, g, "float32", 108, False, True) is not None
+
+
+def test_what_the_kernels_do_not_take_is_refused(native):
+    row = RESNET50_V1["56_3x3_64_64"]
+    for op in OPS:
+        assert plans(native, op, 8, row, C=66) is None
+        assert plans(native, op, 8, row, K=30) is None
+        assert plans(native, op, 2**20, row) is None
