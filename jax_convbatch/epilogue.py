@@ -48,6 +48,12 @@ class Epilogue(NamedTuple):
         names = ("scale", "bias", "residual")
         return {n: next(present) if getattr(self, n) else None for n in names}
 
+    def attribute(self) -> dict:
+        """What the handlers decode."""
+        flags = ("scale", "bias", "residual", "save_input", "save_signs")
+        numbers = {name: np.int64(getattr(self, name)) for name in flags}
+        return {"activation": self.activation, **numbers}
+
     def describe(self) -> str:
         """Such as "scale, bias, residual, relu"."""
         parts = [n for n in ("scale", "bias", "residual") if getattr(self, n)]
@@ -82,12 +88,6 @@ def signs_shape(shape, params) -> tuple[int, ...]:
     return tuple(n // 8 if i == axis else n for i, n in enumerate(shape))
 
 
-def _attributes(epilogue) -> dict:
-    flags = ("scale", "bias", "residual", "save_input")
-    attributes = {name: np.int64(getattr(epilogue, name)) for name in flags}
-    return {"activation": epilogue.activation, **attributes}
-
-
 def _epilogue_call(epilogue, params, c, *rest) -> list:
     """One pass over c by a kernel of ours, in place where c is not needed."""
     g = params.geometry
@@ -103,7 +103,7 @@ def _epilogue_call(epilogue, params, c, *rest) -> list:
         input_output_aliases={0: count - 1},
     )
     sizes = dict(rows=np.int64(g.N * g.output_pixels), K=np.int64(g.K))
-    return list(call(*arrays, **sizes, **_attributes(epilogue)))
+    return list(call(*arrays, **sizes, epilogue=epilogue.attribute()))
 
 
 def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
@@ -126,19 +126,16 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
         out = _local_layer(platform, plain, out_dtype, params, arrays, add)
         return [*out, activations.signs_of(out[0], params.axis("y", "K"))]
     if fuses and not empty:
-        return _fused_call(platform, chosen, epilogue, local, x, w, rest, out_dtype)
+        return _fused_call(chosen, epilogue, local, x, w, rest, out_dtype)
     c = primitives.native_call(fprop, chosen, x, w, local, out_dtype)
     c = add(c) if add else c
     return [c] if empty else _epilogue_call(epilogue, local, c, *rest)
 
 
-def _fused_call(platform, chosen, epilogue, params, x, w, rest, out_dtype) -> list:
+def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
     y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
     more = [y] if epilogue.save_input else []
-    attributes = _attributes(epilogue)
-    if platform == "cuda":
-        attributes["save_signs"] = np.int64(epilogue.save_signs)
     if epilogue.save_signs:
         shape = signs_shape(y.shape, params)
         more.append(jax.ShapeDtypeStruct(shape, np.uint8))
@@ -158,7 +155,7 @@ def _fused_call(platform, chosen, epilogue, params, x, w, rest, out_dtype) -> li
         w,
         *rest,
         **primitives.attributes(chosen, params),
-        **attributes,
+        epilogue=epilogue.attribute(),
     )
     return [out, *saved]
 

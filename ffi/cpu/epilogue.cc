@@ -23,11 +23,11 @@ void Narrow(const Compute<T>* in, int64_t count, T* out) {
 }
 
 template <typename T>
-void Epilogue(const EpilogueAttributes& a, const EpilogueCall& call) {
+void Epilogue(const EpilogueShape& shape, const EpilogueCall& call) {
   using A = Compute<T>;
-  const int64_t width = std::min(a.K, kTileElements);
+  const int64_t width = std::min(shape.K, kTileElements);
   const int64_t tile_rows = kTileElements / width;
-  const int64_t tiles = (a.rows + tile_rows - 1) / tile_rows;
+  const int64_t tiles = (shape.rows + tile_rows - 1) / tile_rows;
   auto at = [](const void* data, int64_t i) {
     return data == nullptr ? nullptr : static_cast<const T*>(data) + i;
   };
@@ -35,14 +35,14 @@ void Epilogue(const EpilogueAttributes& a, const EpilogueCall& call) {
   ParallelFor(tiles, 32, [&](int64_t begin, int64_t end) {
     A z[kTileElements], residual[kTileElements];
     A scale[kTileElements], bias[kTileElements];
-    for (int64_t k = 0; k < a.K; k += width) {
-      const int64_t columns = std::min(width, a.K - k);
+    for (int64_t k = 0; k < shape.K; k += width) {
+      const int64_t columns = std::min(width, shape.K - k);
       if (call.scale) Widen(at(call.scale, k), columns, scale);
       if (call.bias) Widen(at(call.bias, k), columns, bias);
       for (int64_t tile = begin; tile < end; ++tile) {
         const int64_t row = tile * tile_rows;
-        const int64_t rows = std::min(tile_rows, a.rows - row);
-        const int64_t first = row * a.K + k, count = rows * columns;
+        const int64_t rows = std::min(tile_rows, shape.rows - row);
+        const int64_t first = row * shape.K + k, count = rows * columns;
         Widen(at(call.c, first), count, z);
         if (call.residual) Widen(at(call.residual, first), count, residual);
         ScaleAndAdd(call.scale ? scale : nullptr, call.bias ? bias : nullptr,
@@ -57,26 +57,24 @@ void Epilogue(const EpilogueAttributes& a, const EpilogueCall& call) {
 
 ffi::Error EpilogueImpl(ffi::AnyBuffer c, ffi::RemainingArgs operands,
                         ffi::RemainingRets results, int64_t rows, int64_t K,
-                        std::string_view activation, int64_t scale,
-                        int64_t bias, int64_t residual, int64_t save_input) {
-  const EpilogueAttributes a{rows,           K,         activation,
-                             scale != 0,     bias != 0, residual != 0,
-                             save_input != 0};
+                        const EpilogueAttributes& attributes) {
+  const EpilogueShape shape{rows, K};
   EpilogueCall call;
-  JCB_RETURN_IF_ERROR(DecodeEpilogue(a, c, operands, results, &call));
-  if (rows * K == 0) return ffi::Error::Success();
+  JCB_RETURN_IF_ERROR(
+      DecodeEpilogue(attributes, shape, c, operands, results, &call));
+  if (shape.size() == 0) return ffi::Error::Success();
   switch (c.element_type()) {
     case ffi::F64:
-      Epilogue<double>(a, call);
+      Epilogue<double>(shape, call);
       break;
     case ffi::F16:
-      Epilogue<Half>(a, call);
+      Epilogue<Half>(shape, call);
       break;
     case ffi::BF16:
-      Epilogue<BFloat16>(a, call);
+      Epilogue<BFloat16>(shape, call);
       break;
     default:
-      Epilogue<float>(a, call);
+      Epilogue<float>(shape, call);
   }
   return ffi::Error::Success();
 }

@@ -3,7 +3,6 @@
 #include "implicit_gemm.h"
 
 #include <algorithm>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -117,27 +116,26 @@ ffi::Error FpropActImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
                         ffi::Result<ffi::AnyBuffer> /*workspace*/,
                         ffi::RemainingRets results, ConvGeometry g,
                         int64_t /*slice*/, int64_t /*precision*/,
-                        std::string_view activation, int64_t scale,
-                        int64_t bias, int64_t residual, int64_t save_input) {
+                        const EpilogueAttributes& attributes) {
   JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "x", x, g.x_size()));
   JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "w", w, g.w_size()));
   JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "y", *y, g.y_size()));
-  const EpilogueAttributes a{g.N * g.output_pixels(),
-                             g.K,
-                             activation,
-                             scale != 0,
-                             bias != 0,
-                             residual != 0,
-                             save_input != 0};
+  const EpilogueShape shape{g.N * g.output_pixels(), g.K};
   const ffi::DataType dtype = x.element_type();
   if (y->element_type() != dtype) {
     return ffi::Error::InvalidArgument("jax_convbatch: the dtype of y in " +
                                        Describe("fprop_act", g));
   }
+  if (attributes.save_signs) {
+    return ffi::Error::InvalidArgument(
+        "jax_convbatch: signs are not made on the CPU, in " +
+        Describe("fprop_act", g));
+  }
   EpilogueCall call;
-  JCB_RETURN_IF_ERROR(DecodeOperands(a, dtype, operands, &call));
-  if (a.save_input) {
-    JCB_RETURN_IF_ERROR(DecodeResult(a, dtype, results, 0, &call.z));
+  JCB_RETURN_IF_ERROR(
+      DecodeOperands(attributes, shape, dtype, operands, &call));
+  if (attributes.save_input) {
+    JCB_RETURN_IF_ERROR(DecodeResult(shape, dtype, results, 0, &call.z));
   }
   return Dispatch("fprop_act", g, dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -157,16 +155,17 @@ ffi::Error FpropActImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
 }
 
 auto ActBinding() {
-  return BindEpilogueAttributes(ffi::Ffi::Bind()
-                                    .Arg<ffi::AnyBuffer>()
-                                    .Arg<ffi::AnyBuffer>()
-                                    .RemainingArgs()
-                                    .Ret<ffi::AnyBuffer>()
-                                    .Ret<ffi::AnyBuffer>(/*workspace*/)
-                                    .RemainingRets()
-                                    .Attr<ConvGeometry>("geometry")
-                                    .Attr<int64_t>("slice")
-                                    .Attr<int64_t>("precision"));
+  return ffi::Ffi::Bind()
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // w
+      .RemainingArgs()        // of scale, bias, residual
+      .Ret<ffi::AnyBuffer>()  // y
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .RemainingRets()        // z where it is saved
+      .Attr<ConvGeometry>("geometry")
+      .Attr<int64_t>("slice")
+      .Attr<int64_t>("precision")
+      .Attr<EpilogueAttributes>("epilogue");
 }
 
 ffi::Error DgradImpl(ffi::AnyBuffer dy, ffi::AnyBuffer w,

@@ -85,13 +85,10 @@ int64_t ChunkRows(int64_t rows, int64_t K, int64_t itemsize) {
 ffi::Error EpilogueExecute(cudaStream_t stream, ffi::AnyBuffer c,
                            ffi::RemainingArgs operands,
                            ffi::RemainingRets results, int64_t rows, int64_t K,
-                           std::string_view activation, int64_t scale,
-                           int64_t bias, int64_t residual, int64_t save_input) {
+                           const EpilogueAttributes& attributes) {
   EpilogueCall call;
   JCB_RETURN_IF_ERROR(
-      DecodeEpilogue({rows, K, activation, scale != 0, bias != 0, residual != 0,
-                      save_input != 0},
-                     c, operands, results, &call));
+      DecodeEpilogue(attributes, {rows, K}, c, operands, results, &call));
   if (c.element_count() == 0) return ffi::Error::Success();
   const cudaError_t status = DispatchDtype(c.element_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -246,12 +246,12 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
 }
 
 // The result after z, a bit for each element of y.
-ffi::Error DecodeSigns(const EpilogueAttributes& a,
+ffi::Error DecodeSigns(const EpilogueAttributes& a, const EpilogueShape& shape,
                        const ffi::RemainingRets& results, void** data) {
   auto buffer = results.get<ffi::AnyBuffer>(a.save_input ? 1 : 0);
   if (!buffer.has_value()) return buffer.error();
-  if (a.K % 8 != 0 || (**buffer).element_type() != ffi::U8 ||
-      static_cast<int64_t>((**buffer).element_count()) != a.rows * a.K / 8) {
+  if (shape.K % 8 != 0 || (**buffer).element_type() != ffi::U8 ||
+      static_cast<int64_t>((**buffer).element_count()) != shape.size() / 8) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: size or dtype of the signs of a layer's result");
   }
@@ -264,21 +264,23 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
                   const ffi::AnyBuffer& workspace,
                   const ffi::RemainingRets& results, const ConvGeometry& g,
                   int64_t precision, std::string_view config,
-                  const EpilogueAttributes& attributes, bool save_signs,
-                  bool launch, cudaStream_t stream) {
+                  const EpilogueAttributes& attributes, bool launch,
+                  cudaStream_t stream) {
   const ffi::DataType dtype = x.element_type();
+  const EpilogueShape shape{g.N * g.output_pixels(), g.K};
   EpilogueCall call;
   void* signs = nullptr;
-  JCB_RETURN_IF_ERROR(DecodeOperands(attributes, dtype, operands, &call));
+  JCB_RETURN_IF_ERROR(
+      DecodeOperands(attributes, shape, dtype, operands, &call));
   if (attributes.save_input) {
-    JCB_RETURN_IF_ERROR(DecodeResult(attributes, dtype, results, 0, &call.z));
+    JCB_RETURN_IF_ERROR(DecodeResult(shape, dtype, results, 0, &call.z));
   }
-  if (save_signs) {
+  if (attributes.save_signs) {
     if (call.activation != Activation::kRelu) {
       return ffi::Error::InvalidArgument(
           "jax_convbatch: signs are those of relu");
     }
-    JCB_RETURN_IF_ERROR(DecodeSigns(attributes, results, &signs));
+    JCB_RETURN_IF_ERROR(DecodeSigns(attributes, shape, results, &signs));
   }
   for (const void* data : {call.scale, call.bias, call.residual,
                            static_cast<const void*>(call.z)}) {
@@ -299,31 +301,16 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
              launch, stream, &epilogue);
 }
 
-EpilogueAttributes AttributesOf(const ConvGeometry& g,
-                                std::string_view activation, int64_t scale,
-                                int64_t bias, int64_t residual,
-                                int64_t save_input) {
-  return {g.N * g.output_pixels(),
-          g.K,
-          activation,
-          scale != 0,
-          bias != 0,
-          residual != 0,
-          save_input != 0};
-}
-
 ffi::Error ActExecute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w,
                       ffi::RemainingArgs operands,
                       ffi::Result<ffi::AnyBuffer> y,
                       ffi::Result<ffi::AnyBuffer> workspace,
                       ffi::RemainingRets results, const ConvGeometry& g,
                       int64_t /*slice*/, int64_t precision,
-                      std::string_view config, std::string_view activation,
-                      int64_t scale, int64_t bias, int64_t residual,
-                      int64_t save_input, int64_t save_signs) {
+                      std::string_view config,
+                      const EpilogueAttributes& attributes) {
   return RunAct(x, w, operands, *y, *workspace, results, g, precision, config,
-                AttributesOf(g, activation, scale, bias, residual, save_input),
-                save_signs != 0, /*launch=*/true, stream);
+                attributes, /*launch=*/true, stream);
 }
 
 ffi::Error ActInitialize(ffi::AnyBuffer x, ffi::AnyBuffer w,
@@ -332,29 +319,26 @@ ffi::Error ActInitialize(ffi::AnyBuffer x, ffi::AnyBuffer w,
                          ffi::Result<ffi::AnyBuffer> workspace,
                          ffi::RemainingRets results, const ConvGeometry& g,
                          int64_t /*slice*/, int64_t precision,
-                         std::string_view config, std::string_view activation,
-                         int64_t scale, int64_t bias, int64_t residual,
-                         int64_t save_input, int64_t save_signs) {
+                         std::string_view config,
+                         const EpilogueAttributes& attributes) {
   return RunAct(x, w, operands, *y, *workspace, results, g, precision, config,
-                AttributesOf(g, activation, scale, bias, residual, save_input),
-                save_signs != 0, /*launch=*/false, nullptr);
+                attributes, /*launch=*/false, nullptr);
 }
 
 template <typename Binding>
 auto BindAct(Binding&& binding) {
-  return BindEpilogueAttributes(
-             std::forward<Binding>(binding)
-                 .template Arg<ffi::AnyBuffer>()  // x
-                 .template Arg<ffi::AnyBuffer>()  // w
-                 .RemainingArgs()
-                 .template Ret<ffi::AnyBuffer>()  // y
-                 .template Ret<ffi::AnyBuffer>()  // workspace
-                 .RemainingRets()
-                 .template Attr<ConvGeometry>("geometry")
-                 .template Attr<int64_t>("slice")
-                 .template Attr<int64_t>("precision")
-                 .template Attr<std::string_view>("config"))
-      .template Attr<int64_t>("save_signs");
+  return std::forward<Binding>(binding)
+      .template Arg<ffi::AnyBuffer>()  // x
+      .template Arg<ffi::AnyBuffer>()  // w
+      .RemainingArgs()                 // of scale, bias, residual
+      .template Ret<ffi::AnyBuffer>()  // y
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .RemainingRets()                 // z and signs, where they are saved
+      .template Attr<ConvGeometry>("geometry")
+      .template Attr<int64_t>("slice")
+      .template Attr<int64_t>("precision")
+      .template Attr<std::string_view>("config")
+      .template Attr<EpilogueAttributes>("epilogue");
 }
 
 auto BindExecute() {
