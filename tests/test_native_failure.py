@@ -92,3 +92,33 @@ def test_what_cublas_reports_reaches_the_user(tmp_path):
     assert result.returncode == 1, result.stderr
     assert "cuBLAS failed with CUBLAS_STATUS_EXECUTION_FAILED" in result.stderr
     assert "fprop of x[2, 1, 8, 8, 4], w[1, 3, 3, 4, 6]" in result.stderr
+
+
+@pytest.mark.parametrize("engine", ["implicit_gemm", "im2col_gemm"])
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_dtypes_that_differ_are_refused(engine, op, odd):
+    """No array is written as what it is not; only fprop's result may be wider."""
+    shapes = {"x": (2, 8, 8, 4), "w": (3, 3, 4, 6), "y": (2, 6, 6, 6)}
+    roles = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[op]
+    dtypes = ["bfloat16" if i == odd else "float16" for i in range(3)]
+    arrays = [
+        jax.ShapeDtypeStruct(shapes[role], dtype)
+        for role, dtype in zip(roles, dtypes, strict=True)
+    ]
+    call = jax.ffi.ffi_call(
+        f"jax_convbatch_{engine}_{op}",
+        (arrays[2], jax.ShapeDtypeStruct((1 << 20,), np.uint8)),
+    )
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        pytest.raises(jax.errors.JaxRuntimeError, match=f"dtypes that differ in {op}"),
+    ):
+        jax.block_until_ready(
+            call(
+                *(jnp.ones(a.shape, a.dtype) for a in arrays[:2]),
+                geometry=GEOMETRY.attribute(),
+                slice=np.int64(1),
+                precision=np.int64(0),
+            )
+        )

@@ -34,6 +34,32 @@ ffi::Error Dispatch(const char* op, const ConvGeometry& g, ffi::DataType dtype,
   }
 }
 
+// An operand or the result of a convolution, and the elements that it has.
+struct Role {
+  const char* name;
+  ffi::AnyBuffer buffer;
+  int64_t size;
+};
+
+// Sizes, and one dtype for all; that of the result may be the arithmetic's if
+// it `may_widen`.
+inline ffi::Error CheckRoles(const char* op, const ConvGeometry& g,
+                             const Role& first, const Role& second,
+                             const Role& result, bool may_widen = false) {
+  for (const Role* role : {&first, &second, &result}) {
+    JCB_RETURN_IF_ERROR(CheckSize(op, g, role->name, role->buffer, role->size));
+  }
+  const ffi::DataType dtype = first.buffer.element_type();
+  const ffi::DataType wide = dtype == ffi::F64 ? ffi::F64 : ffi::F32;
+  const ffi::DataType out = result.buffer.element_type();
+  if (second.buffer.element_type() == dtype &&
+      (out == dtype || (may_widen && out == wide))) {
+    return ffi::Error::Success();
+  }
+  return ffi::Error::InvalidArgument("jax_convbatch: dtypes that differ in " +
+                                     Describe(op, g));
+}
+
 // Zeros where nothing is summed, otherwise run(), timed.
 template <typename Run>
 ffi::Error RunOrZero(bool empty_sum, ffi::AnyBuffer result, Run run) {

@@ -142,9 +142,9 @@ ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> y,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
                      int64_t slice, int64_t /*precision*/) {
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "y", *y, g.y_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("fprop", g, {"x", x, g.x_size()},
+                                 {"w", w, g.w_size()}, {"y", *y, g.y_size()},
+                                 /*may_widen=*/true));
   return Dispatch("fprop", g, x.element_type(), [&](auto zero) {
     using T = decltype(zero);
     return RunChecked<T>("fprop", g, slice, *workspace, g.column_size() == 0,
@@ -164,9 +164,9 @@ ffi::Error DgradImpl(ffi::AnyBuffer dy, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> dx,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
                      int64_t slice, int64_t /*precision*/) {
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "dy", dy, g.y_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "dx", *dx, g.x_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("dgrad", g, {"dy", dy, g.y_size()},
+                                 {"w", w, g.w_size()},
+                                 {"dx", *dx, g.x_size()}));
   const bool empty_sum = g.K == 0 || g.taps() == 0 || g.output_pixels() == 0;
   return Dispatch("dgrad", g, dy.element_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -182,9 +182,9 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer dy,
                      ffi::Result<ffi::AnyBuffer> dw,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
                      int64_t slice, int64_t /*precision*/) {
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "dy", dy, g.y_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "dw", *dw, g.w_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("wgrad", g, {"x", x, g.x_size()},
+                                 {"dy", dy, g.y_size()},
+                                 {"dw", *dw, g.w_size()}));
   const bool empty_sum = g.N == 0 || g.output_pixels() == 0;
   return Dispatch("wgrad", g, x.element_type(), [&](auto zero) {
     using T = decltype(zero);

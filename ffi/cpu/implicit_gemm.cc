@@ -26,9 +26,9 @@ ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> y,
                      ffi::Result<ffi::AnyBuffer> /*workspace*/, ConvGeometry g,
                      int64_t /*slice*/, int64_t /*precision*/) {
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop", g, "y", *y, g.y_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("fprop", g, {"x", x, g.x_size()},
+                                 {"w", w, g.w_size()}, {"y", *y, g.y_size()},
+                                 /*may_widen=*/true));
   return Dispatch("fprop", g, x.element_type(), [&](auto zero) {
     using T = decltype(zero);
     const Element out = y->element_type() == x.element_type()
@@ -117,15 +117,10 @@ ffi::Error FpropActImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
                         ffi::RemainingRets results, ConvGeometry g,
                         int64_t /*slice*/, int64_t /*precision*/,
                         const EpilogueAttributes& attributes) {
-  JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("fprop_act", g, "y", *y, g.y_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("fprop_act", g, {"x", x, g.x_size()},
+                                 {"w", w, g.w_size()}, {"y", *y, g.y_size()}));
   const EpilogueShape shape{g.N * g.output_pixels(), g.K};
   const ffi::DataType dtype = x.element_type();
-  if (y->element_type() != dtype) {
-    return ffi::Error::InvalidArgument("jax_convbatch: the dtype of y in " +
-                                       Describe("fprop_act", g));
-  }
   if (attributes.save_signs) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: signs are not made on the CPU, in " +
@@ -172,9 +167,9 @@ ffi::Error DgradImpl(ffi::AnyBuffer dy, ffi::AnyBuffer w,
                      ffi::Result<ffi::AnyBuffer> dx,
                      ffi::Result<ffi::AnyBuffer> /*workspace*/, ConvGeometry g,
                      int64_t /*slice*/, int64_t /*precision*/) {
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "dy", dy, g.y_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "w", w, g.w_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("dgrad", g, "dx", *dx, g.x_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("dgrad", g, {"dy", dy, g.y_size()},
+                                 {"w", w, g.w_size()},
+                                 {"dx", *dx, g.x_size()}));
   const bool empty_sum = g.K == 0 || g.taps() == 0 || g.output_pixels() == 0;
   return Dispatch("dgrad", g, dy.element_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -196,9 +191,9 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer dy,
                      ffi::Result<ffi::AnyBuffer> dw,
                      ffi::Result<ffi::AnyBuffer> workspace, ConvGeometry g,
                      int64_t slice, int64_t /*precision*/) {
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "x", x, g.x_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "dy", dy, g.y_size()));
-  JCB_RETURN_IF_ERROR(CheckSize("wgrad", g, "dw", *dw, g.w_size()));
+  JCB_RETURN_IF_ERROR(CheckRoles("wgrad", g, {"x", x, g.x_size()},
+                                 {"dy", dy, g.y_size()},
+                                 {"dw", *dw, g.w_size()}));
   if (slice < 1) {
     return ffi::Error::InvalidArgument("jax_convbatch: slice must be positive");
   }
