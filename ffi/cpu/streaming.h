@@ -11,9 +11,9 @@
 
 namespace jax_convbatch {
 
-// From this size on, a result that is written once bypasses the caches: what
-// they hold is more likely to be read again soon, and no line of memory is read
-// only to be overwritten.
+// From this size on, zeros and copies in a result bypass the caches: no line of
+// memory is read only to be overwritten. Sums do not: where the memory is new
+// to the process, the kernel has just cleared it in the caches.
 constexpr int64_t kStreamBytes = 16 << 20;
 
 // to[0, bytes) = from[0, bytes), or zeros where `from` is null; not past the

@@ -57,10 +57,7 @@ class Product {
           std::min(row_block_, RoundUp(CeilDiv(kSharedBytes, bytes), tile_));
     }
     const int64_t bytes = rows_ * channels_ * sizeof(A);
-    const int64_t unit = kernels_.vector * sizeof(A);
-    streams_ = in_place() && !f.epilogue && bytes >= f.stream_bytes &&
-               reinterpret_cast<uintptr_t>(f.out) % unit == 0 &&
-               group_channels_ % kernels_.vector == 0;
+    streams_ = in_place() && !f.epilogue && bytes >= f.stream_bytes;
     for (int64_t i = 0; i < reading_.count(); ++i) {
       const Columns left(reading_, i, 0);
       classes_.emplace_back(left, f.type, tasks_, row_block_);
@@ -87,7 +84,7 @@ class Product {
         Block(index, rest / columns_.count, rows.begin(row), rows.end(row),
               columns_.begin(column), columns_.end(column));
       }
-      if (streams_) kernels_.fence();
+      if (streams_) StreamFence();
     });
   }
 
@@ -183,9 +180,6 @@ class Product {
     int64_t places[kMaxRows];
     A* sums[kMaxRows];
     Terms<A> terms[kMostTerms];
-    // A large result that is written once need not be read into the caches.
-    const Into into =
-        streams_ && c.groups.size() == 1 ? Into::kStream : Into::kSet;
     // Panels that do not all fit are made while others are multiplied, where
     // that takes long enough and most of them are not the first ones.
     const bool several = FillEnd(c, 0, most) < c.groups.size();
@@ -250,7 +244,8 @@ class Product {
                        scratch.left + count * kMaxRows * kRowLength, to.left);
           }
           MultiplyPanels(rows, count, terms, width, sums,
-                         j > 0 ? Into::kAdd : into, lines, &ahead, &mover);
+                         j > 0 ? Into::kAdd : Into::kSet, lines, &ahead,
+                         &mover);
         }
         if (next == c.groups.size()) {
           for (int r = 0; r < rows; ++r) {
@@ -271,16 +266,12 @@ class Product {
 
   // Sums of no terms: dgrad's, of pixels that no output reads.
   void Zero(int rows, int64_t columns, A* const* sums) const {
-    if (!streams_) {
-      for (int r = 0; r < rows; ++r) std::fill_n(sums[r], columns, A(0));
-      return;
-    }
-    const Terms<A> none{};
-    const int64_t vector = kernels_.vector, pair = 2 * vector;
-    for (int64_t j = 0; j < columns; j += pair) {
-      const int64_t there = std::min(pair, columns - j);
-      kernels_.multiply(false, rows, 0, &none, there > vector ? pair : vector,
-                        sums, j, there, Into::kStream);
+    for (int r = 0; r < rows; ++r) {
+      if (streams_) {
+        Stream(nullptr, sums[r], columns * sizeof(A));
+      } else {
+        std::fill_n(sums[r], columns, A(0));
+      }
     }
   }
 

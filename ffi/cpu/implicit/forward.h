@@ -27,7 +27,7 @@ struct Forward {
   Element type;  // of both
   void* out;
   Element out_type;
-  // Results of this size will not be in the caches when somebody reads them.
+  // From this size on, a result's zeros bypass the caches.
   int64_t stream_bytes = kStreamBytes;
   const RowEpilogue* epilogue = nullptr;
 

@@ -34,9 +34,8 @@ struct Run {
   int32_t before, count, after;
 };
 
-// What happens to the result that was there: overwritten, added to, or
-// overwritten past the caches, which wants rows aligned as vectors are.
-enum class Into : int { kSet, kAdd, kStream };
+// What happens to the result that was there.
+enum class Into : int { kSet, kAdd };
 
 // Other panels, made meanwhile from a matrix that holds `pairs` pairs of
 // vectors for each row of theirs: every kFetchDepth terms the next kMoved
@@ -102,8 +101,6 @@ struct Kernels {
                           int64_t first, int64_t count, int64_t columns, A* to);
   // to[0, count) = from[0, count), rounded to nearest even.
   void (*convert)(Element type, const A* from, int64_t count, void* to);
-  // Orders what was streamed before what this thread does next.
-  void (*fence)();
   // Convolution with as many input as output channels in each group, `group` of
   // them, which divides the vector's length. Of `count` pixels of an output
   // row, whose inputs are `step` elements apart: out[k] = sum over taps t and c
@@ -123,11 +120,10 @@ struct Kernels {
   void (*rows_forward)(int64_t count, int terms, const A* const* rows,
                        const A* filter, int outs, A* out, int64_t out_step);
   // The same for many output channels, which lie side by side: out[i * out_step
-  // + k], with the filter as panels of depth `terms`. With `stream` past the
-  // caches, which wants whole vectors of channels, aligned as vectors are.
+  // + k], with the filter as panels of depth `terms`.
   void (*rows_outer)(int64_t count, int terms, const A* const* rows,
                      const A* panels, int64_t channels, A* out,
-                     int64_t out_step, bool stream);
+                     int64_t out_step);
   // Adds rows[j][i] * dy[k * dy_step + i], for all i < count, to the lanes of
   // vector j * outs + k of `sums`.
   void (*rows_wgrad)(int64_t count, int terms, const A* const* rows,

@@ -102,12 +102,6 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
   const int64_t grain = std::max(Grain(work / 4), all / (8 * ThreadCount()));
   const bool in_place = f_.out_type == kNative<A>;
   const int64_t groups = g_.groups, outs = outs_ / groups;
-  const int64_t unit = kernels.vector * sizeof(A);
-  const bool streams =
-      in_place && !f_.epilogue && outs_ % kernels.vector == 0 &&
-      reinterpret_cast<uintptr_t>(f_.out) % unit == 0 &&
-      (f_.dgrad ? g_.x_size() : g_.y_size()) * int64_t{sizeof(A)} >=
-          f_.stream_bytes;
   ParallelFor(all, grain, [&](int64_t begin, int64_t end) {
     const Scratch<A> scratch = Scratch<A>::Get();
     *scratch.packed = {};
@@ -126,7 +120,7 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
                                filter, outs_, narrow_.group, z, period * outs_);
       } else if (narrow_.lanes == NarrowLanes::kOutputs) {
         kernels.rows_outer(part.count, terms, at.data(), filter, outs_, z,
-                           period * outs_, streams);
+                           period * outs_);
       } else {
         const int64_t length = RoundUp(part.count, kernels.vector);
         const Pieces pieces = PlacesPieces(outs);
@@ -146,7 +140,6 @@ void NarrowForward<A>::RunClass(int64_t index, const A* filter) const {
       }
       Store(part.place, rows.period(), part.count, z);
     }
-    if (streams) kernels.fence();
   });
 }
 
