@@ -4,31 +4,84 @@
 #define JAX_CONVBATCH_FFI_CHECKS_H_
 
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "conv_geometry.h"
 #include "xla/ffi/api/ffi.h"
 
-// Scalars only: what JAX passes as an attribute must be hashable. The three
-// numbers of an Axes follow each other.
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
-    jax_convbatch::ConvGeometry, StructMember<int64_t>("N"),
-    StructMember<int64_t>("D"), StructMember<int64_t>("H"),
-    StructMember<int64_t>("W"), StructMember<int64_t>("C"),
-    StructMember<int64_t>("K"), StructMember<int64_t>("T"),
-    StructMember<int64_t>("R"), StructMember<int64_t>("S"),
-    StructMember<int64_t>("O"), StructMember<int64_t>("P"),
-    StructMember<int64_t>("Q"), StructMember<int64_t>("groups"),
-    StructMember<int64_t>("stride_d"), StructMember<int64_t>("stride_h"),
-    StructMember<int64_t>("stride_w"), StructMember<int64_t>("pad_d"),
-    StructMember<int64_t>("pad_h"), StructMember<int64_t>("pad_w"),
-    StructMember<int64_t>("input_dilation_d"),
-    StructMember<int64_t>("input_dilation_h"),
-    StructMember<int64_t>("input_dilation_w"),
-    StructMember<int64_t>("filter_dilation_d"),
-    StructMember<int64_t>("filter_dilation_h"),
-    StructMember<int64_t>("filter_dilation_w"));
+// Scalars only: what JAX passes as an attribute must be hashable. XLA calls a
+// handler's Initialize before every execution of a program, so this is read as
+// often as that: XLA's decoder of structs looks up each name among all.
+namespace xla::ffi {
+
+template <>
+struct AttrDecoding<jax_convbatch::ConvGeometry> {
+  using Type = jax_convbatch::ConvGeometry;
+
+  static std::optional<Type> Decode(XLA_FFI_AttrType type, void* attr,
+                                    DiagnosticEngine& diagnostic) {
+    // As XLA has them, in the order of their names, and where each is in Type.
+    struct Member {
+      std::string_view name;
+      int place;
+    };
+    static constexpr Member kMembers[] = {
+        {"C", 4},
+        {"D", 1},
+        {"H", 2},
+        {"K", 5},
+        {"N", 0},
+        {"O", 9},
+        {"P", 10},
+        {"Q", 11},
+        {"R", 7},
+        {"S", 8},
+        {"T", 6},
+        {"W", 3},
+        {"filter_dilation_d", 22},
+        {"filter_dilation_h", 23},
+        {"filter_dilation_w", 24},
+        {"groups", 12},
+        {"input_dilation_d", 19},
+        {"input_dilation_h", 20},
+        {"input_dilation_w", 21},
+        {"pad_d", 16},
+        {"pad_h", 17},
+        {"pad_w", 18},
+        {"stride_d", 13},
+        {"stride_h", 14},
+        {"stride_w", 15},
+    };
+    constexpr int kCount = sizeof(kMembers) / sizeof(Member);
+    static_assert(sizeof(Type) == kCount * sizeof(int64_t));
+    const auto* attrs = static_cast<const XLA_FFI_Attrs*>(attr);
+    if (type != XLA_FFI_AttrType_DICTIONARY || attrs->size != kCount) {
+      return diagnostic.Emit("a geometry has ") << kCount << " attributes";
+    }
+    int64_t values[kCount];
+    for (int i = 0; i < kCount; ++i) {
+      const std::string_view name(attrs->names[i]->ptr, attrs->names[i]->len);
+      const auto* scalar = static_cast<const XLA_FFI_Scalar*>(attrs->attrs[i]);
+      if (name != kMembers[i].name ||
+          attrs->types[i] != XLA_FFI_AttrType_SCALAR ||
+          scalar->dtype != XLA_FFI_DataType_S64) {
+        return diagnostic.Emit("in a geometry the attribute ")
+               << name << " stands where " << kMembers[i].name
+               << ", of 64 bits, is expected";
+      }
+      values[kMembers[i].place] = *static_cast<const int64_t*>(scalar->value);
+    }
+    Type geometry;
+    std::memcpy(&geometry, values, sizeof(geometry));
+    return geometry;
+  }
+};
+
+}  // namespace xla::ffi
 
 namespace jax_convbatch {
 

@@ -23,9 +23,10 @@ GEOMETRY = from_lax(
     dimension_numbers=NUMBERS,
     feature_group_count=1,
 )
+ATTRIBUTES = GEOMETRY.attribute()
 
 
-def fprop(engine, x_shape, workspace_bytes):
+def fprop(engine, x_shape, workspace_bytes, geometry=ATTRIBUTES):
     """The handler itself, past every check of the Python side."""
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{engine}_fprop",
@@ -38,7 +39,7 @@ def fprop(engine, x_shape, workspace_bytes):
     y, _ = call(
         jnp.ones(x_shape),
         jnp.ones((3, 3, 4, 6)),
-        geometry=GEOMETRY.attribute(),
+        geometry=geometry,
         **attributes,
     )
     return y.block_until_ready()
@@ -47,6 +48,21 @@ def fprop(engine, x_shape, workspace_bytes):
 def test_the_handler_runs_with_what_it_needs(engine):
     y = fprop(engine, (2, 8, 8, 4), 1 << 20)
     np.testing.assert_array_equal(y, np.full(y.shape, 36.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stride_w": None}, "a geometry has 25 attributes"),
+        ({"stride_w": None, "stride_x": np.int64(1)}, "stride_x stands where stride_w"),
+        ({"stride_w": np.int32(7)}, "stride_w, of 64 bits, is expected"),
+    ],
+)
+def test_a_geometry_of_other_attributes_is_refused(column_engine, change, message):
+    geometry = ATTRIBUTES | change
+    geometry = {name: n for name, n in geometry.items() if n is not None}
+    with pytest.raises(Exception, match=message):
+        fprop(column_engine, (2, 8, 8, 4), 1 << 20, geometry)
 
 
 @pytest.mark.parametrize(

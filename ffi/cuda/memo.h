@@ -17,6 +17,8 @@ namespace jax_convbatch {
 // Bytes that tell calls apart.
 class CallKey {
  public:
+  CallKey() { bytes_.reserve(512); }
+
   template <typename T>
   CallKey& Add(const T& value) {
     static_assert(std::has_unique_object_representations_v<T>);

@@ -1,7 +1,6 @@
 // wgrad of a 1x1 filter that visits every pixel once, as one product by cuBLAS:
-// dw[C, K] = x[pixels, C]^T dy[pixels, K]. Part of implicit_gemm, for the few
-// shapes where tiles of 64 x 128 are one wave: there cuBLAS, which needs
-// neither to walk images nor to split sums, is faster than
+// dw[C, K] = x[pixels, C]^T dy[pixels, K]. Part of implicit_gemm, for the
+// shapes where cuBLAS, which does not walk images, is faster than
 // hopper/wgrad_kernel.cuh.
 #ifndef JAX_CONVBATCH_CUDA_PRODUCT_WGRAD_H_
 #define JAX_CONVBATCH_CUDA_PRODUCT_WGRAD_H_
