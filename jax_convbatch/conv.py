@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 
 import jax
@@ -112,41 +113,73 @@ _CHANNELS_LAST = {
 }
 
 
+def check_arrays(**arrays) -> None:
+    """
+    Raises:
+      TypeError: one that is no array.
+    """
+    for name, a in arrays.items():
+        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+            raise TypeError(f"{name} must be an array, got {type(a).__name__}")
+
+
+def spatial_axes(x, w) -> int:
+    """How many x has.
+
+    Raises:
+      TypeError: x or w that is no array.
+      ValueError: x without batch and channels.
+    """
+    check_arrays(x=x, w=w)
+    if len(x.shape) < 2:
+        raise ValueError(f"x must be [N, *spatial, C], got shape {tuple(x.shape)}")
+    return len(x.shape) - 2
+
+
 def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
     """An int for every spatial axis, or the sequence given.
 
     Raises:
-      ValueError: a sequence of another length.
+      ValueError: a sequence of another length, or a number that is not positive.
+      TypeError: no int and no sequence of them.
     """
-    if isinstance(value, (int, np.integer)):
-        return (int(value),) * rank
-    value = tuple(value)
-    if len(value) != rank:
-        raise ValueError(
-            f"{name} must be an int or {rank} ints (one a spatial axis), got {value}"
-        )
-    return value
+    wanted = f"{name} must be an int or {rank} ints (one a spatial axis), got "
+    try:
+        one = isinstance(value, (int, np.integer))
+        values = (int(value),) * rank if one else tuple(map(operator.index, value))
+    except TypeError:
+        raise TypeError(f"{wanted}{value!r}") from None
+    if len(values) != rank:
+        raise ValueError(f"{wanted}{values}")
+    if any(v < 1 for v in values):
+        raise ValueError(f"{name} must be positive, got {value!r}")
+    return values
 
 
 def conv_padding(padding, rank: int):
     """Padding as `jax.lax` takes it: a string, or (low, high) for every axis.
 
     Raises:
-      ValueError: neither a string, an int, nor one int or pair for every axis.
+      ValueError: another number of ints and pairs than there are axes.
+      TypeError: neither a string, an int, nor a sequence of ints and pairs.
     """
     if isinstance(padding, str):
         return padding
     if isinstance(padding, (int, np.integer)):
         return ((int(padding), int(padding)),) * rank
-    pairs = tuple(
-        (int(p), int(p)) if isinstance(p, (int, np.integer)) else tuple(p)
-        for p in padding
+    wanted = (
+        "padding must be 'SAME', 'SAME_LOWER', 'VALID', an int, or an int or a "
+        f"(low, high) pair for each of the {rank} spatial axes, got {padding!r}"
     )
-    if len(pairs) != rank or any(len(p) != 2 for p in pairs):
-        raise ValueError(
-            "padding must be 'SAME', 'SAME_LOWER', 'VALID', an int, or an int or a "
-            f"(low, high) pair for each of the {rank} spatial axes, got {padding!r}"
+    try:
+        pairs = tuple(
+            (int(p), int(p)) if isinstance(p, (int, np.integer)) else tuple(p)
+            for p in padding
         )
+    except TypeError:
+        raise TypeError(wanted) from None
+    if len(pairs) != rank or any(len(p) != 2 for p in pairs):
+        raise ValueError(wanted)
     return pairs
 
 
@@ -267,7 +300,7 @@ def conv_transpose(
     """
     from jax_convbatch.layer import conv_bias_act
 
-    rank = jnp.ndim(x) - 2
+    rank = spatial_axes(x, w)
     numbers = channels_last(rank, dimension_numbers)
     strides = per_axis("strides", strides, rank)
     dilation = per_axis("dilation", dilation, rank)

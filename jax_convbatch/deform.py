@@ -10,7 +10,12 @@ import numpy as np
 
 from jax_convbatch import _compat, activations, deform_plan, plan, targets
 from jax_convbatch.canonical import canonical_dtype, geometry_of
-from jax_convbatch.conv import channels_last, conv_padding, per_axis
+from jax_convbatch.conv import (
+    channels_last,
+    check_arrays,
+    conv_padding,
+    per_axis,
+)
 from jax_convbatch.deform_forward import forward
 from jax_convbatch.deform_params import DeformParams
 from jax_convbatch.layer import check_array
@@ -93,9 +98,7 @@ def deform_conv(
     if name is not None and (chosen := activations.lookup(name)) is not None:
         function = chosen.fn
     x, offset, w, bias, mask = map(canonical_dtype, (x, offset, w, bias, mask))
-    for argument, a in (("x", x), ("w", w), ("offset", offset)):
-        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
-            raise TypeError(f"{argument} must be an array, got {type(a).__name__}")
+    check_arrays(x=x, w=w, offset=offset)
     if len(x.shape) != 4:
         raise ValueError(
             f"x must have two spatial axes, [N, H, W, C], got shape {tuple(x.shape)}"
@@ -178,8 +181,7 @@ def _channels_last(name: str, a, channels: int, params: DeformParams, dtype):
     want = [0] * 4
     for axis, size in zip(order, (g.N, g.P, g.Q, channels), strict=True):
         want[axis] = size
-    if not (hasattr(a, "shape") and hasattr(a, "dtype")):
-        raise TypeError(f"{name} must be an array, got {type(a).__name__}")
+    check_arrays(**{name: a})
     if tuple(a.shape) != tuple(want):
         each = "2 numbers" if name == "offset" else "1 number"
         raise ValueError(

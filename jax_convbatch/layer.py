@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -13,9 +12,11 @@ from jax_convbatch import activations, fused, primitives
 from jax_convbatch.canonical import canonical_dtype, resolve
 from jax_convbatch.conv import (
     channels_last,
+    check_arrays,
     conv_general_dilated,
     conv_padding,
     per_axis,
+    spatial_axes,
 )
 
 
@@ -82,7 +83,7 @@ def conv_bias_act(
         name = activation
     chosen = activations.lookup(name)
     bias, residual, scale = map(canonical_dtype, (bias, residual, scale))
-    rank = jnp.ndim(x) - 2
+    rank = spatial_axes(x, w)
     numbers = channels_last(rank, dimension_numbers)
     arguments = dict(
         window_strides=per_axis("strides", strides, rank),
@@ -159,8 +160,7 @@ def _check(bias, residual, scale, shape, channel_axis: int, dtype) -> None:
 def check_array(name: str, a, shape, wanted: str, dtype) -> None:
     if a is None:
         return
-    if not (hasattr(a, "shape") and hasattr(a, "dtype")):
-        raise TypeError(f"{name} must be an array, got {type(a).__name__}")
+    check_arrays(**{name: a})
     if tuple(a.shape) != shape:
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(a.shape)}")
     if np.dtype(a.dtype) != np.dtype(dtype):

@@ -43,6 +43,47 @@ def test_a_bias_that_is_no_array_is_refused(layer):
         jax.eval_shape(lambda x, w: layer(x, w, [0.0] * 6), IMAGE, FILTER)
 
 
+@each_layer
+@pytest.mark.parametrize("bad", [None, 1.0, [[1.0]], {"x": 1.0}])
+def test_x_and_w_that_are_no_arrays_are_refused(layer, bad):
+    kind = type(bad).__name__
+    with pytest.raises(TypeError, match=f"x must be an array, got {kind}"):
+        jax.eval_shape(lambda w: layer(bad, w), FILTER)
+    with pytest.raises(TypeError, match=f"w must be an array, got {kind}"):
+        jax.eval_shape(lambda x: layer(x, bad), IMAGE)
+
+
+@each_layer
+def test_x_without_batch_and_channels_is_refused(layer):
+    with pytest.raises(ValueError, match=r"x must be \[N, \*spatial, C\], got shape"):
+        jax.eval_shape(layer, shaped(4), FILTER)
+
+
+@each_layer
+@pytest.mark.parametrize("name", ["strides", "dilation", "padding"])
+@pytest.mark.parametrize("value", [1.5, (1.5, 1), None, jnp.ones(2)])
+def test_options_that_are_no_ints_are_refused(layer, name, value):
+    if name == "padding" and value is not None and np.ndim(value):
+        value = (1.5, 1.5)
+    with pytest.raises(TypeError, match=f"{name} must be ") as caught:
+        jax.eval_shape(functools.partial(layer, **{name: value}), IMAGE, FILTER)
+    assert f"got {value!r}" in str(caught.value)
+
+
+@each_layer
+def test_a_traced_option_is_refused(layer):
+    with pytest.raises(TypeError, match="strides must be an int or 2 ints"):
+        jax.eval_shape(lambda x, w, s: layer(x, w, strides=s), IMAGE, FILTER, 2)
+
+
+@each_layer
+@pytest.mark.parametrize("name", ["strides", "dilation"])
+@pytest.mark.parametrize("value", [0, (1, 0), -1])
+def test_steps_that_are_not_positive_are_refused(layer, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be positive, got"):
+        jax.eval_shape(functools.partial(layer, **{name: value}), IMAGE, FILTER)
+
+
 @pytest.mark.parametrize("dtype", [F32, np.int32])
 @pytest.mark.parametrize("activation", ["swish!", "", 3, ["relu"]])
 def test_an_unknown_activation_is_refused_with_the_choices(activation, dtype):
