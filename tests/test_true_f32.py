@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from problems import Problem, normal
+from problems import Problem, normal, run
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -160,6 +160,64 @@ def test_channels_that_are_not_a_multiple_of_4_are_refused_by_name(hopper):
     fun = functools.partial(jc.conv, precision="highest", algorithm="implicit_gemm")
     with pytest.raises(ValueError, match="true float32"):
         jax.jit(fun)(x, w)
+
+
+# Winograd's tiles, and with chunks; direct sums.
+ODD = {
+    "Winograd": problem(3, (9, 8), 40, 36),
+    "Winograd, chunks": problem(3, (7, 7), 128, 136),
+    "direct": problem(3, (9, 8), 24, 28),
+}
+# Where what is no number stands: corners of images, of 2x2 tiles, one in the middle.
+PLACES = {
+    "x": {(0, 0, 0, 1): np.inf, (0, 3, 4, 5): -np.inf, (1, -1, -1, 2): np.nan},
+    "w": {(0, 2, 7, 3): np.inf, (1, 1, 3, 20): -np.inf, (2, 0, 9, 5): np.nan},
+    "dy": {(1, 0, 3, 4): np.inf, (2, 5, 2, 0): -np.inf, (2, -1, -1, 9): np.nan},
+}
+
+
+def definition(case, x, w, dy):
+    """y, dx and dw as sums over padded operands, padding being zeros like others."""
+    x, w, dy = (oracle.float64(a) for a in (x, w, dy))
+    turned = w[::-1, ::-1].swapaxes(2, 3)
+    return (
+        oracle.fprop(x, w, case.conv),
+        oracle.fprop(dy, turned, case.conv),  # 3x3, padded by 1
+        oracle.wgrad(x, dy, case.conv, (3, 3)),
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("roles", ["x", "w", "dy", "x w dy"])
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_number_goes_where_the_sum_takes_it(hopper, name, roles):
+    case = ODD[name]
+    args = dict(zip(("x", "w", "dy"), arrays(case, normal, "float32"), strict=True))
+    for role in roles.split():
+        for place, value in PLACES[role].items():
+            args[role][place] = value
+    with np.errstate(invalid="ignore"):
+        want = definition(case, *args.values())
+    got = run(case, *args.values(), precision="highest", algorithm="implicit_gemm")
+    assert any(not np.isfinite(a).all() for a in want)
+    for a, b in zip(got, want, strict=True):
+        for asks in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(asks(a), asks(b))
+        finite = np.isfinite(b)
+        np.testing.assert_allclose(a[finite], b[finite], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ODD)
+def test_numbers_near_the_largest_do_not_overflow_on_the_way(hopper, name):
+    case = ODD[name]
+    x, w, dy = arrays(case, normal, "float32")
+    x = np.copysign(np.float32(3e38), x)
+    w, dy = w * np.float32(1e-4), dy * np.float32(1e-5)
+    got = run(case, x, w, dy, precision="highest", algorithm="implicit_gemm")
+    for a, b in zip(got, definition(case, x, w, dy), strict=True):
+        scale = abs(b).max()
+        np.testing.assert_allclose(a / scale, b / scale, atol=1e-5)
 
 
 # --- planned without a GPU ------------------------------------------------------

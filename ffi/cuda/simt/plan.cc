@@ -168,6 +168,32 @@ std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
   return {Sorted(candidates).front()};
 }
 
+// The same where UsesWinograd: blocks of 64 x 32 channels.
+std::vector<Plan> WinogradWgradPlans(const ConvGeometry& g,
+                                     int multiprocessors) {
+  // Products of a stage, and a block's start and end.
+  constexpr double kStage = 3300, kBlock = 9000;
+  const int64_t tiles = g.N * CeilDiv(g.P, 2) * CeilDiv(g.Q, 2);
+  const int64_t steps = CeilDiv(tiles, 8);
+  const int64_t blocks = CeilDiv(g.C, 64) * CeilDiv(g.K, 32);
+  std::vector<Candidate> candidates;
+  for (int64_t splits = 1; splits <= std::clamp<int64_t>(steps / 4, 1, 128);
+       ++splits) {
+    const int64_t bytes = splits > 1 ? Aligned(g.w_size() * splits * 4) : 0;
+    if (bytes > kMostPartialBytes) break;
+    const double waves =
+        static_cast<double>(CeilDiv(blocks * splits, multiprocessors));
+    const double adding =
+        2.0 * static_cast<double>(bytes) / kBytesPerCycle / multiprocessors;
+    const double each = static_cast<double>(CeilDiv(steps, splits)) * kStage;
+    candidates.push_back(
+        {waves * (each + kBlock) + adding + (splits > 1 ? kLaunchCycles : 0),
+         {64, 32, static_cast<int>(splits), static_cast<int>(blocks * splits),
+          bytes, true, true}});
+  }
+  return {Sorted(candidates).front()};
+}
+
 // Small enough for the kernels' 32-bit numbers.
 bool Fits(const ConvGeometry& g) {
   constexpr double kLimit = 1 << 30;
@@ -213,9 +239,9 @@ int64_t TransformedBytes(const ConvGeometry& g) {
   return Aligned(16 * g.C * g.K * 4);
 }
 
-bool UsesWinograd(Op op, const ConvGeometry& g) {
-  return op != Op::kWgrad && g.R == 3 && g.S == 3 && g.stride.all(1) &&
-         g.filter_dilation.all(1) && g.C >= 32 && g.K >= 32;
+bool UsesWinograd(const ConvGeometry& g) {
+  return g.R == 3 && g.S == 3 && g.stride.all(1) && g.filter_dilation.all(1) &&
+         g.C >= 32 && g.K >= 32;
 }
 
 int WinogradChunks(Op op, const ConvGeometry& g) {
@@ -247,8 +273,11 @@ int Chunks(Op op, const ConvGeometry& g,
 
 std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors) {
   if (!hopper::IsPlain2d(g, hopper::Type::kTf32) || !Fits(g)) return {};
-  if (op == Op::kWgrad) return WgradPlans(g, multiprocessors);
-  if (UsesWinograd(op, g)) return WinogradPlans(op, g, multiprocessors);
+  if (op == Op::kWgrad) {
+    return UsesWinograd(g) ? WinogradWgradPlans(g, multiprocessors)
+                           : WgradPlans(g, multiprocessors);
+  }
+  if (UsesWinograd(g)) return WinogradPlans(op, g, multiprocessors);
   if (PartsOf(op, g).empty()) return {};
   return ConvPlans(op, g, multiprocessors);
 }

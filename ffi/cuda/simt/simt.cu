@@ -30,7 +30,7 @@ Part MakePart(const hopper::PartAxes& axes, int64_t n, int64_t in_channels) {
   return part;
 }
 
-ConvProblem MakeConv(Op op, const Call& call) {
+ConvProblem MakeConv(Op op, const Call& call, float* out_data) {
   const ConvGeometry& g = call.g;
   const bool fprop = op == Op::kFprop;
   const auto in = fprop ? hopper::InputOf(g) : hopper::OutputOf(g);
@@ -40,7 +40,7 @@ ConvProblem MakeConv(Op op, const Call& call) {
   p.in = static_cast<const float*>(call.lhs);
   p.w = static_cast<const float*>(call.rhs);
   p.split = call.plan.splits > 1;
-  p.out = static_cast<float*>(p.split ? call.workspace : call.result);
+  p.out = out_data;
   p.height = static_cast<int>(in.h);
   p.width = static_cast<int>(in.w);
   p.channels = static_cast<int>(in.c);
@@ -64,13 +64,12 @@ ConvProblem MakeConv(Op op, const Call& call) {
   return p;
 }
 
-WgradProblem MakeWgrad(const Call& call) {
+WgradProblem MakeWgrad(const Call& call, float* dw) {
   const ConvGeometry& g = call.g;
   WgradProblem p{};
   p.x = static_cast<const float*>(call.lhs);
   p.dy = static_cast<const float*>(call.rhs);
-  p.dw =
-      static_cast<float*>(call.plan.splits > 1 ? call.workspace : call.result);
+  p.dw = dw;
   p.height = static_cast<int>(g.H);
   p.width = static_cast<int>(g.W);
   p.channels = static_cast<int>(g.C);
@@ -120,66 +119,67 @@ cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
   return cudaGetLastError();
 }
 
-void* Partials(const Call& call) {
-  const int64_t used = call.plan.winograd ? TransformedBytes(call.g) : 0;
-  return static_cast<char*>(call.workspace) + used;
-}
-
-cudaError_t RunAddChunks(const Call& call, int64_t size, Stage stage,
-                         cudaStream_t stream) {
+cudaError_t RunAddChunks(int chunks, int64_t size, const float* partials,
+                         void* result, Stage stage, cudaStream_t stream) {
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
     return cudaFuncGetAttributes(&loads, &AddChunks);
   }
   const int64_t blocks = std::min<int64_t>((size / 4 + 255) / 256, 1 << 16);
   AddChunks<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-      call.plan.splits, size / 4, static_cast<const float4*>(Partials(call)),
-      static_cast<float4*>(call.result));
+      chunks, size / 4, reinterpret_cast<const float4*>(partials),
+      static_cast<float4*>(result));
   return cudaGetLastError();
 }
 
 template <typename T>
-cudaError_t RunTile(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+cudaError_t RunTile(Op op, const Call& call, float* out, Stage stage,
+                    cudaStream_t stream) {
   const int blocks = call.plan.blocks;
   switch (op) {
     case Op::kFprop:
-      return LaunchOrPrepare<T>(&ConvKernel<T, false>, MakeConv(op, call),
+      return LaunchOrPrepare<T>(&ConvKernel<T, false>, MakeConv(op, call, out),
                                 blocks, stage, stream);
     case Op::kDgrad:
-      return LaunchOrPrepare<T>(&ConvKernel<T, true>, MakeConv(op, call),
+      return LaunchOrPrepare<T>(&ConvKernel<T, true>, MakeConv(op, call, out),
                                 blocks, stage, stream);
     default:
-      return LaunchOrPrepare<T>(&WgradKernel<T>, MakeWgrad(call), blocks, stage,
-                                stream);
+      return LaunchOrPrepare<T>(&WgradKernel<T>, MakeWgrad(call, out), blocks,
+                                stage, stream);
   }
 }
 
-cudaError_t RunTiles(Op op, const Call& call, Stage stage,
+cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
                      cudaStream_t stream) {
-  if (call.plan.winograd) {
-    return RunWinograd(op, call, Partials(call), stage, stream);
-  }
+  if (call.plan.winograd) return RunWinograd(op, call, out, stage, stream);
   if (call.plan.tile_m == SmallTile::kM) {
-    return RunTile<SmallTile>(op, call, stage, stream);
+    return RunTile<SmallTile>(op, call, out, stage, stream);
   }
   if (call.plan.tile_n == NarrowTile::kN) {
-    return RunTile<NarrowTile>(op, call, stage, stream);
+    return RunTile<NarrowTile>(op, call, out, stage, stream);
   }
-  return RunTile<LargeTile>(op, call, stage, stream);
+  return RunTile<LargeTile>(op, call, out, stage, stream);
 }
 
 }  // namespace
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
-  const cudaError_t error = RunTiles(op, call, stage, stream);
-  if (error != cudaSuccess || call.plan.splits == 1) return error;
   const ConvGeometry& g = call.g;
+  const int splits = call.plan.splits;
+  // Where several blocks share a result, each writes its own.
+  const bool filter = call.plan.winograd && op != Op::kWgrad;
+  float* const partials =
+      static_cast<float*>(call.workspace) +
+      (filter ? TransformedBytes(g) / int64_t{sizeof(float)} : 0);
+  float* const out = splits > 1 ? partials : static_cast<float*>(call.result);
+  const cudaError_t error = RunTiles(op, call, out, stage, stream);
+  if (error != cudaSuccess || splits == 1) return error;
   if (op != Op::kWgrad) {
     const int64_t size = op == Op::kFprop ? g.y_size() : g.x_size();
-    return RunAddChunks(call, size, stage, stream);
+    return RunAddChunks(splits, size, partials, call.result, stage, stream);
   }
   return direct::AddPartialsOrPrepare<float>(
-      call.plan.splits, g.w_size(), call.workspace, call.result,
+      splits, g.w_size(), partials, call.result,
       stage == Stage::kPrepare ? direct::Stage::kPrepare
                                : direct::Stage::kLaunch,
       stream);

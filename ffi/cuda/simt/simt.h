@@ -61,9 +61,9 @@ struct Call {
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream);
 
-// Of plans with `winograd`, without adding up chunks: they are in the
-// workspace from `chunks` on where there are several.
-cudaError_t RunWinograd(Op op, const Call& call, void* chunks, Stage stage,
+// The kernels of plans with `winograd`: to `out`, which is the result, or where
+// the sums of several blocks are to stand that are added up later.
+cudaError_t RunWinograd(Op op, const Call& call, float* out, Stage stage,
                         cudaStream_t stream);
 
 }  // namespace jax_convbatch::simt

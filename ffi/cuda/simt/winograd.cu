@@ -1,11 +1,12 @@
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/simt/parts.h"
 #include "cuda/simt/winograd.cuh"
+#include "cuda/simt/winograd_wgrad.cuh"
 
 namespace jax_convbatch::simt {
 namespace {
 
-WinogradProblem MakeProblem(Op op, const Call& call, void* chunks) {
+WinogradProblem MakeProblem(Op op, const Call& call, float* out_data) {
   const ConvGeometry& g = call.g;
   const bool fprop = op == Op::kFprop;
   const auto in = fprop ? hopper::InputOf(g) : hopper::OutputOf(g);
@@ -14,8 +15,10 @@ WinogradProblem MakeProblem(Op op, const Call& call, void* chunks) {
   WinogradProblem p{};
   p.in = static_cast<const float*>(call.lhs);
   p.u = static_cast<const float*>(call.workspace);
+  p.w = static_cast<const float*>(call.rhs);
+  p.turned = !fprop;
   p.split = call.plan.splits > 1;
-  p.out = static_cast<float*>(p.split ? chunks : call.result);
+  p.out = out_data;
   p.height = static_cast<int>(in.h);
   p.width = static_cast<int>(in.w);
   p.channels = static_cast<int>(in.c);
@@ -31,32 +34,76 @@ WinogradProblem MakeProblem(Op op, const Call& call, void* chunks) {
   p.chunks = WinogradChunks(op, g);
   p.chunk_size = out.n * out.h * out.w * out.c;
   p.n_tiles = (p.out_channels + T::kChannels - 1) / T::kChannels;
-  p.blocks = (p.tiles + T::kTiles - 1) / T::kTiles * p.n_tiles;
+  p.blocks = (p.tiles + T::kRows - 1) / T::kRows * p.n_tiles;
   return p;
+}
+
+WinogradWgradProblem MakeWgradProblem(const Call& call, float* dw) {
+  const ConvGeometry& g = call.g;
+  using T = WinogradTile;
+  WinogradWgradProblem p{};
+  p.x = static_cast<const float*>(call.lhs);
+  p.dy = static_cast<const float*>(call.rhs);
+  p.dw = dw;
+  p.height = static_cast<int>(g.H);
+  p.width = static_cast<int>(g.W);
+  p.channels = static_cast<int>(g.C);
+  p.out_height = static_cast<int>(g.P);
+  p.out_width = static_cast<int>(g.Q);
+  p.out_channels = static_cast<int>(g.K);
+  p.pad_h = static_cast<int>(g.pad.h);
+  p.pad_w = static_cast<int>(g.pad.w);
+  p.tiles_h = (p.out_height + 1) / 2;
+  p.tiles_w = (p.out_width + 1) / 2;
+  p.tiles = static_cast<int>(g.N) * p.tiles_h * p.tiles_w;
+  p.workers = call.plan.splits;
+  p.n_tiles = (p.out_channels + T::kChannels - 1) / T::kChannels;
+  p.blocks = (p.channels + T::kRows - 1) / T::kRows * p.n_tiles;
+  return p;
+}
+
+// Launches, or does what may not be done while a graph is captured.
+template <typename Problem>
+cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
+                            int blocks, Stage stage, cudaStream_t stream) {
+  using T = WinogradTile;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
+  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
+  kernel<<<blocks, T::kThreads, T::kSharedBytes, stream>>>(problem);
+  return cudaGetLastError();
+}
+
+template <bool kDgrad>
+cudaError_t TransformFilter(const Call& call, Stage stage,
+                            cudaStream_t stream) {
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return cudaFuncGetAttributes(&loads, &TransformFilters<kDgrad>);
+  }
+  const ConvGeometry& g = call.g;
+  const int64_t tiles = (g.C + 31) / 32 * ((g.K + 31) / 32);
+  TransformFilters<kDgrad><<<static_cast<unsigned>(tiles), 256, 0, stream>>>(
+      static_cast<int>(g.C), static_cast<int>(g.K),
+      static_cast<const float*>(call.rhs), static_cast<float*>(call.workspace));
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t RunWinograd(Op op, const Call& call, void* chunks, Stage stage,
+cudaError_t RunWinograd(Op op, const Call& call, float* out, Stage stage,
                         cudaStream_t stream) {
-  const auto transform =
-      op == Op::kFprop ? &TransformFilters<false> : &TransformFilters<true>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      &WinogradKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      WinogradTile::kSharedBytes);
-  if (error != cudaSuccess) return error;
-  if (stage == Stage::kPrepare) {
-    cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, transform);
+  const int blocks = call.plan.blocks;
+  if (op == Op::kWgrad) {
+    return LaunchOrPrepare(&WinogradWgradKernel, MakeWgradProblem(call, out),
+                           blocks, stage, stream);
   }
-  const WinogradProblem p = MakeProblem(op, call, chunks);
-  const int64_t tiles = (call.g.C + 31) / 32 * ((call.g.K + 31) / 32);
-  transform<<<static_cast<unsigned>(tiles), 256, 0, stream>>>(
-      static_cast<int>(call.g.C), static_cast<int>(call.g.K),
-      static_cast<const float*>(call.rhs), static_cast<float*>(call.workspace));
-  WinogradKernel<<<call.plan.blocks, WinogradTile::kThreads,
-                   WinogradTile::kSharedBytes, stream>>>(p);
-  return cudaGetLastError();
+  const cudaError_t error = op == Op::kFprop
+                                ? TransformFilter<false>(call, stage, stream)
+                                : TransformFilter<true>(call, stage, stream);
+  if (error != cudaSuccess) return error;
+  return LaunchOrPrepare(&WinogradKernel, MakeProblem(op, call, out), blocks,
+                         stage, stream);
 }
 
 }  // namespace jax_convbatch::simt

@@ -1,18 +1,16 @@
-// fprop, and dgrad of stride 1, with 3x3 filters by Winograd's F(2x2, 3x3): 16
-// products of matrices in place of what 36 multiplications would be (Lavin and
-// Gray, "Fast algorithms for convolutional neural networks",
-// arXiv:1509.09308).
+// fprop, and dgrad of stride 1, with 3x3 filters by Winograd's F(2x2, 3x3).
 #ifndef JAX_CONVBATCH_CUDA_SIMT_WINOGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_SIMT_WINOGRAD_CUH_
 
-#include "cuda/simt/tile.cuh"
+#include "cuda/simt/winograd_tile.cuh"
 
 namespace jax_convbatch::simt {
 
 // Written in fprop's words. `u` is the transformed filter, [16, channels,
 // out_channels]. Chunks are as ConvProblem's.
 struct WinogradProblem {
-  const float *in, *u;
+  const float *in, *u, *w;
+  bool turned;  // dgrad: w with its taps in reverse, and channels exchanged
   float* out;
   int height, width, channels;
   int out_height, out_width, out_channels;
@@ -24,81 +22,31 @@ struct WinogradProblem {
   Divisor tiles_w, tiles_h, n_tiles, blocks;  // blocks of a chunk
 };
 
-// A block: 64 tiles by 32 output channels; a warp two of the 16 products.
-struct WinogradTile {
-  static constexpr int kTiles = 64, kChannels = 32, kThreads = 256;
-  static constexpr int kDepth = 8, kPlaces = 16;
-  static constexpr int kPitchV = kTiles + 4, kPitchM = kChannels + 4;
-  // From one product to the next: halves of a warp read other banks.
-  static constexpr int kPlaceV = kDepth * kPitchV + 16;
-  static constexpr int kPlaceU = kDepth * kChannels + 16;
-  static constexpr int kV = kPlaces * kPlaceV, kU = kPlaces * kPlaceU;
-  static constexpr int kSharedBytes = kPlaces * kTiles * kPitchM * 4;
-  static_assert(2 * (kV + kU) * 4 <= kSharedBytes);
-};
-
-// Of two channels of a tile: 4x4 pixels.
-struct Patch {
-  float2 at[4][4];
-};
-
-inline __device__ float2 Plus(float2 a, float2 b) {
-  return make_float2(a.x + b.x, a.y + b.y);
-}
-inline __device__ float2 Minus(float2 a, float2 b) {
-  return make_float2(a.x - b.x, a.y - b.y);
-}
-inline __device__ float4 Plus(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-inline __device__ float4 Minus(float4 a, float4 b) {
-  return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w);
-}
-
-// What a thread multiplies of a depth: 16 tiles by 8 channels.
-struct WinogradFragments {
-  float a[16], b[8];
-
-  __device__ __forceinline__ void Load(const float* v, const float* u) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 q = reinterpret_cast<const float4*>(v)[4 * i];
-      a[4 * i] = q.x, a[4 * i + 1] = q.y, a[4 * i + 2] = q.z;
-      a[4 * i + 3] = q.w;
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float4 q = reinterpret_cast<const float4*>(u)[4 * j];
-      b[4 * j] = q.x, b[4 * j + 1] = q.y, b[4 * j + 2] = q.z;
-      b[4 * j + 3] = q.w;
+// The sum over a chunk's channels for four neighbours in `out`; padding is
+// zeros as elsewhere.
+static __device__ __noinline__ float4 DirectSum(const WinogradProblem& p, int n,
+                                                int y, int z, int channel,
+                                                int begin, int end) {
+  const int64_t size = int64_t{p.channels} * p.out_channels;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int tap = 0; tap < 9; ++tap) {
+    const int h = y - p.pad_h + tap / 3, w = z - p.pad_w + tap % 3;
+    const bool inside = static_cast<unsigned>(h) < p.height &&
+                        static_cast<unsigned>(w) < p.width;
+    const float* const x =
+        p.in + ((int64_t{n} * p.height + h) * p.width + w) * p.channels;
+    const float* const filter = p.w + (p.turned ? 8 - tap : tap) * size;
+    for (int c = begin; c < end; ++c) {
+      const float* const at =
+          filter + (p.turned ? int64_t{channel} * p.channels + c
+                             : int64_t{c} * p.out_channels + channel);
+      const int64_t next = p.turned ? p.channels : 1;
+      const float4 weights =
+          make_float4(at[0], at[next], at[2 * next], at[3 * next]);
+      sum = MultiplyAdd(inside ? x[c] : 0.0f, weights, sum);
     }
   }
-};
-
-// B' d B, to the stage.
-__device__ __forceinline__ void StorePatch(const Patch& d, float* v) {
-  using T = WinogradTile;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float2 row[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 d0 = d.at[0][j], d1 = d.at[1][j];
-      const float2 d2 = d.at[2][j], d3 = d.at[3][j];
-      row[j] = i == 0   ? Minus(d0, d2)
-               : i == 1 ? Plus(d1, d2)
-               : i == 2 ? Minus(d2, d1)
-                        : Minus(d1, d3);
-    }
-    const float2 out[4] = {Minus(row[0], row[2]), Plus(row[1], row[2]),
-                           Minus(row[2], row[1]), Minus(row[1], row[3])};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float* const to = v + (4 * i + j) * T::kPlaceV;
-      to[0] = out[j].x;
-      to[T::kPitchV] = out[j].y;
-    }
-  }
+  return sum;
 }
 
 static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
@@ -109,7 +57,7 @@ static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
   float* const u_ring = v_ring + 2 * T::kV;
   const int chunk = blockIdx.x / p.blocks;
   const int block = blockIdx.x - chunk * p.blocks;
-  const int first_tile = block / p.n_tiles * T::kTiles;
+  const int first_tile = block / p.n_tiles * T::kRows;
   const int first_channel = block % p.n_tiles * T::kChannels;
   const int64_t image = int64_t{p.height} * p.width * p.channels;
 
@@ -172,11 +120,6 @@ static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
     CommitCopies();
   };
 
-  // Half a warp has one of the 16 products. Neighbours share addresses of one
-  // operand or the other, so that loads take half as long.
-  const int place = threadIdx.x / 16;
-  const int row = threadIdx.x / 2 % 4 * 4;
-  const int col = (threadIdx.x % 2 + threadIdx.x / 8 % 2 * 2) * 4;
   bool adds = false;
   const int begin_chunk = p.split ? chunk : 0;
   const int end_chunk = p.split ? chunk + 1 : p.chunks;
@@ -185,65 +128,43 @@ static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
   for (int c = begin_chunk; c < end_chunk; ++c) {
     const int begin = p.blocks_of_depth * c / p.chunks;
     const int end = p.blocks_of_depth * (c + 1) / p.chunks;
-    float sums[16][8];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) sums[i][k] = 0.0f;
-    }
+    WinogradSums sums;
+    sums.Clear();
     Patch d;
     load(begin, d);
     copy_u(begin, u_ring);
-    StorePatch(d, v_ring + to_v);
+    StoreRow<0, T::kPitchV>(d, v_ring + to_v);
+    StoreRow<1, T::kPitchV>(d, v_ring + to_v);
+    StoreRow<2, T::kPitchV>(d, v_ring + to_v);
+    StoreRow<3, T::kPitchV>(d, v_ring + to_v);
 #pragma unroll 1
     for (int s = begin; s < end; ++s) {
       const int slot = (s - begin) % 2;
       WaitForCopies<0>();
       __syncthreads();
-      if (s + 1 < end) {
-        load(s + 1, d);
-        copy_u(s + 1, u_ring + (1 - slot) * T::kU);
-      }
-      const float* const a = v_ring + slot * T::kV + place * T::kPlaceV + row;
-      const float* const b = u_ring + slot * T::kU + place * T::kPlaceU + col;
-#pragma unroll 4
-      for (int k = 0; k < T::kDepth; ++k) {
-        WinogradFragments f;
-        f.Load(a + k * T::kPitchV, b + k * T::kChannels);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            sums[i][j] = fmaf(f.a[i], f.b[j], sums[i][j]);
-          }
-        }
-      }
-      if (s + 1 < end) StorePatch(d, v_ring + (1 - slot) * T::kV + to_v);
+      // The next stage's, or, after the last one, what nobody reads.
+      load(s + 1, d);
+      copy_u(s + 1, u_ring + (1 - slot) * T::kU);
+      float* const next = v_ring + (1 - slot) * T::kV + to_v;
+      WinogradStage(v_ring + slot * T::kV + WinogradSums::AtV(),
+                    u_ring + slot * T::kU + WinogradSums::AtU(), s + 1 < end,
+                    sums, [&](auto i) { StoreRow<i, T::kPitchV>(d, next); });
     }
 
     // A' m A: the 16 sums of an output tile meet in shared memory.
     float* const m = v_ring;
+    WaitForCopies<0>();
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float* const to =
-          m + (place * T::kTiles + row + i / 4 * 16 + i % 4) * T::kPitchM + col;
-#pragma unroll
-      for (int j = 0; j < 8; j += 4) {
-        const float* const s = sums[i] + j;
-        *reinterpret_cast<float4*>(to + j * 4) =
-            make_float4(s[0], s[1], s[2], s[3]);
-      }
-    }
+    sums.Store(m);
     __syncthreads();
     const int channel = first_channel + threadIdx.x % 8 * 4;
 #pragma unroll 1
-    for (int t = threadIdx.x / 8; t < T::kTiles; t += T::kThreads / 8) {
+    for (int t = threadIdx.x / 8; t < T::kRows; t += T::kThreads / 8) {
       const int at_tile = first_tile + t;
       if (at_tile >= p.tiles || channel >= p.out_channels) continue;
       const float4* const from = reinterpret_cast<const float4*>(
           m + t * T::kPitchM + threadIdx.x % 8 * 4);
-      constexpr int kApart = T::kTiles * T::kPitchM / 4;
+      constexpr int kApart = T::kRows * T::kPitchM / 4;
       float4 half[2][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -257,9 +178,8 @@ static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
       const int z = (at_tile - out_line * p.tiles_w) * 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float4 results[2] = {
-            Plus(Plus(half[i][0], half[i][1]), half[i][2]),
-            Minus(Minus(half[i][1], half[i][2]), half[i][3])};
+        float4 results[2] = {Plus(Plus(half[i][0], half[i][1]), half[i][2]),
+                             Minus(Minus(half[i][1], half[i][2]), half[i][3])};
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (y + i >= p.out_height || z + j >= p.out_width) continue;
@@ -268,6 +188,12 @@ static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
               ((int64_t{out_n} * p.out_height + y + i) * p.out_width + z + j) *
                   p.out_channels +
               channel);
+          if (!IsFinite(results[j])) {
+            results[j] =
+                Mend(results[j], DirectSum(p, out_n, y + i, z + j, channel,
+                                           begin * T::kDepth,
+                                           min(end * T::kDepth, p.channels)));
+          }
           *to = adds ? Plus(*to, results[j]) : results[j];
         }
       }
