@@ -54,6 +54,7 @@ CASES = {
         2, (3, 2), 8, 12, padding=((6, 7), (5, 9))
     ),
     "few channels": problem(3, (12, 12), 4, 8),
+    "few outputs": problem(9, (3, 1), 40, 36),
     "transposed": problem(2, (7, 6), 32, 20, padding=((2, 1), (1, 2)), dilated=(2, 3)),
     # Whose sums are formed in chunks.
     "long sums": problem(5, (7, 7), 128, 136),

@@ -240,8 +240,12 @@ int64_t TransformedBytes(const ConvGeometry& g) {
 }
 
 bool UsesWinograd(const ConvGeometry& g) {
+  // Of few outputs, tiles of 2x2 hang over too far.
+  auto fits = [](int64_t height, int64_t width) {
+    return Waste(height, 2) * Waste(width, 2) <= 1.5;
+  };
   return g.R == 3 && g.S == 3 && g.stride.all(1) && g.filter_dilation.all(1) &&
-         g.C >= 32 && g.K >= 32;
+         g.C >= 32 && g.K >= 32 && fits(g.H, g.W) && fits(g.P, g.Q);
 }
 
 int WinogradChunks(Op op, const ConvGeometry& g) {
