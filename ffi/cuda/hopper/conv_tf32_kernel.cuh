@@ -32,7 +32,8 @@ inline constexpr int kTurnBarrier = 3;
 // between the last of a row and the first of the next, so that every tap finds
 // its pixels a fixed number further on. What those columns give is not written.
 template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1,
-          Work kWork = Work::kInTurns>
+          Work kWork = Work::kInTurns,
+          int kStoreBuffers_ = kWork == Work::kTogether && kM_ == 256 ? 2 : 1>
 struct Tf32Config {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
@@ -56,7 +57,7 @@ struct Tf32Config {
   static constexpr int kStorePixels = 32;
   static constexpr int kStoreBoxBytes = kStorePixels * 128;
   static constexpr int kStoreBytes = kGroupN / kTf32Block * kStoreBoxBytes;
-  static constexpr int kStoreBuffers = kTogether && kM == 256 ? 2 : 1;
+  static constexpr int kStoreBuffers = kStoreBuffers_;
   static constexpr int kSharedBytes =
       kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32_kernel.cuh"
@@ -57,7 +58,10 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   // columns are slower than those of 256.
   if constexpr (kWeights == Contiguous::kReduction) {
     if (m == 128 && n == 128) {
-      return launch(Tf32Config<128, 128, 6, kWeights>(), parts);
+      // The short sums of a stride's classes wait for their stores.
+      using Strided = Tf32Config<128, 128, 5, kWeights, 1, Work::kInTurns, 2>;
+      using Dense = Tf32Config<128, 128, 6, kWeights>;
+      return launch(std::conditional_t<(kParts > 1), Strided, Dense>(), parts);
     }
   }
   if (m == 256 && n == 64) {
