@@ -21,8 +21,9 @@ def problem(n, size, c, k, taps, stride=(1, 1), padding=SAME, dilated=(1, 1)):
     return Problem((n, *size, c), (*taps, c, k), conv, ("NHWC", "HWIO", "NHWC"))
 
 
-# wgrad that reads x once for nine taps, and tiles of fprop that two warpgroups
-# multiply together: the operation and its configuration.
+# wgrad that reads x once for nine taps, tiles of fprop that two warpgroups
+# multiply together, and dgrad's of a stride's classes: the operation and its
+# configuration.
 TILES = {
     "strips of seven": (problem(64, (30, 20), 96, 160, (3, 3)), "wgrad", "576x64"),
     "strips of eight": (problem(64, (30, 15), 96, 160, (3, 3)), "wgrad", "576x64"),
@@ -34,6 +35,16 @@ TILES = {
     "one tile": (problem(64, (14, 14), 64, 64, (3, 3)), "wgrad", "576x64"),
     "256 pixels": (problem(60, (16, 15), 256, 136, (3, 3)), "fprop", "256x128"),
     "192 pixels": (problem(170, (7, 7), 132, 520, (3, 3)), "fprop", "192x128"),
+    "classes of a stride": (
+        problem(24, (40, 39), 132, 68, (3, 3), stride=(2, 2)),
+        "dgrad",
+        "128x128",
+    ),
+    "classes without a tap": (
+        problem(24, (40, 39), 132, 68, (1, 1), stride=(2, 2), padding=((0, 0), (0, 0))),
+        "dgrad",
+        "128x128",
+    ),
 }
 
 
