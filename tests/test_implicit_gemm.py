@@ -59,6 +59,8 @@ EDGES = {
     "weights that stay, dgrad": problem(40, (30, 30), 136, 40, (1, 1)),
     "whole lines, fprop": problem(80, (30, 31), 64, 320, (1, 1)),
     "whole lines, dgrad": problem(80, (30, 31), 320, 40, (1, 1)),
+    "large, strided": problem(24, (40, 39), 136, 72, (3, 3), (2, 2), SAME),
+    "large, strided beyond the filter": problem(24, (40, 39), 136, 72, (1, 1), (2, 2)),
     "many samples": problem(300, (5, 5), 16, 8, (3, 3), padding=SAME),
     "16 to 32": problem(50, (14, 14), 16, 32, (3, 3), padding=SAME),
     "32 to 32": problem(60, (9, 17), 32, 32, (3, 3), padding=((2, 0), (1, 3))),

@@ -224,8 +224,8 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
       }
     }
     // With an epilogue, the residual of one tile comes while another is
-    // written.
-    constexpr int kBuffers = After::kPresent ? 2 : 1;
+    // written; the short sums of a stride's classes wait for their stores.
+    constexpr int kBuffers = After::kPresent || kParts > 1 ? 2 : 1;
     return launch(ConvConfig<T, 128, 128, kInTurns, 7 - kBuffers, kBuffers,
                              false, kWeights>());
   }
