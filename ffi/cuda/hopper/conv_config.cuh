@@ -72,10 +72,11 @@ struct LargeInChunks : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
 // Stages that are copied before all barriers stand.
 inline constexpr int kFirstStages = 2;
 
-// A tile of so many stages is bound by the tensor cores, not by its stores. A
-// stride's classes write more for what they sum.
-template <int kParts>
-inline constexpr int kPacedIterations = kParts > 1 ? 16 : 4;
+// A tile of so many stages is bound by the tensor cores, not by its stores.
+inline constexpr int kPacedIterations = 4;
+// A stride's classes write more for what they sum: of such a launch, if all
+// classes have taps, the longest tile.
+inline constexpr int kPacedClasses = 16;
 
 template <typename Config>
 struct ConvBarriers {

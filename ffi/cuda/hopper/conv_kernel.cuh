@@ -148,6 +148,8 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   int turns = 0;
   // Tiles whose stores would hold up the loads of others.
   int before_last = (problem.tiles - 1 - int(blockIdx.x)) / int(gridDim.x);
+  const bool paces = kParts == 1 || Config::kZeros ||
+                     problem.part[0].iterations >= kPacedClasses;
   auto residual = [&](int turn) {
     if constexpr (After::kPresent) {
       if (after.residual == nullptr) return;
@@ -159,7 +161,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   for (int turn = 0; turn < kStores - 1; ++turn) residual(turn);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     const bool paced =
-        before_last-- > 0 && tile.iterations >= kPacedIterations<kParts>;
+        before_last-- > 0 && paces && tile.iterations >= kPacedIterations;
     if (tile.iterations > 0) {
       residual(turns + kStores - 1);
       const int buffer = turns % kStores;

@@ -14,7 +14,7 @@ Plan InHalves(const ConvCall& call) {
   const ConvGeometry& g = call.g;
   Plan plan = call.plan;
   const int64_t iterations = g.taps() * ((g.C + 63) / 64);
-  if (plan.tile_n == 256 && iterations <= kPacedIterations<1>) {
+  if (plan.tile_n == 256 && iterations <= kPacedIterations) {
     plan.tile_n = 128;
   }
   return plan;
