@@ -2,13 +2,15 @@
 #include <cstring>
 
 #include "cuda/dtypes.h"
+#include "cuda/hopper_device.h"
 #include "cuda/sampling.h"
 #include "cuda/sampling_shape.cuh"
 
 namespace jax_convbatch {
 namespace {
 
-// Outputs of a block, and threads that share the channels of an entry.
+// Outputs that a block samples at a time, and threads that share the channels
+// of an entry.
 constexpr int kThreads = 256;
 constexpr Tile kTile{4, 4};
 constexpr int kLanes = 32;
@@ -115,23 +117,15 @@ __device__ void LaunchDependents() {
 #endif
 }
 
-// The first `squares` blocks transpose.
+// The columns of a tile, by all threads of a block.
 template <typename T, int kVector>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    SampleKernel(const __grid_constant__ SamplingShape s,
-                 const __grid_constant__ Positions positions,
-                 const __grid_constant__ Transposition matrix, int squares,
-                 const Vector<T, kVector>* __restrict__ x,
-                 Vector<T, kVector>* __restrict__ columns) {
+__device__ __forceinline__ void SampleTile(const SamplingShape& s,
+                                           const Positions& positions,
+                                           const BlockWork& work,
+                                           SampleTable<Accumulator<T>>& table,
+                                           const Vector<T, kVector>* x,
+                                           Vector<T, kVector>* columns) {
   using A = Accumulator<T>;
-  __shared__ SampleTable<A> table;
-  LaunchDependents();
-  if (static_cast<int>(blockIdx.x) < squares) {
-    static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
-    TransposeSquare(matrix, reinterpret_cast<float (*)[kSquare + 1]>(&table));
-    return;
-  }
-  const BlockWork work(s, blockIdx.x - squares);
   const int lane = threadIdx.x & (s.lanes - 1);
   const int group = threadIdx.x / s.lanes, groups = kThreads / s.lanes;
   const int first_channel = work.offset_group * s.mine;
@@ -139,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int entries = s.tile.h * s.tile.w * s.taps;
   for (int first = 0; first < entries; first += kEntries) {
     const int count = min(entries - first, kEntries);
-    if (first > 0) __syncthreads();
+    __syncthreads();  // the table may still be read
     for (int i = threadIdx.x; i < count; i += kThreads) {
       Place place(s, work, first + i);
       if (place.row >= 0) {
@@ -178,6 +172,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         if (row >= 0) StoreOnce(to + row, result);
       }
     }
+  }
+}
+
+// The first `squares` blocks transpose, the others take tiles in turns.
+template <typename T, int kVector>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    SampleKernel(const __grid_constant__ SamplingShape s,
+                 const __grid_constant__ Positions positions,
+                 const __grid_constant__ Transposition matrix, int squares,
+                 const Vector<T, kVector>* __restrict__ x,
+                 Vector<T, kVector>* __restrict__ columns) {
+  __shared__ SampleTable<Accumulator<T>> table;
+  LaunchDependents();
+  if (static_cast<int>(blockIdx.x) < squares) {
+    static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
+    TransposeSquare(matrix, reinterpret_cast<float (*)[kSquare + 1]>(&table));
+    return;
+  }
+  for (int64_t tile = blockIdx.x - squares; tile < s.blocks;
+       tile += gridDim.x - squares) {
+    SampleTile(s, positions, BlockWork(s, static_cast<uint32_t>(tile)), table,
+               x, columns);
   }
 }
 
@@ -272,6 +288,11 @@ cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
                           const Sampling& at, int64_t samples,
                           xla::ffi::DataType dtype, const void* x,
                           void* columns, const Transposition& matrix) {
+  int multiprocessors;
+  const cudaError_t asked =
+      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
+  if (asked != cudaSuccess) return asked;
+  const int64_t most_blocks = int64_t{kBlocks} * multiprocessors;
   return Dispatch(g, at.offset_groups, dtype, [&](auto tag, auto vector) {
     using T = typename decltype(tag)::type;
     constexpr int kVector = decltype(vector)::value;
@@ -279,11 +300,12 @@ cudaError_t SampleColumns(cudaStream_t stream, const ConvGeometry& g,
                               /*inputs=*/false, kTile, kLanes,
                               /*most_parts=*/g.C);
     const int64_t squares = matrix.to != nullptr ? Squares(matrix) : 0;
+    const int64_t blocks = std::min(shape.blocks, most_blocks);
     SampleKernel<T, kVector>
-        <<<static_cast<unsigned>(squares + shape.blocks), kThreads, 0,
-           stream>>>(shape, at.positions, matrix, static_cast<int>(squares),
-                     static_cast<const Vector<T, kVector>*>(x),
-                     static_cast<Vector<T, kVector>*>(columns));
+        <<<static_cast<unsigned>(squares + blocks), kThreads, 0, stream>>>(
+            shape, at.positions, matrix, static_cast<int>(squares),
+            static_cast<const Vector<T, kVector>*>(x),
+            static_cast<Vector<T, kVector>*>(columns));
   });
 }
 

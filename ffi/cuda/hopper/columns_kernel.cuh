@@ -1,7 +1,8 @@
 // The product of columns and a transposed filter, in the way of
 // conv_tf32_kernel.cuh. The blocks of a cluster have tiles of the same rows:
 // each copies a part of these to all, since what limits the product is what the
-// second-level cache delivers.
+// second-level cache delivers. The product begins with the last rows, which
+// that cache still has.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_COLUMNS_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_COLUMNS_KERNEL_CUH_
 
@@ -32,8 +33,9 @@ struct ColumnsTile {
 template <typename Config>
 __device__ __forceinline__ ColumnsTile
 ColumnsTileAt(const ColumnsProblem& problem, int tile) {
-  const int group = tile / problem.n_tiles;
-  return {group * Config::kM, (tile - group * problem.n_tiles) * Config::kN};
+  const int back = problem.tiles - 1 - tile;
+  const int group = back / problem.n_tiles;
+  return {group * Config::kM, (back - group * problem.n_tiles) * Config::kN};
 }
 
 template <typename Config, Operand kOperand>
