@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,14 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import workloads
+from jax_convbatch.calls import pairs_of
 
 OPS = ("fprop", "dgrad", "wgrad")
 # Roles of each operation's operands and result.
 ROLES = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-
-L2_BYTES = 64 << 20  # a little more than an H200's
-PROGRAM_BYTES = 8 << 30  # of results alive in one program
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,10 @@ class Case:
         return workloads.least_bytes(self.batch, self.row, itemsize, self.op)
 
     def pairs(self, platform: str) -> list[tuple[int, int]]:
-        """Which operands the calls of one round take, by number of set.
-
-        No two calls take the same pair, so that XLA can merge none, and between
-        two uses of a set lies more than an L2 where the arrays are that large. On a
-        GPU there are enough calls to hide what it costs to start a program: 13 us
-        on an H200, where a small convolution takes 5 and a large one 40.
-        """
-        sets = int(np.clip(-(-3 * L2_BYTES // self.least_bytes), 3, 8))
-        if platform == "cpu":
-            return [(i, i) for i in range(sets)]
-        sets = max(sets, 6)
+        """Which operands the calls of one round take, see `calls.pairs_of`."""
         itemsize = jnp.dtype(self.dtype).itemsize
         result = int(np.prod(self.result)) * itemsize
-        calls = 64 if self.least_bytes < 40 << 20 else 32
-        calls = int(np.clip(PROGRAM_BYTES // max(result, 1), sets, calls))
-        calls = min(calls, sets * sets)
-        return [(k % sets, (k + k // sets) % sets) for k in range(calls)]
+        return pairs_of(self.least_bytes, result, platform)
 
 
 def cases(
@@ -107,19 +94,60 @@ class Pool:
     """
 
     def __init__(self, cases: list[Case]):
-        largest = max((max(map(np.prod, case.operands)) for case in cases), default=1)
+        sizes = [np.prod(shape) for case in cases for shape in case.shape.values()]
+        largest = max(sizes, default=1)
         self._size = int(largest) + (1 << 20)
-        self._pools: dict[tuple[str, str], jax.Array] = {}
+        self._cuts: dict[tuple, Future] = {}
+        self._whole, self._lock = None, threading.Lock()
+        dtypes = dict.fromkeys(case.dtype for case in cases)
+        self._pools = {
+            (kind, dtype): _fill(kind, dtype, self._size)
+            for dtype in dtypes
+            for kind in ("normal", "whole")
+        }
 
-    def arrays(self, kind: str, dtype: str, shape, count: int) -> list[jax.Array]:
-        """`count` different arrays: "normal", or "whole" numbers from -2 to 2."""
-        if (kind, dtype) not in self._pools:
-            self._pools = {k: v for k, v in self._pools.items() if k[1] == dtype}
-            self._pools[kind, dtype] = _fill(kind, dtype, self._size)
+    def ready(self, dtype: str, shape) -> None:
+        """Compiles what `arrays` runs. Safe to call from several threads."""
+        with self._lock:
+            found = (dtype, shape) in self._cuts
+            cut = self._cuts.setdefault((dtype, shape), Future())
+        if found:
+            return
+        pool = jax.ShapeDtypeStruct((self._size,), dtype)
+        program = jax.jit(partial(_cut, shape=shape))
+        try:
+            cut.set_result(program.lower(pool, np.int64(0), np.float32(1)).compile())
+        except BaseException as error:
+            cut.set_exception(error)  # others may wait for it
+            raise
+
+    def arrays(
+        self, kind: str, dtype: str, shape, count: int, scale: float = 1, shift: int = 0
+    ) -> list[jax.Array]:
+        """`count` different arrays: "normal", or "whole" numbers from -2 to 2.
+
+        Times `scale`; another `shift` gives other arrays of the same shape.
+        """
+        self.ready(dtype, shape)
+        cut, pool = self._cuts[dtype, shape].result(), self._pools[kind, dtype]
+        starts, scale = self._starts(shape, count), np.float32(scale)
+        return [cut(pool, np.int64(start + shift), scale) for start in starts]
+
+    def on_host(self, shape, count: int) -> list[np.ndarray]:
+        """The same whole numbers as `arrays` gives, as int8."""
+        with self._lock:
+            if self._whole is None:
+                pools = self._pools.items()
+                pool = next(a for (kind, _), a in pools if kind == "whole")
+                self._whole = np.asarray(pool.astype("int8"))
+        size = int(np.prod(shape))
+        starts = self._starts(shape, count)
+        return [self._whole[start : start + size].reshape(shape) for start in starts]
+
+    def _starts(self, shape, count: int) -> list[int]:
         room = self._size - int(np.prod(shape))
         step = max(1, room // max(count, 1) - 1)
-        pool = self._pools[kind, dtype]
-        return [_cut(pool, np.int64(1 + i * step), shape) for i in range(count)]
+        return [1 + i * step for i in range(count)]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -133,9 +161,9 @@ def _fill(kind: str, dtype: str, size: int):
     return (bits % 5).astype("int8").astype(dtype) - jnp.asarray(2, dtype)
 
 
-@partial(jax.jit, static_argnums=2)
-def _cut(pool, start, shape):
-    return jax.lax.dynamic_slice(pool, (start,), (int(np.prod(shape)),)).reshape(shape)
+def _cut(pool, start, scale, shape):
+    numbers = jax.lax.dynamic_slice(pool, (start,), (int(np.prod(shape)),))
+    return (numbers * scale.astype(pool.dtype)).reshape(shape)
 
 
 def names(choices=None):

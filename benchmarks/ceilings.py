@@ -7,10 +7,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from benchmarks import timing
+from jax_convbatch import timing
 
 
-class _Calls:
+class _Calls(timing.Side):
     """A jitted call as a side of a measurement."""
 
     def __init__(self, name: str, call, *arguments):
@@ -22,7 +22,7 @@ class _Calls:
         self._out = self._call(*self._arguments)
 
     def wait(self) -> None:
-        jax.block_until_ready(self._out)
+        timing.wait_for(self._out)
 
 
 def _least(side: _Calls, repeats: int = 7) -> float:

@@ -27,11 +27,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 import jax_convbatch as jcb
-from benchmarks import record, timing
+from benchmarks import record
 from benchmarks.cases import names
 from benchmarks.check import LOOSE, WrongResult
-from benchmarks.jax_side import first_and_numbers
+from benchmarks.torch_side import lead
 from benchmarks.workloads import DEFORM, arguments, shapes
+from jax_convbatch import timing
+from jax_convbatch.calls import first_and_numbers
 
 PASSES = ("forward", "forward+backward")
 GPU_CALLS = 4  # in one program: with what follows, enough that XLA makes a graph
@@ -86,7 +88,7 @@ def joined(results) -> list:
     return out
 
 
-class OurSide:
+class OurSide(timing.Side):
     """deform_conv by `engine` on sets of operands, ":loop": a sample at a time.
 
     Without sets there is nothing to time, and `once` alone can be called.
@@ -138,7 +140,7 @@ class OurSide:
         self._turn = (self._turn + 1) % len(self._rounds)
 
     def wait(self) -> None:
-        jax.block_until_ready(self._out)
+        timing.wait_for(self._out)
 
     def once(self, operands) -> list:
         if self._loop:
@@ -160,7 +162,7 @@ def torch_problem() -> str | None:
     return None
 
 
-class TorchSide:
+class TorchSide(timing.Side):
     """torchvision.ops.deform_conv2d on the same sets, NCHW as it wants them."""
 
     def __init__(self, row, backward: bool, sets, tf32: bool):
@@ -208,6 +210,9 @@ class TorchSide:
     def wait(self) -> None:
         if self._gpu:
             self._torch.cuda.synchronize()
+
+    def lead(self):
+        return lead() if self._gpu else None
 
     def once(self, operands) -> list:
         out = self._one(*self._tensors(operands))

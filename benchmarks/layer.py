@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +30,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_convbatch as jcb
-from benchmarks import ceilings, record, timing, torch_side, workloads
-from benchmarks.cases import DTYPES, L2_BYTES, Case, cases
-from benchmarks.jax_side import NHWC
+from benchmarks import ceilings, record, torch_side, workloads
+from benchmarks.cases import DTYPES, Case, Pool, cases
+from benchmarks.jax_side import NHWC, compiled
 from benchmarks.torch_layer import TorchLayerSide
-from jax_convbatch import activations, plan
+from jax_convbatch import activations, plan, timing
 from jax_convbatch.bias import bias_grad
+from jax_convbatch.calls import L2_BYTES, first_and_numbers
 
 MOST_SETS = 8  # of operands
 
@@ -89,22 +91,23 @@ def parts(engine: str, row, activation: str) -> dict:
     }
 
 
-class LayerSide:
-    """A side of a measurement: a program of many calls of one(x, w, bias, dy).
+class LayerSide(timing.Side):
+    """A side of a measurement: a program of `calls` calls of one(x, w, bias, dy).
 
-    Each has operands of its own. On the CPU, where XLA would run them at once, a
-    program is one call.
+    Compiled when it is made; `take` gives it sets of operands. On the CPU, where XLA
+    would run the calls at once, a program is one call.
     """
 
-    def __init__(self, name: str, one, sets):
+    def __init__(self, name: str, one, shapes, calls: int):
         self.name = name
-        self._one = jax.jit(one)
-        self._out, self._turn, self._sets = None, 0, sets
-        alone = jax.default_backend() == "cpu"
-        self._rounds = [[operands] for operands in sets] if alone else [sets]
-        self.calls = len(self._rounds[0])
-        program = jax.jit(partial(_many, self._one))
-        self._program = program.lower(self._rounds[0]).compile()
+        self._alone = jax.default_backend() == "cpu"
+        self.calls = 1 if self._alone else calls
+        self._out, self._turn = None, 0
+        program = jax.jit(partial(_many, jax.jit(one)))
+        self._program = program.lower([tuple(shapes)] * self.calls).compile()
+
+    def take(self, sets) -> None:
+        self._rounds = [[operands] for operands in sets] if self._alone else [sets]
 
     def queue(self) -> None:
         self._out = None
@@ -112,18 +115,15 @@ class LayerSide:
         self._turn = (self._turn + 1) % len(self._rounds)
 
     def wait(self) -> None:
-        jax.block_until_ready(self._out)
+        timing.wait_for(self._out)
 
     def once(self):
-        """The results for the first set."""
-        return self._one(*self._sets[0])
+        """The results for the first set, by the program that is timed."""
+        return self._program(self._rounds[0])[0]
 
 
 def _many(one, sets):
-    """A number made of each call's results: arrays that a program returns are copied,
-    and take it long to start where they are many."""
-    results = jax.lax.optimization_barrier([one(*operands) for operands in sets])
-    return jnp.stack([a[(0,) * a.ndim] for result in results for a in result])
+    return first_and_numbers([one(*operands) for operands in sets])
 
 
 def combinations(sets) -> list[tuple]:
@@ -137,77 +137,126 @@ def combinations(sets) -> list[tuple]:
     ]
 
 
-def operands(row, batch: int, dtype: str):
-    """Sets of x, w, bias and dy: more than a GPU's L2 between two uses."""
-    x, w, y = workloads.shapes(batch, row)
-    itemsize = jnp.dtype(dtype).itemsize
-    least = sum(math.prod(shape) for shape in (x, w, y)) * itemsize
-    count = int(np.clip(-(-3 * L2_BYTES // least), 2, MOST_SETS))
-    keys = iter(jax.random.split(jax.random.key(0), 4 * count))
-    scale = math.prod(w[:3]) ** -0.5
-    return [
-        (
-            jax.random.normal(next(keys), x, dtype),
-            scale * jax.random.normal(next(keys), w, dtype),
-            jax.random.normal(next(keys), y[-1:], dtype),
-            jax.random.normal(next(keys), y, dtype),
-        )
-        for _ in range(count)
+def shapes_of(case: Case) -> list[jax.ShapeDtypeStruct]:
+    """Of x, w, bias and dy."""
+    x, w, y = case.shape["x"], case.shape["w"], case.shape["y"]
+    return [jax.ShapeDtypeStruct(shape, case.dtype) for shape in (x, w, y[-1:], y)]
+
+
+def count_of(case: Case) -> int:
+    """Of sets of operands: more than a GPU's L2 between two uses of one."""
+    least = sum(math.prod(s.shape) * s.dtype.itemsize for s in shapes_of(case))
+    return int(np.clip(-(-3 * L2_BYTES // least), 2, MOST_SETS))
+
+
+def operands(case: Case, pool: Pool) -> list[tuple]:
+    """Sets of x, w, bias and dy."""
+    scales = (1, math.prod(case.shape["w"][:3]) ** -0.5, 1, 1)
+    arrays = [
+        pool.arrays("normal", case.dtype, s.shape, count_of(case), scale, shift)
+        for shift, (s, scale) in enumerate(zip(shapes_of(case), scales, strict=True))
     ]
+    return list(zip(*arrays, strict=True))
 
 
-def measure(
-    case: Case, activation: str, engine: str, torch: bool = False, copy: float = 0
-) -> dict:
-    """One row of the result; with the parts of ours where `copy` is the copy rate.
+class Prepared:
+    """A case whose programs are compiled: ours, stock's, and the parts of ours."""
+
+    def __init__(
+        self,
+        case: Case,
+        activation: str,
+        engine: str,
+        with_parts: bool,
+        pool: Pool,
+        stock: Executor,
+    ):
+        """`stock` compiles XLA's own program: it times algorithms meanwhile."""
+        self.case, self.activation, self._pool = case, activation, pool
+        shapes = shapes_of(case)
+        calls = len(combinations([shapes] * count_of(case)))
+        for shape in shapes:
+            pool.ready(case.dtype, shape.shape)
+
+        def side(name: str, one) -> LayerSide:
+            return LayerSide(name, one, shapes, calls)
+
+        def whole(name: str):
+            return partial(step, name, case.row, activation)
+
+        self._stock = stock.submit(side, "stock", whole("stock"))
+        self._ours = side(engine, whole(engine))
+        pieces = parts(engine, case.row, activation) if with_parts else {}
+        self.parts = [side(name, one) for name, one in pieces.items()]
+        x, w, bias, dy = shapes
+        results = (dy, x, w, bias)
+        self._differences = jax.jit(differences).lower(results, results).compile()
+
+    def differences(self, a, b) -> np.ndarray:
+        return np.array(self._differences(tuple(a), tuple(b)))
+
+    def sides(self, torch: bool) -> list:
+        """Ours, stock and PyTorch, with operands."""
+        sets = combinations(operands(self.case, self._pool))
+        sides = [self._ours, self._stock.result()]
+        for side in (*sides, *self.parts):
+            side.take(sets)
+        if torch:
+            row, activation = self.case.row, self.activation
+            sides.append(TorchLayerSide(row, activation, sets))
+        return sides
+
+
+def measure(prepared: Prepared, torch: bool = False, copy: float = 0) -> dict:
+    """One row of the result; the parts of ours beside the copy rate.
 
     Raises:
       SystemExit: the sides' results differ.
     """
-    name, row, batch, dtype = case.name, case.row, case.batch, case.dtype
-    sets = combinations(operands(row, batch, dtype))
-    sides: list = [
-        LayerSide(side, partial(step, side, row, activation), sets)
-        for side in (engine, "stock")
-    ]
-    if torch:
-        sides.append(TorchLayerSide(row, activation, sets))
-    first, *others = [side.once() for side in sides]
-    kinks = AT_KINKS[dtype] if activation in KINKED else 1
-    bound = TOLERANCE[dtype] * np.array([1, kinks, kinks, kinks])
-    for side, result in zip(sides[1:], others, strict=True):
-        found = np.array(list(map(difference, first, result)))
-        if not (found < bound).all():
-            raise SystemExit(
-                f"{name}, batch {batch}: y, dx, dw and db differ from {side.name}'s by "
-                f"{found}"
-            )
-    pieces = parts(engine, row, activation) if copy else {}
-    sides += [LayerSide(part, one, sets) for part, one in pieces.items()]
-    times = timing.microseconds(sides)
-    measured = {"ours" if s is sides[0] else s.name: times[s.name] for s in sides}
-    us = {side: timing.summary(them) for side, them in measured.items()}
-    found_us = {side: figures["median_us"] for side, figures in us.items()}
-    ours = found_us.pop("ours")
-    us_of = {part: found_us.pop(part) for part in pieces}
-    if us_of:
-        backward = ours - us_of["forward"]
-        rest = backward - us_of["dgrad"] - us_of["wgrad"]
-        read = math.prod(case.shape["y"]) * jnp.dtype(dtype).itemsize
+    case = prepared.case
+    sides = prepared.sides(torch)
+    check(prepared, sides)
+    times = timing.microseconds([*sides, *prepared.parts])
+    us: dict = {
+        "ours" if side is sides[0] else side.name: timing.summary(times[side.name])
+        for side in (*sides, *prepared.parts)
+    }
+    found = {name: figures["median_us"] for name, figures in us.items()}
+    ours = found["ours"]
+    peers = [found[side.name] for side in sides[1:]]
+    if prepared.parts:
+        backward = ours - found["forward"]
+        rest = backward - found["dgrad"] - found["wgrad"]
+        read = math.prod(case.shape["y"]) * jnp.dtype(case.dtype).itemsize
         us |= {
-            "forward_over_fprop": round(us_of["forward"] / us_of["fprop"], 3),
+            "forward_over_fprop": round(found["forward"] / found["fprop"], 3),
             "rest_of_backward": round(rest / backward, 3),
-            "bgrad_of_copy": round(read / us_of["bgrad"] * 1e6 / copy, 3),
+            "bgrad_of_copy": round(read / found["bgrad"] * 1e6 / copy, 3),
         }
     return {
-        "name": name,
-        "row": row,
-        "batch": batch,
-        "dtype": dtype,
+        "name": case.name,
+        "row": case.row,
+        "batch": case.batch,
+        "dtype": case.dtype,
         **us,
-        "over_stock": round(found_us["stock"] / ours, 3),
-        "over_best": round(min(found_us.values()) / ours, 3),
+        "over_stock": round(found["stock"] / ours, 3),
+        "over_best": round(min(peers) / ours, 3),
     }
+
+
+def check(prepared: Prepared, sides: list) -> None:
+    """Raises SystemExit where a side's results are not those of ours."""
+    case = prepared.case
+    first, *others = [side.once() for side in sides]
+    kinks = AT_KINKS[case.dtype] if prepared.activation in KINKED else 1
+    bound = TOLERANCE[case.dtype] * np.array([1, kinks, kinks, kinks])
+    for side, result in zip(sides[1:], others, strict=True):
+        found = prepared.differences(first, result)
+        if not (found < bound).all():
+            raise SystemExit(
+                f"{case.name}, batch {case.batch}: y, dx, dw and db differ from "
+                f"{side.name}'s by {found}"
+            )
 
 
 @jax.jit
@@ -215,6 +264,11 @@ def difference(a, b):
     """Relative, in norm."""
     a, b = a.astype("float32"), b.astype("float32")
     return jnp.linalg.norm((a - b).ravel()) / jnp.linalg.norm(b.ravel())
+
+
+def differences(a, b) -> list:
+    """Of each array of `a` from that of `b`."""
+    return list(map(difference, a, b))
 
 
 def mean(rows, ratio: str = "over_stock") -> float:
@@ -287,12 +341,20 @@ def main(arguments=None) -> None:
     names = options.rows.split(",") if options.rows else None
     todo = cases(options.table, ["fprop"], batches, [dtype], names)
     copy = ceilings.copy_rate() if options.parts else 0
+    pool = Pool(todo)
     start = time.monotonic()
     with Progress(console=console, transient=True) as progress:
-        for case in progress.track(todo, description="timing"):
-            if time.monotonic() - start > options.limit:
-                break
-            found.append(measure(case, options.activation, options.engine, torch, copy))
+
+        def prepare(case: Case, stock: Executor) -> Prepared:
+            which = options.activation, options.engine, options.parts
+            return Prepared(case, *which, pool, stock)
+
+        ready = compiled(prepare, todo, progress)
+        task = progress.add_task("timing", total=len(todo))
+        # Let go of one by one, as each holds operands.
+        while ready and time.monotonic() - start <= options.limit:
+            found.append(measure(ready.pop(0), torch, copy))
+            progress.advance(task)
     environment = record.environment()
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
     for batch in batches:

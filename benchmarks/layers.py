@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import statistics
 import time
+from concurrent.futures import Executor
 from pathlib import Path
 
 import jax
@@ -25,16 +26,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 import jax_convbatch as jcb
-from benchmarks import record, report, timing, torch_side
+from benchmarks import record, report, torch_side
 from benchmarks.cases import DTYPES, OPS, Case, Pool, cases, names
 from benchmarks.ceilings import Ceilings, product_rate
 from benchmarks.check import Check
-from benchmarks.jax_side import JaxSide, operation
+from benchmarks.jax_side import JaxSide, compiled, operation
 from benchmarks.torch_side import TorchSide
 from benchmarks.workloads import TABLES
-from jax_convbatch import plan
+from jax_convbatch import choices, plan, timing
 
 PEERS = ("xla", "torch")
+ENGINES = (*plan.ALGORITHMS, "rule")  # what "auto" is without a table
 
 
 def handler_times() -> dict[str, float]:
@@ -49,7 +51,8 @@ def handler_times() -> dict[str, float]:
 def chosen(engine: str, case: Case) -> dict:
     """What `explain` says of our side."""
     operands = [jax.ShapeDtypeStruct(s, case.dtype) for s in case.operands]
-    (row,) = jcb.explain(operation(engine, case), *operands)
+    with choices.left_out(engine == "rule"):
+        (row,) = jcb.explain(operation(engine, case), *operands)
     return {
         "engine": row.engine,
         "source": row.source,
@@ -58,27 +61,67 @@ def chosen(engine: str, case: Case) -> dict:
     }
 
 
+class Prepared:
+    """A case whose programs are compiled, and what must come out of them."""
+
+    def __init__(self, case: Case, engines, peers, pool: Pool, stock: Executor):
+        """`stock` compiles `jax.lax`'s program: XLA times algorithms meanwhile."""
+        self.case, self.pool = case, pool
+        self.peer = stock.submit(JaxSide, "xla", case) if "xla" in peers else None
+        self.torch = "torch" in peers
+        self.figures: dict[str, dict] = {}
+        self.ours = []
+        for engine in engines:
+            try:
+                self.figures[engine] = chosen(engine, case)
+            except ValueError as error:  # asked for by name, and it cannot
+                self.figures[engine] = {"refused": str(error)}
+                continue
+            self.ours.append(JaxSide(engine, case))
+        for shape in case.operands:
+            pool.ready(case.dtype, shape)
+        self.check = Check(case, pool)
+
+    def sides(self) -> list:
+        """All of them, with operands, checked.
+
+        Raises:
+          WrongResult: a side's result is not the convolution.
+        """
+        case = self.case
+        pairs = case.pairs(jax.default_backend())
+        counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
+        operands = [
+            self.pool.arrays("normal", case.dtype, shape, count)
+            for shape, count in zip(case.operands, counts, strict=True)
+        ]
+        sides: list = [*self.ours, *([self.peer.result()] if self.peer else [])]
+        for side in sides:
+            side.take(*operands)
+        if self.torch:
+            sides.append(TorchSide(case, *operands))
+        whole = self.check.operands
+        for side in sides:
+            self.check(side.name, side.once(*whole), exact=side in self.ours)
+        return sides
+
+
 def measure(
-    case: Case,
-    engines,
-    peers,
-    pool: Pool,
-    ceilings: Ceilings,
-    seconds: float = 0.012,
-    repeats: int = 5,
+    prepared: Prepared, ceilings: Ceilings, seconds: float = 0.012, repeats: int = 5
 ) -> dict:
     """One row of the result: every side checked, then timed.
 
     Raises:
       WrongResult: a side's result is not the convolution.
     """
-    check = Check(case, pool)
-    pairs = case.pairs(jax.default_backend())
-    counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
-    operands = [
-        pool.arrays("normal", case.dtype, shape, count)
-        for shape, count in zip(case.operands, counts, strict=True)
-    ]
+    case = prepared.case
+    sides = prepared.sides()
+    product = ceilings.product(case)
+    before = handler_times()
+    times = timing.microseconds(
+        [*sides, product] if product else sides, seconds, repeats
+    )
+    spent = {key: value - before[key] for key, value in handler_times().items()}
     result: dict = {
         "name": case.name,
         "row": case.row,
@@ -87,31 +130,9 @@ def measure(
         "precision": case.precision,
         "op": case.op,
         "roof_us": round(ceilings.roof_us(case), 3),
-        "sides": {},
+        "sides": prepared.figures,
     }
-    sides: list = []
-    for engine in engines:
-        try:
-            result["sides"][engine] = chosen(engine, case)
-        except ValueError as error:  # asked for by name, and it cannot
-            result["sides"][engine] = {"refused": str(error)}
-            continue
-        sides.append(JaxSide(engine, case, *operands))
-    ours = {side.name for side in sides}
-    if "xla" in peers:
-        sides.append(JaxSide("xla", case, *operands))
-    if "torch" in peers:
-        sides.append(TorchSide(case, *operands))
-    for side in sides:
-        check(side.name, side.once(*check.operands), exact=side.name in ours)
-
-    product = ceilings.product(case)
-    before = handler_times()
-    times = timing.microseconds(
-        [*sides, product] if product else sides, seconds, repeats
-    )
-    spent = {key: value - before[key] for key, value in handler_times().items()}
-    if spent["handlers"] > 0 and len(ours) == 1:
+    if spent["handlers"] > 0 and len(prepared.ours) == 1:
         result["blas_share"] = round(spent["products"] / spent["handlers"], 3)
     if product:
         rate = product_rate(statistics.median(times[product.name]))
@@ -145,7 +166,7 @@ def options_of(arguments) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", type=names([*DTYPES, *DTYPES.values()]))
     parser.add_argument("--op", type=names(OPS), default=list(OPS))
-    parser.add_argument("--engine", type=names(plan.ALGORITHMS), default=["auto"])
+    parser.add_argument("--engine", type=names(ENGINES), default=["auto"])
     parser.add_argument(
         "--precision", default="default", choices=("default", "high", "highest")
     )
@@ -180,25 +201,24 @@ def main(arguments=None) -> None:
     if any(case.dtype == "float64" for case in todo):
         jax.config.update("jax_enable_x64", True)
     pool, rows = Pool(todo), []
+    compiling = 0.0
     progress = Progress(console=console, transient=True)
     ceilings = Ceilings()
     with progress, contextlib.suppress(KeyboardInterrupt):  # keeps what there is
+
+        def prepare(case: Case, stock: Executor) -> Prepared:
+            return Prepared(case, options.engine, peers, pool, stock)
+
+        ready = compiled(prepare, todo, progress)
+        compiling = time.perf_counter() - start
         task = progress.add_task("timing", total=len(todo))
-        for case in todo:
+        while ready:  # and let go of, one by one: each holds operands
+            each = ready.pop(0)
+            case = each.case
             progress.update(
                 task, description=f"{case.batch} {case.dtype} {case.op} {case.name}"
             )
-            rows.append(
-                measure(
-                    case,
-                    options.engine,
-                    peers,
-                    pool,
-                    ceilings,
-                    options.seconds,
-                    options.repeats,
-                )
-            )
+            rows.append(measure(each, ceilings, options.seconds, options.repeats))
             progress.advance(task)
     if len(rows) < len(todo):
         console.print(f"interrupted: {len(rows)} of {len(todo)} rows")
@@ -207,6 +227,7 @@ def main(arguments=None) -> None:
         "table": options.table,
         "ceilings": ceilings.record(),
         "seconds_taken": round(time.perf_counter() - start, 1),
+        "seconds_compiling": round(compiling, 1),
         "rows": rows,
     }
     report.show(console, result)

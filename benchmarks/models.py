@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +30,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_convbatch.flax.linen as jcb_linen
-from benchmarks import record, timing
+from benchmarks import record
+from benchmarks.jax_side import compiled
 from examples.networks import MnistCnn, ResNet
-from jax_convbatch import plan
+from jax_convbatch import plan, timing
 
 CHECKED_STEPS = 3
 
@@ -54,42 +55,72 @@ MODELS = {
 }
 
 
-class Steps:
-    """Steps of a network as a side of a measurement."""
+class State(NamedTuple):
+    """What the steps of a model start from, one for all sides and batches."""
 
-    calls = 1
+    variables: dict
+    moments: tuple
 
-    def __init__(self, name: str, model: Model, conv, batch: int, mode: str):
-        self.name = name
-        network = model.make(
-            conv=conv,
-            dtype=jnp.dtype(model.dtype),
-            train=mode == "train",
-            **model.options,
+    @classmethod
+    def of(cls, model: Model) -> State:
+        network = _network(model, nn.Conv, "train")
+        keys = jax.random.split(jax.random.key(0, impl="rbg"), 2)
+        x = jnp.ones((1, *model.image), model.dtype)
+        variables = jax.jit(network.init)(keys[0], x)
+        moments = jax.jit(_optimizer(model).init)(variables["params"])
+        return cls(variables, moments)
+
+
+def _network(model: Model, conv, mode: str):
+    dtype = jnp.dtype(model.dtype)
+    return model.make(conv=conv, dtype=dtype, train=mode == "train", **model.options)
+
+
+def _optimizer(model: Model):
+    return optax.sgd(0.01 if model.make is ResNet else 0.1, momentum=0.9)
+
+
+class Steps(timing.Side):
+    """Steps of a network as a side of a measurement, compiled; `start` comes next."""
+
+    def __init__(
+        self, name: str, model: Model, conv, batch: int, mode: str, state: State
+    ):
+        self.name, self._model, self._batch = name, model, batch
+        self._state, self._out = None, None
+        network = _network(model, conv, mode)
+        x = jax.ShapeDtypeStruct((batch, *model.image), model.dtype)
+        self._trains = mode == "train"
+        if self._trains:
+            step = jax.jit(
+                partial(_train, network, _optimizer(model)), donate_argnums=0
+            )
+            labels = jax.ShapeDtypeStruct((batch,), "int32")
+            self._step = step.lower(state, x, labels).compile()
+        else:
+            self._step = jax.jit(network.apply).lower(state.variables, x).compile()
+
+    def start(self, state: State) -> None:
+        keys = jax.random.split(jax.random.key(0, impl="rbg"))
+        shape = (self._batch, *self._model.image)
+        self._x = jax.random.normal(keys[0], shape, self._model.dtype)
+        self._labels = jax.random.randint(
+            keys[1], (self._batch,), 0, self._model.classes, "int32"
         )
-        keys = jax.random.split(jax.random.key(0, impl="rbg"), 3)
-        self._x = jax.random.normal(keys[0], (batch, *model.image), model.dtype)
-        self._labels = jax.random.randint(keys[1], (batch,), 0, model.classes)
-        self._state = jax.jit(network.init)(keys[2], self._x)
-        self._out = None
-        if mode == "infer":
-            self._step = jax.jit(network.apply).lower(self._state, self._x).compile()
-            return
-        optimizer = optax.sgd(0.01 if model.make is ResNet else 0.1, momentum=0.9)
-        state = (self._state, jax.jit(optimizer.init)(self._state["params"]))
-        self._state = state
-        step = jax.jit(partial(_train, network, optimizer), donate_argnums=0)
-        self._step = step.lower(state, self._x, self._labels).compile()
+        self._state = _copied(state) if self._trains else state.variables
+
+    def release(self) -> None:
+        self._state = self._out = self._x = None
 
     def queue(self) -> None:
-        if not isinstance(self._state, tuple):
+        if not self._trains:
             self._out = None
             self._out = self._step(self._state, self._x)
             return
         self._state, self._out = self._step(self._state, self._x, self._labels)
 
     def wait(self) -> None:
-        jax.block_until_ready((self._state, self._out))
+        timing.wait_for((self._state, self._out))
 
     def first(self) -> np.ndarray:
         """The logits, or the losses of the first steps."""
@@ -105,7 +136,13 @@ class Steps:
         return getattr(analysis, "temp_size_in_bytes", None)
 
 
-def _train(network, optimizer, state, x, labels):
+@jax.jit
+def _copied(state):
+    """As a step overwrites its state."""
+    return jax.tree.map(jnp.copy, state)
+
+
+def _train(network, optimizer, state: State, x, labels):
     variables, moments = state
     params = variables["params"]
     rest = {k: v for k, v in variables.items() if k != "params"}
@@ -120,18 +157,28 @@ def _train(network, optimizer, state, x, labels):
     (loss, updated), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
     updates, moments = optimizer.update(grads, moments)
     params = optax.apply_updates(params, updates)
-    return ({"params": params, **updated}, moments), loss
+    return State({"params": params, **updated}, moments), loss
 
 
-def measure(name: str, mode: str, batch: int, engine: str) -> dict:
+def prepare(case, states: dict[str, State], stock: Executor) -> list[Steps]:
+    """Both sides of a (model, mode, batch, engine), compiled."""
+    name, mode, batch, engine = case
+    model, state = MODELS[name], states[name]
+    conv = partial(jcb_linen.Conv, algorithm=engine)
+    theirs = stock.submit(Steps, "stock", model, nn.Conv, batch, mode, state)
+    return [Steps("ours", model, conv, batch, mode, state), theirs.result()]
+
+
+def measure(case, sides: list[Steps], state: State) -> dict:
+    """One row of the result.
+
+    Raises:
+      SystemExit: the sides' losses or logits differ.
+    """
+    name, mode, batch, engine = case
     model = MODELS[name]
-    ours = partial(jcb_linen.Conv, algorithm=engine)
-    with ThreadPoolExecutor() as pool:  # they compile at once
-        made = [
-            pool.submit(Steps, side, model, conv, batch, mode)
-            for side, conv in (("ours", ours), ("stock", nn.Conv))
-        ]
-    sides = [side.result() for side in made]
+    for side in sides:
+        side.start(state)
     outputs = [side.first() for side in sides]
     # bf16 rounds at different places in both; three steps apart at the most.
     tolerance = 0.05 if model.dtype == "bfloat16" else 2e-3
@@ -144,6 +191,7 @@ def measure(name: str, mode: str, batch: int, engine: str) -> dict:
     for side in sides:
         figures = timing.summary(times[side.name])
         result[side.name] = figures | {"temporary_bytes": side.memory()}
+        side.release()
     ours_us, stock_us = (result[s.name]["median_us"] for s in sides)
     result["images_per_s"] = round(batch / ours_us * 1e6)
     result["over_stock"] = round(stock_us / ours_us, 3)
@@ -208,8 +256,11 @@ def main(arguments=None) -> None:
     rows = []
     progress = Progress(console=console, transient=True)
     with progress, contextlib.suppress(KeyboardInterrupt):
-        for case in progress.track(todo, description="timing"):
-            rows.append(measure(*case))
+        states = {name: State.of(MODELS[name]) for name in names}
+        ready = compiled(partial(prepare, states=states), todo, progress)
+        todo = list(zip(todo, ready, strict=True))
+        for case, sides in progress.track(todo, description="timing"):
+            rows.append(measure(case, sides, states[case[0]]))
     stem = options.out or record.RESULTS / f"models-{record.slug(environment)}"
     path = record.save({"environment": environment, "rows": rows}, stem)
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))

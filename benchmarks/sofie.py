@@ -25,10 +25,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_convbatch as jcb
-from benchmarks import record, report, timing
+from benchmarks import record, report
 from benchmarks.cases import Case, Pool
 from benchmarks.check import Check
-from benchmarks.jax_side import JaxSide, first_and_numbers
+from benchmarks.jax_side import JaxSide
 from benchmarks.workloads import (
     SOFIE_BATCHES,
     SOFIE_LAYERS,
@@ -38,7 +38,8 @@ from benchmarks.workloads import (
     arguments,
     shapes,
 )
-from jax_convbatch import plan
+from jax_convbatch import plan, timing
+from jax_convbatch.calls import first_and_numbers
 
 OURS = ("per_sample", "im2col_gemm", "auto")
 STACKS = 16  # in a program, on a GPU
@@ -50,7 +51,7 @@ def stack(engine: str, row, x, filters):
     return x
 
 
-class Stacks:
+class Stacks(timing.Side):
     """Stacks of layers as a side of a measurement."""
 
     def __init__(self, engine: str, row, xs, filters):
@@ -69,7 +70,7 @@ class Stacks:
         self._out = self._call(*self._arguments)
 
     def wait(self) -> None:
-        jax.block_until_ready(self._out)
+        timing.wait_for(self._out)
 
     def first(self) -> jax.Array:
         return self._call(*self._arguments)[0]
@@ -81,10 +82,8 @@ def check(batch: int, row, engines) -> None:
     right = Check(case, Pool([case]))
     first, second = right.operands
     for engine in engines:
-        pairs = case.pairs(jax.default_backend())
-        counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
-        side = JaxSide(engine, case, [first] * counts[0], [second] * counts[1])
-        right(engine, side.once(first, second), exact=engine != "xla")
+        result = JaxSide(engine, case).once(first, second)
+        right(engine, result, exact=engine != "xla")
 
 
 def measure(name: str, batch: int, row, per: int, engines) -> dict:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import jax
 
-from benchmarks.torch_side import FROM_HWIO, FROM_NHWC, TO_HWIO, TO_NHWC
+from benchmarks.torch_side import FROM_HWIO, FROM_NHWC, TO_HWIO, TO_NHWC, lead
+from jax_convbatch.timing import Side
 
 
 def activations() -> dict:
@@ -25,7 +26,7 @@ def activations() -> dict:
     }
 
 
-class TorchLayerSide:
+class TorchLayerSide(Side):
     """A side of a measurement: a call for each (x, w, bias, dy) of `sets`."""
 
     name = "torch"
@@ -52,6 +53,9 @@ class TorchLayerSide:
 
     def wait(self) -> None:
         self._torch.cuda.synchronize()
+
+    def lead(self):
+        return lead()
 
     def once(self) -> tuple:
         """(y, dx, dw, db) for the first set, by the graph that is timed."""

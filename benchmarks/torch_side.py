@@ -6,11 +6,13 @@ nothing of PyTorch's own is in the time. Arrays are JAX's, by DLPack.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import jax
 
 from benchmarks.cases import Case
+from jax_convbatch.timing import Side
 
 # Where an axis of PyTorch's order lies in ours: NCHW in NHWC, OIHW in HWIO.
 FROM_NHWC, FROM_HWIO = (0, 3, 1, 2), (3, 2, 0, 1)
@@ -28,7 +30,34 @@ def problem(platform: str) -> str | None:
     return None
 
 
-class TorchSide:
+def lead():
+    """As `timing.Side.lead`, on PyTorch's stream."""
+    import torch
+
+    a, b = _copied()
+    for _ in range(8):
+        torch.neg(a, out=b)
+    end = torch.cuda.Event()
+    end.record()
+
+    def ended() -> bool:
+        late = end.query()
+        while not end.query():
+            pass
+        return late
+
+    return ended
+
+
+@functools.cache
+def _copied():
+    import torch
+
+    a = torch.ones(64 << 20, device="cuda")
+    return a, torch.empty_like(a)
+
+
+class TorchSide(Side):
     """Times `case` with the given sets of operands (JAX arrays)."""
 
     def __init__(self, case: Case, first, second):
@@ -69,6 +98,9 @@ class TorchSide:
     def wait(self) -> None:
         if self._gpu:
             self._torch.cuda.synchronize()
+
+    def lead(self):
+        return lead() if self._gpu else None
 
     def once(self, first, second) -> jax.Array:
         """The result for these operands."""

@@ -21,9 +21,10 @@ from rich.progress import track
 from rich.table import Table
 
 import jax_convbatch as jc
-from benchmarks import record, timing
+from benchmarks import record
 from benchmarks.cases import DTYPES, names
 from benchmarks.layer import TOLERANCE, difference
+from jax_convbatch import timing
 
 # (H, W, C, K, R, S, stride) of x and w: upsampling of a decoder, of a generator
 # (Radford et al., arXiv:1511.06434), of a U-Net (arXiv:1505.04597).
@@ -38,7 +39,7 @@ WHAT = ("value", "gradients")
 CALLS = 8
 
 
-class TransposedSide:
+class TransposedSide(timing.Side):
     """A side of a measurement: a program of one call for each of `sets`."""
 
     def __init__(self, name: str, what: str, stride: int, sets):
@@ -53,7 +54,7 @@ class TransposedSide:
         self.out = self._program(self._sets)
 
     def wait(self) -> None:
-        jax.block_until_ready(self.out)
+        timing.wait_for(self.out)
 
 
 def measure(name: str, batch: int, dtype: str, what: str) -> dict:

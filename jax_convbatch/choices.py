@@ -16,6 +16,7 @@ the key and the device: nothing is measured while a program is compiled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -23,6 +24,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,9 @@ from jax_convbatch.geometry import ConvGeometry
 FORMAT = 1
 TABLES = Path(__file__).parent / "tables"
 PRECISIONS = ("default", "high", "highest")
+
+
+_left_out: ContextVar[bool] = ContextVar("left_out", default=False)
 
 
 class Choice(NamedTuple):
@@ -72,12 +77,24 @@ def measured(
     op: str, g: ConvGeometry, dtype: str, out_dtype: str, precision: int, platform: str
 ) -> Iterator[Choice]:
     """What was measured for a convolution, the user's own first."""
+    if _left_out.get():
+        return
     wanted = key(op, g, dtype, out_dtype, precision)
     device = targets.device_name(platform)
     for source, choices in (("tuned", _tuned(device)), ("table", _table(device))):
         entry = choices.get(wanted)
         if entry:
             yield Choice(entry["engine"], entry["configs"].get(str(g.N), ""), source)
+
+
+@contextlib.contextmanager
+def left_out(really: bool = True) -> Iterator[None]:
+    """Within it plans follow the rule alone, to measure that."""
+    token = _left_out.set(really)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
 
 
 def tuned_file(device: str) -> Path:

@@ -6,24 +6,24 @@ import contextlib
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import choices, fused, plan, primitives, targets
+from jax_convbatch import choices, fused, plan, primitives, targets, timing
+from jax_convbatch.calls import Calls, pairs_of
 from jax_convbatch.explain import traced
 from jax_convbatch.primitives import ConvParams
 
-SETS = 4  # of operands, so that calls of one program differ
 MARGIN = 0.98  # of the default's time: what is not faster than that is noise
-_PROGRAM_BYTES = 1 << 30  # of results alive in one program
+MOST_CALLS = 32  # of one program: more take longer to compile
+FAR = 1.4  # times the fastest: what is not worth a second look
+SECOND_LOOK = 2  # candidates that are timed again beside the rule's choice
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,11 @@ def tune(fn, *args, **kwargs) -> Tuned:
     """
     platform = targets.default_platform()
     problems = list(dict.fromkeys(problems_of(fn, *args, **kwargs)))
-    problems = [p for p in problems if p.candidates(platform)]
-    times = {problem: measure(problem, platform) for problem in problems}
+    ways = {p: p.candidates(platform) for p in problems}
+    problems = [p for p in problems if ways[p]]
+    with ThreadPoolExecutor() as threads:
+        ready = {p: Candidates(p, ways[p], platform, threads) for p in problems}
+    times = {p: measure(made, made.random()) for p, made in ready.items()}
     found = fastest(times)
     rows = Tuned(_row(p, found[p.key], times[p]) for p in problems)
     if rows:
@@ -160,19 +163,43 @@ def problems_of(fn, *args, **kwargs) -> Iterator[Problem]:
             )
 
 
-Times = dict[tuple[str, str], float]
+class Time(NamedTuple):
+    """Microseconds of one call, of several timings."""
+
+    least: float
+    median: float
+    most: float
+
+    @classmethod
+    def of(cls, times: Iterable[float]) -> Time:
+        ordered = sorted(times)
+        return cls(ordered[0], statistics.median(ordered), ordered[-1])
+
+    def __add__(self, other) -> Time:
+        return Time(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def beats(self, other: Time) -> bool:
+        """Whether this is faster by more than either varies, and than noise."""
+        return self.most < other.least and self.median < MARGIN * other.median
+
+
+Times = dict[tuple[str, str], Time]
 
 
 def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
-    """Entries for `choices.keep`: one engine a key, a configuration a batch size."""
+    """Entries for `choices.keep`: one engine a key, a configuration a batch size.
+
+    Configurations that are the rule's are not named: a better rule then counts.
+    """
     by_key: dict[str, list[Problem]] = {}
     for problem in times:
         by_key.setdefault(problem.key, []).append(problem)
     found = {}
     for key, problems in by_key.items():
+        nothing = Time(0, 0, 0)
         engine = _least(
             {
-                engine: sum(_best(times[p], engine)[1] for p in problems)
+                engine: sum((_best(times[p], engine)[1] for p in problems), nothing)
                 for engine in dict.fromkeys(e for p in problems for e, _ in times[p])
             }
         )
@@ -186,120 +213,131 @@ def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
     return found
 
 
-def _best(times: Times, engine: str) -> tuple[str, float]:
-    """Configuration and time of an engine; infinite where it does not run."""
+def _best(times: Times, engine: str) -> tuple[str, Time]:
+    """Configuration ("" for the rule's) and time; infinite where it does not run."""
     own = {config: t for (name, config), t in times.items() if name == engine}
     if not own:
-        return "", math.inf
+        return "", Time(math.inf, math.inf, math.inf)
     config = _least(own)
-    return config, own[config]
+    return "" if config == next(iter(own)) else config, own[config]
 
 
-def _least(times: dict[str, float]) -> str:
+def _least(times: dict[str, Time]) -> str:
     """The first, unless another is faster by more than noise."""
     first = next(iter(times))
-    best = min(times, key=lambda name: times[name])
-    return best if times[best] < MARGIN * times[first] else first
+    best = min(times, key=lambda name: times[name].median)
+    return best if times[best].beats(times[first]) else first
 
 
 def _row(problem: Problem, entry: dict, times: Times) -> Row:
-    p = problem.params
-    config = entry["configs"].get(str(p.geometry.N), "")
+    p, engine = problem.params, entry["engine"]
+    config = entry["configs"].get(str(p.geometry.N))
+    config = config or next(c for name, c in times if name == engine)
     return Row(
         problem.op,
         p.geometry.describe(p.dimension_numbers),
         problem.dtype,
-        entry["engine"],
+        engine,
         config,
-        times[entry["engine"], config],
-        next(iter(times.values())),
+        times[engine, config].median,
+        next(iter(times.values())).median,
     )
 
 
-class Programs:
-    """A problem's candidates, compiled at once: one program of many calls each."""
+class Candidates:
+    """Some ways to run a problem, the rule's first, which `threads` compile at once.
 
-    def __init__(self, problem: Problem, platform: str):
-        self.op, self.params = primitives.OPS[problem.op], problem.params
-        self.dtype = problem.dtype
-        result = math.prod(self.params.shape(self.op.result))
+    Attributes:
+      problem: which.
+      shapes: of the two operands.
+      counts: of sets of each.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        ways: Sequence[tuple[str, str]],
+        platform: str,
+        threads: Executor,
+    ):
+        self.problem = problem
+        op, params = primitives.OPS[problem.op], problem.params
+        self.shapes = [
+            jax.ShapeDtypeStruct(params.shape(role), problem.dtype)
+            for role in op.operands
+        ]
+        result = math.prod(params.shape(op.result))
         result *= np.dtype(problem.out_dtype).itemsize
-        # As many calls as make a program that is long beside its start. On the CPU
-        # one: XLA would run them side by side.
-        calls = int(np.clip(_PROGRAM_BYTES // max(result, 1), SETS, SETS * SETS))
-        pairs = [(k % SETS, (k + k // SETS) % SETS) for k in range(calls)]
-        self.pairs = pairs[:1] if platform == "cpu" else pairs
-        shapes = [
-            [jax.ShapeDtypeStruct(self.params.shape(role), self.dtype)] * SETS
-            for role in self.op.operands
-        ]
+        least = sum(math.prod(s.shape) * s.dtype.itemsize for s in self.shapes)
+        pairs = pairs_of(least + result, result, platform, MOST_CALLS)
+        self.counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
 
-        def compiled(candidate: tuple[str, str]):
-            engine, config = candidate
-            forced = dataclasses.replace(self.params, algorithm=engine, config=config)
+        def compiled(way: tuple[str, str]) -> Calls:
+            engine, config = way
+            forced = dataclasses.replace(params, algorithm=engine, config=config)
             one = partial(
-                primitives.bind,
-                self.op.name,
-                params=forced,
-                out_dtype=problem.out_dtype,
+                primitives.bind, problem.op, params=forced, out_dtype=problem.out_dtype
             )
-            program = jax.jit(partial(_many, one, self.pairs))
-            return program.lower(*shapes).compile()
+            return Calls(" ".join(way).strip(), one, pairs, self.shapes)
 
-        candidates = problem.candidates(platform)
-        with ThreadPoolExecutor() as pool:
-            compiling = pool.map(compiled, candidates)
-            self.of = dict(zip(candidates, compiling, strict=True))
+        self._made = {way: threads.submit(compiled, way) for way in ways}
 
-    def operands(self) -> list[list[jax.Array]]:
-        keys = jax.random.split(jax.random.key(0, impl="rbg"), SETS)
+    def random(self) -> list[list[jax.Array]]:
+        """Sets of operands."""
+        keys = iter(jax.random.split(jax.random.key(0, impl="rbg"), sum(self.counts)))
         return [
-            [_normal(key, self.params.shape(role), self.dtype) for key in keys]
-            for role in self.op.operands
+            [_normal(next(keys), s.shape, s.dtype) for _ in range(count)]
+            for s, count in zip(self.shapes, self.counts, strict=True)
         ]
+
+    def sides(self) -> dict[tuple[str, str], Calls]:
+        """Every candidate, the rule's first, when all are compiled."""
+        return {candidate: made.result() for candidate, made in self._made.items()}
 
 
 def measure(
-    problem: Problem, platform: str, seconds: float = 0.01, repeats: int = 5
+    candidates: Candidates, operands, seconds: float = 0.01, repeats: int = 5
 ) -> Times:
-    """Microseconds of one call of every candidate, the rule's first."""
-    return timed(Programs(problem, platform), seconds, repeats)
+    """Times of the rule's choice, and of every candidate that is not far from it.
+
+    All are timed shortly; those that are not far from the fastest, in turns; and what
+    then looks faster than the rule's choice once more, beside it.
+    """
+    sides = candidates.sides()
+    for side in sides.values():
+        side.take(*operands)
+    roughly = {c: _roughly(side) for c, side in sides.items()}
+    first, least = next(iter(sides)), min(roughly.values())
+    near = [c for c in sides if c == first or roughly[c] < FAR * least]
+    found: dict[tuple[str, str], list[float]] = {c: [] for c in near}
+
+    def look(some: list) -> None:
+        for _ in range(repeats):
+            for c in some:
+                rounds = max(1, round(seconds / roughly[c]))
+                taken = timing.elapsed(sides[c], rounds)
+                found[c].append(taken / rounds / sides[c].calls * 1e6)
+
+    def median(candidate) -> float:
+        return statistics.median(found[candidate])
+
+    look(near)
+    better = sorted((c for c in near if median(c) < MARGIN * median(first)), key=median)
+    if better:
+        look([first, *better[:SECOND_LOOK]])
+    for side in sides.values():
+        side.release()
+    return {c: Time.of(times) for c, times in found.items()}
 
 
-def timed(programs: Programs, seconds: float, repeats: int) -> Times:
-    """The same of programs that are compiled."""
-    operands = programs.operands()
-    counts = {}
-    for candidate, program in programs.of.items():
-        _elapsed(program, operands, 1)
-        once = _elapsed(program, operands, 2) / 2
-        counts[candidate] = max(1, round(seconds / max(once, 1e-6)))
-    times: dict[tuple[str, str], list[float]] = {c: [] for c in programs.of}
-    for _ in range(repeats):  # in turns: a GPU's clock moves
-        for candidate, program in programs.of.items():
-            count = counts[candidate]
-            taken = _elapsed(program, operands, count)
-            times[candidate].append(taken / count / len(programs.pairs) * 1e6)
-    return {candidate: statistics.median(each) for candidate, each in times.items()}
-
-
-def _many(one, pairs, first, second):
-    results = [one(first[i], second[j]) for i, j in pairs]
-    results = jax.lax.optimization_barrier(results)
-    corners = [jax.lax.slice(y, (0,) * y.ndim, (1,) * y.ndim) for y in results]
-    return jnp.stack(corners)
-
-
-def _elapsed(program, operands, count: int) -> float:
-    start = time.perf_counter()
-    out = None
-    for _ in range(count):
-        # Dropped first: the next results then lie where these did, and a CUDA
-        # graph need not be updated, which takes longer than small convolutions.
-        out = None
-        out = program(*operands)
-    jax.block_until_ready(out)
-    return time.perf_counter() - start
+def _roughly(side: Calls) -> float:
+    """Seconds of a round, with a part of its start."""
+    for _ in range(2):  # in which it is captured
+        side.queue()
+    side.wait()
+    once = timing.plainly(side, 1)
+    rounds = 1 + int(1e-3 / once)
+    return min(timing.plainly(side, rounds) for _ in range(2)) / rounds
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -2,8 +2,10 @@
 time what it says, and write what it measured.
 """
 
+import importlib
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -26,12 +28,13 @@ from benchmarks import (
     record,
     report,
     sofie,
-    timing,
     transposed,
     workloads,
 )
-from jax_convbatch import choices, targets
+from jax_convbatch import calls, choices, targets, timing
 
+# The module: in the package its name is the function's.
+tune = importlib.import_module("jax_convbatch.tune")
 TINY = cases.cases("tiny", cases.OPS)
 
 
@@ -57,8 +60,10 @@ def test_a_stage_that_gives_wrong_results_is_never_timed(pool, monkeypatch):
     case = TINY[0]
     monkeypatch.setattr(jax_side.JaxSide, "once", lambda *_: jnp.zeros(case.result))
     monkeypatch.setattr(timing, "microseconds", lambda *_: pytest.fail("timed"))
+    with ThreadPoolExecutor(1) as stock:
+        prepared = layers.Prepared(case, ["auto"], [], pool, stock)
     with pytest.raises(check.WrongResult, match="auto"):
-        layers.measure(case, ["auto"], [], pool, Roof())
+        layers.measure(prepared, Roof())
 
 
 class Roof:
@@ -94,22 +99,27 @@ def test_a_program_holds_as_many_convolutions_as_are_counted(pool, monkeypatch):
     count = len(case.pairs("gpu"))
     operands = [pool.arrays("normal", "float32", s, 8) for s in case.operands]
     for engine in ("im2col_gemm", "xla"):
-        side = jax_side.JaxSide(engine, case, *operands)
+        side = jax_side.JaxSide(engine, case)
         assert side.calls == count
         first, second = operands[0][0], operands[1][0]
         want = jax_side.operation("xla", case)(first, second)
         np.testing.assert_allclose(side.once(first, second), want, 1e-5, 1e-4)
-    merged = [[a[0]] * 8 for a in operands]
-    program = partial(jax_side._many, lambda x, w: merged[0][0])
-    monkeypatch.setattr(jax_side, "_many", lambda one, *rest: program(*rest))
+    program = partial(calls._many, lambda x, w: jnp.zeros(case.result))
+    monkeypatch.setattr(calls, "_many", lambda one, *rest: program(*rest))
     with pytest.raises(RuntimeError, match="0 convolutions in a program"):
-        jax_side.JaxSide("im2col_gemm", case, *operands)
+        jax_side.JaxSide("im2col_gemm", case)
 
 
-def test_the_pools_arrays_differ_and_are_what_they_say(pool):
+def test_the_pools_arrays_differ_and_are_what_they_say():
+    both = cases.cases("tiny", ["fprop"], dtypes=["float32", "bfloat16"])
+    pool = cases.Pool(both)
     whole = pool.arrays("whole", "float32", (40, 50), 3)
     assert {*np.unique(whole[0])} == {-2, -1, 0, 1, 2}
+    for mine, theirs in zip(pool.on_host((40, 50), 3), whole, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
     normal = pool.arrays("normal", "bfloat16", (40, 50), 3)
+    shifted = pool.arrays("normal", "bfloat16", (40, 50), 3, scale=2, shift=1)
+    np.testing.assert_array_equal(2 * normal[0].ravel()[1:], shifted[0].ravel()[:-1])
     assert normal[0].dtype == "bfloat16"
     assert 0.9 < float(jnp.std(normal[0].astype("float32"))) < 1.1
     for kind in (whole, normal):
@@ -161,7 +171,9 @@ def test_a_share_of_a_product_is_of_its_rate_in_turns(monkeypatch, pool):
     ours, product = {"auto": [4.0, 2.0, 2.0]}, {"gemm": [9.0, 6.0, 5.0]}
     monkeypatch.setattr(timing, "microseconds", lambda *_: ours | product)
     monkeypatch.setattr(Roof, "product", lambda *_: ceilings._Calls("gemm", jnp.sin))
-    row = layers.measure(TINY[0], ["auto"], [], pool, Roof())
+    with ThreadPoolExecutor(1) as stock:
+        prepared = layers.Prepared(TINY[0], ["auto"], [], pool, stock)
+    row = layers.measure(prepared, Roof())
     assert row["gemm_tflops"] == round(2 * 1536**3 / 6e6, 2)
     side = row["sides"]["auto"]
     assert side["share_of_gemm"] == round(side["tflops"] / row["gemm_tflops"], 3)
@@ -176,21 +188,31 @@ class Clock:
     now = 0.0
 
 
-class Queue:
-    """A device that takes `start` to begin, and then `seconds` a round."""
+class Queue(timing.Side):
+    """A device that takes `start` to begin, and `seconds` a round; other work that
+    goes before takes it `ahead`."""
 
     calls = 2
 
-    def __init__(self, clock, name, seconds, start=0.0):
+    def __init__(self, clock, name, seconds, start=0.0, ahead=0.0):
         self.clock, self.name, self.seconds = clock, name, seconds
-        self.start, self.queued = start, 0
+        self.start, self.ahead, self.busy = start, ahead, 0.0
+
+    def lead(self):
+        self.busy = end = max(self.busy, self.clock.now) + self.ahead
+
+        def ended():
+            late = self.clock.now >= end
+            self.clock.now = max(self.clock.now, end)
+            return late
+
+        return ended if self.ahead else None
 
     def queue(self):
-        self.queued += 1
+        self.busy = max(self.busy, self.clock.now + self.start) + self.seconds
 
     def wait(self):
-        self.clock.now += self.start + self.seconds * self.queued
-        self.queued = 0
+        self.clock.now = max(self.clock.now, self.busy)
 
 
 @pytest.fixture
@@ -207,13 +229,21 @@ def test_times_are_those_of_one_call(clock):
 
 
 def test_times_are_without_the_start(clock):
-    sides = [Queue(clock, "far", 0.25, start=1.0), Queue(clock, "long", 8, start=1)]
-    times = timing.microseconds(sides, 8, 2)
-    assert times == {"far": [0.125e6] * 2, "long": [4.5e6] * 2}
+    far = Queue(clock, "far", 0.5, start=1.0, ahead=2.0)
+    late = Queue(clock, "late", 8.0, start=1.0, ahead=2.0)
+
+    def queue():
+        clock.now += 3.0
+        Queue.queue(late)
+
+    late.queue = queue
+    times = timing.microseconds([far, late], 8, 2)
+    assert times["far"] == [0.25e6] * 2
+    assert min(times["late"]) >= 4e6  # with the start, and never less than it took
 
 
 def test_a_side_held_up_once_is_timed_as_long(clock):
-    side = Queue(clock, "held", 0.25)
+    side = Queue(clock, "held", 0.125)
     rounds = iter([0.0, 100.0])
 
     def wait():
@@ -221,7 +251,10 @@ def test_a_side_held_up_once_is_timed_as_long(clock):
         Queue.wait(side)
 
     side.wait = wait
-    assert timing.rounds_for(side, 8) == 32
+    assert timing.rounds_for(side, 8) == 64
+    before, long = clock.now, Queue(clock, "long", 1.0)
+    assert timing.rounds_for(long, 8) == 1
+    assert clock.now == before + 1.0
 
 
 def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
@@ -307,7 +340,7 @@ def test_models_refuses_a_network_that_differs(one_layer, monkeypatch):
         models.Steps, "first", lambda self: first(self) + (self.name == "ours")
     )
     with pytest.raises(SystemExit, match="ours and stock differ"):
-        models.measure("one", "infer", 2, "auto")
+        models.main(["--model", "one", "--mode", "infer"])
 
 
 def test_layer_times_forward_and_backward(tmp_path, capsys):
@@ -333,16 +366,17 @@ def test_layer_begins_no_row_after_its_limit(tmp_path, capsys):
     assert json.loads((tmp_path / "l.json").read_text())["rows"] == []
 
 
-def test_layer_refuses_results_that_differ(monkeypatch):
+def test_layer_refuses_results_that_differ(pool, monkeypatch):
     once = layer.LayerSide.once
     monkeypatch.setattr(
         layer.LayerSide,
         "once",
         lambda self: [a * (1.1 if self.name == "stock" else 1) for a in once(self)],
     )
-    (case, *_) = cases.cases("tiny", ["fprop"])
+    with ThreadPoolExecutor(1) as stock:
+        prepared = layer.Prepared(TINY[0], "relu", "auto", False, pool, stock)
     with pytest.raises(SystemExit, match="differ from stock's by"):
-        layer.measure(case, "relu", "auto")
+        layer.measure(prepared)
 
 
 @pytest.mark.parametrize("model", ["resnet50", "mnist"])
@@ -427,22 +461,29 @@ def test_plans_writes_the_table_of_this_device(tmp_path, monkeypatch, capsys):
     tables = tmp_path / "tables"
     command = f"--table tiny --dtype f32 --into {tables} --out {tmp_path / 'log'}"
 
-    def timed(programs, seconds, repeats):
-        assert ("implicit_gemm", "") in programs.of
-        return {("implicit_gemm", ""): 2.0, ("im2col_gemm", ""): 1.0}
+    def measured(candidates, operands, seconds, repeats):
+        assert [len(sets) for sets in operands] == candidates.counts
+        slow, fast = candidates.sides()
+        assert slow == ("implicit_gemm", "")
+        return {slow: tune.Time(2, 2, 2), fast: tune.Time(1, 1, 1)}
 
-    monkeypatch.setattr(plans, "timed", timed)
+    monkeypatch.setattr(plans, "measure", measured)
     plans.main(f"{command} --op fprop".split())
-    plans.main(f"{command} --op wgrad".split())
+    assert "0 convolutions" in capsys.readouterr().out  # their columns are left out
+    plans.main(f"{command} --op fprop --columns".split())
+    plans.main(f"{command} --op wgrad --columns".split())
     device = targets.device_name("cpu")
     path = tables / f"{choices.slug(device)}.json"
     loaded = choices.load(path, device)
     assert len(loaded) == 2 * len(workloads.TINY)  # what was there stays
     assert {entry["engine"] for entry in loaded.values()} == {"im2col_gemm"}
     log = json.loads((tmp_path / "log.json").read_text())
-    assert log["rows"][0]["us"] == {"implicit_gemm": 2, "im2col_gemm": 1}
-    assert "not the fastest of 3" in capsys.readouterr().out
+    assert log["rows"][0]["us"] == {"implicit_gemm": [2, 2, 2], "im2col_gemm": [1] * 3}
+    assert "than the rule's is faster for 3" in capsys.readouterr().out
     monkeypatch.setattr(choices, "TABLES", tables)
     choices.forget()
     case = next(case for case in TINY if case.op == "fprop")
     assert layers.chosen("auto", case)["source"] == "table"
+    assert layers.chosen("rule", case)["source"] == "rule"
+    for engine, name in ("auto", "im2col_gemm"), ("rule", "implicit_gemm"):
+        assert name in jax_side.JaxSide(engine, case).program.as_text()

@@ -11,7 +11,8 @@ import pytest
 from test_choices import ONES, RULE, WB, XB, G, Native, W, X, by_op, gpu, step
 
 import jax_convbatch as jc
-from jax_convbatch import primitives
+from benchmarks import cases, jax_side, plans
+from jax_convbatch import choices, primitives, targets
 from jax_convbatch.geometry import ConvGeometry
 
 # The module: in the package its name is the function's.
@@ -36,11 +37,13 @@ def test_candidates_are_every_engine_and_configuration(monkeypatch):
 
 
 def test_tune_keeps_the_fastest_of_every_convolution(own_choices, monkeypatch):
-    def times(problem, platform):
-        candidates = problem.candidates(platform)
-        assert candidates[0][0] == "implicit_gemm"
-        slow = {"fprop": "implicit_gemm", "dgrad": "im2col_gemm"}.get(problem.op)
-        return {c: 9.0 if c[0] == slow else 5.0 for c in candidates}
+    def times(candidates, operands):
+        found = candidates.problem.candidates("cpu")
+        assert list(candidates.sides()) == found
+        assert found[0][0] == "implicit_gemm"
+        slow = {"fprop": "implicit_gemm", "dgrad": "im2col_gemm"}
+        slow = slow.get(candidates.problem.op)
+        return {c: always(9.0 if c[0] == slow else 5.0) for c in found}
 
     monkeypatch.setattr(tuning, "measure", times)
     rows = jc.tune(step, X, W)
@@ -71,7 +74,7 @@ def test_tune_measures(own_choices):
 
 def test_tune_sees_the_convolutions_of_a_layer(own_choices, monkeypatch):
     monkeypatch.setattr(
-        tuning, "measure", lambda p, _: {c: -len(c[0]) for c in p.candidates("cpu")}
+        tuning, "measure", lambda made, _: {c: always(9) for c in made.sides()}
     )
 
     def loss(x, w, b):
@@ -94,6 +97,10 @@ def test_tune_leaves_out_what_is_asked_for_by_name_and_what_is_empty(own_choices
     assert not own_choices.exists()
 
 
+def always(us):
+    return tuning.Time(us, us, us)
+
+
 def problem(op="fprop", n=2):
     params = tuning.ConvParams(G._replace(N=n), None)
     return tuning.Problem(op, params, "float32", "float32")
@@ -102,13 +109,12 @@ def problem(op="fprop", n=2):
 def test_one_engine_is_kept_for_all_batch_sizes_of_a_key():
     few, many = problem(n=8), problem(n=256)
     times = {
-        few: {("a", "s"): 10.0, ("a", "l"): 14.0, ("b", ""): 4.0},
-        many: {("a", "s"): 90.0, ("a", "l"): 60.0, ("b", ""): 80.0},
+        few: {("a", "s"): always(10), ("a", "l"): always(14), ("b", ""): always(4)},
+        many: {("a", "s"): always(90), ("a", "l"): always(60), ("b", ""): always(80)},
     }
-    assert tuning.fastest(times) == {
-        few.key: {"engine": "a", "configs": {"8": "s", "256": "l"}}
-    }
-    times[many]["b", ""] = 60.0
+    # "s" is the rule's, and not named.
+    assert tuning.fastest(times) == {few.key: {"engine": "a", "configs": {"256": "l"}}}
+    times[many]["b", ""] = always(60)
     assert tuning.fastest(times) == {few.key: {"engine": "b", "configs": {}}}
     del times[many]["b", ""]
     assert tuning.fastest(times)[few.key]["engine"] == "a"
@@ -118,12 +124,64 @@ def test_one_engine_is_kept_for_all_batch_sizes_of_a_key():
     }
 
 
-def test_noise_does_not_move_a_choice():
+@pytest.mark.parametrize(
+    ("rule", "other", "moves"),
+    [
+        ([10, 10, 10], [9.9, 9.9, 9.9], False),  # by less than noise
+        ([10, 10, 10], [9, 9, 9], True),
+        ([10, 10.2, 11], [8, 9, 9.9], True),
+        ([10, 10.2, 11], [8, 9, 10.1], False),  # by less than they vary
+        ([8.9, 10, 10], [9, 9, 9], False),
+    ],
+)
+def test_noise_does_not_move_a_choice(rule, other, moves):
     one = problem()
-    assert tuning.fastest({one: {("a", ""): 10.0, ("b", ""): 9.9}})[one.key] == {
-        "engine": "a",
-        "configs": {},
-    }
+    times = {("a", "s"): tuning.Time.of(rule), ("a", "l"): tuning.Time.of(other)}
+    configs = {"2": "l"} if moves else {}
+    assert tuning.fastest({one: times})[one.key] == {"engine": "a", "configs": configs}
+
+
+class Fixed:
+    """Candidates whose times are given."""
+
+    def __init__(self, **microseconds):
+        self.us = microseconds
+
+    def sides(self):
+        return {("a", name): FixedSide(name) for name in self.us}
+
+
+class FixedSide:
+    calls = 4
+
+    def __init__(self, name):
+        self.name = name
+
+    def take(self, *operands):
+        pass
+
+    release = take
+
+
+def test_what_looks_faster_than_the_rule_is_timed_on_beside_it(monkeypatch):
+    candidates, timed = Fixed(rule=10, slow=20, c=9, b=8, a=7.9, far=20), []
+
+    def elapsed(side, rounds):
+        timed.append(side.name)
+        return rounds * side.calls * candidates.us[side.name] * 1e-6
+
+    # Roughly the slow one looks fast, and a part of the start counts everywhere.
+    rough = candidates.us | {"slow": 7}
+    monkeypatch.setattr(tuning.timing, "elapsed", elapsed)
+    monkeypatch.setattr(
+        tuning, "_roughly", lambda side: (rough[side.name] + 5) * side.calls * 1e-6
+    )
+    times = tuning.measure(candidates, [[], []], 0.01, 3)
+    near = ["rule", "slow", "c", "b", "a"]
+    assert timed == 3 * near + 3 * ["rule", "a", "b"]
+    assert [c for _, c in times] == near
+    assert times["a", "rule"] == pytest.approx((10, 10, 10))
+    assert times["a", "slow"] == pytest.approx((20, 20, 20))
 
 
 # --- on a GPU -----------------------------------------------------------------
@@ -176,3 +234,33 @@ def test_tune_on_a_gpu(hopper, own_choices):
     assert sorted(row.op for row in rows) == ["dgrad", "fprop", "wgrad"]
     assert all(row.microseconds <= row.default_microseconds for row in rows)
     assert {row.source for row in jc.explain(step, x, w)} == {"tuned"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_the_table_names_has_the_bits_of_the_rule(hopper, dtype):
+    table = choices.TABLES / f"{choices.slug(targets.device_name('cuda'))}.json"
+    if not table.exists():
+        pytest.skip(f"no {table.name}")
+    kept = choices.load(table, targets.device_name("cuda"))
+    todo = cases.cases("resnet50", ["fprop", "dgrad"], [8], [dtype])
+    named = [
+        case
+        for case in todo
+        if "8" in kept.get(plans.problem_of(case).key, {}).get("configs", ())
+    ]
+    rng = np.random.default_rng(0)
+    for case in named:
+        a, b = (rng.standard_normal(s).astype(dtype) for s in case.operands)
+        got = jax.jit(jax_side.operation("auto", case))(a, b)
+        with choices.left_out():
+            wanted = jax.jit(jax_side.operation("rule", case))(a, b)
+        np.testing.assert_array_equal(bits(got), bits(wanted), str(case))
+        alone = dataclasses.replace(case, batch=1)
+        one = jax.jit(jax_side.operation("auto", alone))(a[3:4], b)
+        np.testing.assert_array_equal(bits(one)[0], bits(got)[3], str(case))
+
+
+def bits(array):
+    array = np.asarray(array)
+    return array.view(f"uint{8 * array.itemsize}")
