@@ -11,8 +11,7 @@ import pytest
 from test_choices import ONES, RULE, WB, XB, G, Native, W, X, by_op, gpu, step
 
 import jax_convbatch as jc
-from benchmarks import cases, jax_side, plans
-from jax_convbatch import choices, primitives, targets
+from jax_convbatch import primitives
 from jax_convbatch.geometry import ConvGeometry
 
 # The module: in the package its name is the function's.
@@ -234,33 +233,3 @@ def test_tune_on_a_gpu(hopper, own_choices):
     assert sorted(row.op for row in rows) == ["dgrad", "fprop", "wgrad"]
     assert all(row.microseconds <= row.default_microseconds for row in rows)
     assert {row.source for row in jc.explain(step, x, w)} == {"tuned"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_the_table_names_has_the_bits_of_the_rule(hopper, dtype):
-    table = choices.TABLES / f"{choices.slug(targets.device_name('cuda'))}.json"
-    if not table.exists():
-        pytest.skip(f"no {table.name}")
-    kept = choices.load(table, targets.device_name("cuda"))
-    todo = cases.cases("resnet50", ["fprop", "dgrad"], [8], [dtype])
-    named = [
-        case
-        for case in todo
-        if "8" in kept.get(plans.problem_of(case).key, {}).get("configs", ())
-    ]
-    rng = np.random.default_rng(0)
-    for case in named:
-        a, b = (rng.standard_normal(s).astype(dtype) for s in case.operands)
-        got = jax.jit(jax_side.operation("auto", case))(a, b)
-        with choices.left_out():
-            wanted = jax.jit(jax_side.operation("rule", case))(a, b)
-        np.testing.assert_array_equal(bits(got), bits(wanted), str(case))
-        alone = dataclasses.replace(case, batch=1)
-        one = jax.jit(jax_side.operation("auto", alone))(a[3:4], b)
-        np.testing.assert_array_equal(bits(one)[0], bits(got)[3], str(case))
-
-
-def bits(array):
-    array = np.asarray(array)
-    return array.view(f"uint{8 * array.itemsize}")
