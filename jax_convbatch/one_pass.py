@@ -1,4 +1,4 @@
-"""Backward of a narrow 1x1 layer with relu, in one pass over dy and x.
+"""Backward of a narrow layer with relu, in one pass over dy and x.
 
     tangent    dx, dw, db (, dr) -> relu'(y) (conv(dx, w) + conv(x, dw) + db (+ dr))
     cotangent  dy -> dx, dw, db (, dr)

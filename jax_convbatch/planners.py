@@ -130,6 +130,7 @@ def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
         reason=f"three products of TF32, {high.reason}",
         epilogue=False,
         signs=False,
+        backward_workspace=None,
         rest=rest,
     )
 

@@ -6,8 +6,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "cuda/hopper/conv.h"
+#include "cuda/status.h"
+#include "ffi_checks.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_convbatch {
@@ -38,6 +41,25 @@ inline cudaError_t DeviceAttribute(cudaDeviceAttr attribute, int* value) {
   const cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
   return cudaDeviceGetAttribute(value, attribute, device);
+}
+
+// Whether the device has the compute capability that kernels of implicit_gemm
+// are for (9.0, or 8.0 and later), and whether it is a Hopper GPU.
+template <typename Where>
+xla::ffi::Error CheckDevice(bool any_from_8, Where&& where, bool* hopper) {
+  int major, minor;
+  JCB_RETURN_IF_ERROR(ToError(
+      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major), where));
+  JCB_RETURN_IF_ERROR(ToError(
+      DeviceAttribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
+  *hopper = major == 9 && minor == 0;
+  if (any_from_8 ? major >= 8 : *hopper) return xla::ffi::Error::Success();
+  const std::string needed = any_from_8 ? "8.0 or later" : "9.0";
+  return xla::ffi::Error(
+      xla::ffi::ErrorCode::kFailedPrecondition,
+      "jax_convbatch: implicit_gemm needs a GPU of compute capability " +
+          needed + ", and this one has " + std::to_string(major) + "." +
+          std::to_string(minor) + ", in " + where());
 }
 
 }  // namespace jax_convbatch

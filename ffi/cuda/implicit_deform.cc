@@ -36,22 +36,18 @@ ffi::Error Run(const DeformFpropBuffers& b, const ConvGeometry& g,
   if (!type || b.w.element_type() != dtype || b.y.element_type() != dtype) {
     return UnsupportedDtypes(Operation::kFprop, g);
   }
-  int major, minor, multiprocessors;
-  auto ask = [&](cudaDeviceAttr attribute, int* value) {
-    return ToError(DeviceAttribute(attribute, value), where);
-  };
-  JCB_RETURN_IF_ERROR(ask(cudaDevAttrComputeCapabilityMajor, &major));
-  JCB_RETURN_IF_ERROR(ask(cudaDevAttrComputeCapabilityMinor, &minor));
-  JCB_RETURN_IF_ERROR(ask(cudaDevAttrMultiProcessorCount, &multiprocessors));
+  bool hopper;
+  int multiprocessors;
+  JCB_RETURN_IF_ERROR(CheckDevice(/*any_from_8=*/false, where, &hopper));
+  JCB_RETURN_IF_ERROR(
+      ToError(DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
+              where));
   const auto plan =
       hopper::PlanDeformFprop(g, *type, options.offset_groups, multiprocessors);
-  if (major != 9 || minor != 0 || !plan) {
-    return ffi::Error(
-        ffi::ErrorCode::kFailedPrecondition,
-        "jax_convbatch: implicit_gemm cannot run on a GPU of compute "
-        "capability " +
-            std::to_string(major) + "." + std::to_string(minor) +
-            " this deformable " + where());
+  if (!plan) {
+    return ffi::Error::InvalidArgument(
+        "jax_convbatch: implicit_gemm does not cover the deformable " +
+        where());
   }
   const hopper::DeformCall call = {
       g,

@@ -52,27 +52,6 @@ std::optional<direct::Type> DirectType(ffi::DataType dtype) {
   }
 }
 
-// Whether the device has the compute capability that the kernels are for
-// (9.0, or 8.0 and later), and whether it is a Hopper GPU.
-ffi::Error CheckDevice(Operation operation, const ConvGeometry& g,
-                       bool any_from_8, bool* hopper) {
-  auto where = [&] { return Describe(Name(operation), g); };
-  int major, minor;
-  JCB_RETURN_IF_ERROR(ToError(
-      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major), where));
-  JCB_RETURN_IF_ERROR(ToError(
-      DeviceAttribute(cudaDevAttrComputeCapabilityMinor, &minor), where));
-  *hopper = major == 9 && minor == 0;
-  const bool fits = any_from_8 ? major >= 8 : *hopper;
-  if (fits) return ffi::Error::Success();
-  const std::string needed = any_from_8 ? "8.0 or later" : "9.0";
-  return ffi::Error(
-      ffi::ErrorCode::kFailedPrecondition,
-      "jax_convbatch: implicit_gemm needs a GPU of compute capability " +
-          needed + ", and this one has " + std::to_string(major) + "." +
-          std::to_string(minor) + ", in " + where());
-}
-
 // The plan in Python does not ask for it: it knows `Plan.epilogue`.
 ffi::Error NoEpilogueHere(const ConvGeometry& g) {
   return ffi::Error::InvalidArgument(
@@ -135,12 +114,12 @@ ffi::Error Run(const CallKey& key, Operation operation,
     return UnsupportedDtypes(operation, g);
   }
   bool is_hopper;
-  JCB_RETURN_IF_ERROR(
-      CheckDevice(operation, g, g.groups > 1 || exact, &is_hopper));
+  auto where = [&] { return Describe(Name(operation), g); };
+  JCB_RETURN_IF_ERROR(CheckDevice(g.groups > 1 || exact, where, &is_hopper));
   int multiprocessors;
   JCB_RETURN_IF_ERROR(
       ToError(DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
-              [&] { return Describe(Name(operation), g); }));
+              where));
   const void* const lhs = buffers.lhs.untyped_data();
   const void* const rhs = buffers.rhs.untyped_data();
   void* const result = buffers.result.untyped_data();
@@ -188,7 +167,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
     JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
     return ToError(RunProductWgrad(g, *hopper_type, *product_bytes, stage,
                                    stream, lhs, rhs, result, parts),
-                   [&] { return Describe(Name(operation), g); });
+                   where);
   }
   return RunPlan(
       operation, buffers, g, config,

@@ -80,7 +80,7 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   fields["blocks"] = plan.blocks;
   if (fprop && hopper::HasLayerBackward(g, type)) {
     fields["backward_workspace"] =
-        hopper::LayerBackwardWorkspace(g, multiprocessors);
+        hopper::LayerBackwardWorkspace(g, type, multiprocessors);
   }
   return fields;
 }

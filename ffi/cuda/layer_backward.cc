@@ -4,10 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <optional>
 
 #include "cuda/handlers.h"
 #include "cuda/hopper_device.h"
+#include "cuda/memo.h"
 #include "cuda/status.h"
 #include "ffi_checks.h"
 
@@ -53,19 +53,12 @@ ffi::Error Run(ffi::AnyBuffer signs, ffi::AnyBuffer x, ffi::AnyBuffer w,
     JCB_RETURN_IF_ERROR(check("dz", **buffer, g.y_size(), dtype));
     dz = (**buffer).untyped_data();
   }
-  int major, minor, multiprocessors;
-  auto ask = [&](cudaDeviceAttr attribute, int* value) {
-    return ToError(DeviceAttribute(attribute, value), where);
-  };
-  JCB_RETURN_IF_ERROR(ask(cudaDevAttrComputeCapabilityMajor, &major));
-  JCB_RETURN_IF_ERROR(ask(cudaDevAttrComputeCapabilityMinor, &minor));
-  JCB_RETURN_IF_ERROR(ask(cudaDevAttrMultiProcessorCount, &multiprocessors));
-  if (major != 9 || minor != 0) {
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                      "jax_convbatch: a GPU of compute capability 9.0 is "
-                      "needed for " +
-                          where());
-  }
+  bool hopper;
+  int multiprocessors;
+  JCB_RETURN_IF_ERROR(CheckDevice(/*any_from_8=*/false, where, &hopper));
+  JCB_RETURN_IF_ERROR(
+      ToError(DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors),
+              where));
   Workspace pieces(workspace);
   const hopper::LayerBackwardCall call = {
       g,
@@ -78,7 +71,8 @@ ffi::Error Run(ffi::AnyBuffer signs, ffi::AnyBuffer x, ffi::AnyBuffer w,
       dw.untyped_data(),
       db.untyped_data(),
       dz,
-      pieces.Take<char>(hopper::LayerBackwardWorkspace(g, multiprocessors))};
+      pieces.Take<char>(
+          hopper::LayerBackwardWorkspace(g, *type, multiprocessors))};
   JCB_RETURN_IF_ERROR(pieces.Check(kName, g));
   return ToError(hopper::LayerBackward(call, multiprocessors, stage, stream),
                  where);
@@ -95,15 +89,25 @@ ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer signs, ffi::AnyBuffer x,
              hopper::Stage::kLaunch, stream);
 }
 
-// Before the first execution and outside of captures: loads the kernels.
+// Before the first execution and outside of captures: loads the kernels, once.
 ffi::Error Initialize(ffi::AnyBuffer signs, ffi::AnyBuffer x, ffi::AnyBuffer w,
                       ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
                       ffi::Result<ffi::AnyBuffer> dw,
                       ffi::Result<ffi::AnyBuffer> db,
                       ffi::Result<ffi::AnyBuffer> workspace,
                       ffi::RemainingRets rest, const ConvGeometry& g) {
-  return Run(signs, x, w, dy, *dx, *dw, *db, *workspace, rest, g,
-             hopper::Stage::kPrepare, nullptr);
+  int device;
+  JCB_RETURN_IF_ERROR(ToError(cudaGetDevice(&device),
+                              [&] { return Describe("layer_backward", g); }));
+  struct Nothing {};
+  auto& prepared = ProcessMemo<Nothing>();
+  const CallKey key =
+      CallKey().Add(device).Add(g).Add(dy.element_type()).Add(rest.size());
+  if (prepared.Has(key)) return ffi::Error::Success();
+  JCB_RETURN_IF_ERROR(Run(signs, x, w, dy, *dx, *dw, *db, *workspace, rest, g,
+                          hopper::Stage::kPrepare, nullptr));
+  prepared.Get(key, [] { return Nothing(); });
+  return ffi::Error::Success();
 }
 
 template <typename Binding>

@@ -10,6 +10,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_CUH_
 
+#include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/layer_sums.cuh"
 #include "cuda/hopper/store_tile.cuh"
@@ -34,16 +35,6 @@ struct alignas(8) LayerBackwardBarriers {
     FenceBarrierInit();
   }
 };
-
-// Bytes that lie side by side, a multiple of 16.
-__device__ __forceinline__ void LoadBytes(uint32_t to, const void* from,
-                                          uint32_t barrier, int bytes) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1], %2, [%3];" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
-}
 
 __device__ __forceinline__ uint32_t LoadSharedByte(uint32_t address) {
   uint32_t v;

@@ -1,9 +1,10 @@
-// The backward pass of a 1x1 layer with relu, of stride 1 or 2, in one pass:
-// for so few output channels that dw of a slice of the input's is in a block's
-// registers.
+// The backward pass of a layer with relu in one pass over dy and x: of 1x1
+// filters of bf16 or f16, of stride 1 or 2, for so few output channels that dw
+// of a slice of the input's is in a block's registers; and of small layers of
+// f32, see small_backward.h.
 //
-// dz = dy where y > 0, else 0; dx[p, c] = sum over k of dz[p, k] w[c, k];
-// dw[c, k] = sum over p of x[p, c] dz[p, k]; db[k] = sum over p of dz[p, k].
+// dz = dy where y > 0, else 0; dx, dw and db are dgrad, wgrad and the bias
+// gradient of dz.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_H_
 
@@ -28,11 +29,12 @@ struct LayerBackwardCall {
 // Whether there is a kernel for the geometry.
 bool HasLayerBackward(const ConvGeometry& g, Type type);
 
-// Input channels of a slice, and blocks of each slice.
+// Of 1x1 filters: input channels of a slice, and blocks of each slice.
 int64_t LayerBackwardSlice(const ConvGeometry& g);
 int LayerBackwardBlocks(const ConvGeometry& g, int multiprocessors);
 
-int64_t LayerBackwardWorkspace(const ConvGeometry& g, int multiprocessors);
+int64_t LayerBackwardWorkspace(const ConvGeometry& g, Type type,
+                               int multiprocessors);
 
 cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,
                           Stage stage, cudaStream_t stream);

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/layer_backward.h"
+#include "cuda/hopper/small_backward.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -46,6 +47,7 @@ int64_t LayerBackwardSlice(const ConvGeometry& g) {
 }
 
 bool HasLayerBackward(const ConvGeometry& g, Type type) {
+  if (HasSmallBackward(g, type)) return true;
   const int64_t pixels = Pixels(g), slice = LayerBackwardSlice(g);
   // The copy of a tile's signs is a multiple of 16 bytes.
   return slice > 0 && g.C / slice <= kMostSlices && type != Type::kTf32 &&
@@ -62,7 +64,11 @@ int LayerBackwardBlocks(const ConvGeometry& g, int multiprocessors) {
   return static_cast<int>(std::clamp<int64_t>(most, 1, pairs));
 }
 
-int64_t LayerBackwardWorkspace(const ConvGeometry& g, int multiprocessors) {
+int64_t LayerBackwardWorkspace(const ConvGeometry& g, Type type,
+                               int multiprocessors) {
+  if (HasSmallBackward(g, type)) {
+    return SmallBackwardWorkspace(g, multiprocessors);
+  }
   const int64_t slice = LayerBackwardSlice(g);
   return g.C / slice * LayerBackwardBlocks(g, multiprocessors) * (slice + 1) *
          g.K * 4;

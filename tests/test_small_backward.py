@@ -1,0 +1,151 @@
+"""Backward of small f32 layers in one pass over dy: exact, same bits, what is left."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from problems import normal, whole
+from promises import bits
+
+import jax_convbatch as jc
+from jax_convbatch import activations, one_pass
+
+# (N, H, W), C, K: one image a tile and several, the last tile not full; more tiles
+# than blocks; the largest image.
+SHAPES = [
+    ((1, 1, 1), 16, 32),
+    ((3, 14, 14), 16, 32),
+    ((300, 14, 13), 16, 32),
+    ((5, 9, 6), 32, 16),
+    ((601, 5, 4), 32, 16),
+    ((2, 7, 7), 32, 32),
+    ((401, 7, 7), 32, 32),
+    ((3, 16, 18), 32, 32),
+]
+
+
+def operands(image, c, k, make):
+    shapes = [(*image, c), (3, 3, c, k), (k,), (*image, k), (*image, k)]
+    *args, dy = (make(i, s, "float32") for i, s in enumerate(shapes))
+    return args, dy
+
+
+def layer(x, w, bias, residual=None, **options):
+    options = {"padding": "SAME", "activation": "relu", **options}
+    return jc.conv_bias_act(x, w, bias, residual=residual, **options)
+
+
+def gradients(args, dy, **options):
+    return jax.vjp(functools.partial(layer, **options), *args)[1](dy)
+
+
+def primitives_of(*args, **options):
+    traced = jax.make_jaxpr(functools.partial(gradients, **options))(*args)
+    return [str(e.primitive) for e in traced.eqns]
+
+
+def taps(a):
+    """a at each of nine distances, zeros outside."""
+    padded = np.pad(a, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    _, h, w, _ = a.shape
+    return [padded[:, r : r + h, s : s + w] for r in range(3) for s in range(3)]
+
+
+def exact(args, dy):
+    """dx, dw, db and d(residual) in float64."""
+    x, w, bias, *residual = map(oracle.float64, args)
+    filters = w.reshape(9, *w.shape[2:])
+    z = sum(a @ f for a, f in zip(taps(x), filters, strict=True)) + bias
+    dz = np.where(z + sum(residual) > 0, oracle.float64(dy), 0)
+    back = zip(taps(dz), filters[::-1], strict=True)
+    dx = sum(a @ f.T for a, f in back)
+    dw = [np.tensordot(a, dz, ((0, 1, 2), (0, 1, 2))) for a in taps(x)]
+    return [dx, np.reshape(dw, w.shape), dz.sum((0, 1, 2)), dz][: len(args)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize(("image", "c", "k"), SHAPES)
+def test_whole_numbers_are_exact(hopper, image, c, k, count):
+    args, dy = operands(image, c, k, functools.partial(whole, most=1))
+    args = args[:count]
+    assert "conv_layer_cotangent" in primitives_of(args, dy)
+    found = jax.jit(gradients)(args, dy)
+    for a, b in zip(found, exact(args, dy), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("image", "c", "k"), SHAPES)
+def test_gradients_are_right_but_for_rounding(hopper, image, c, k):
+    args, dy = operands(image, c, k, normal)
+    # Which outputs relu drops is then the same in any arithmetic.
+    args[2] = jnp.where(jnp.arange(k) % 2 == 0, 1e3, -1e3).astype(jnp.float32)
+    found = jax.jit(gradients)(args, dy)
+    for a, b in zip(found, exact(args, dy), strict=True):
+        assert np.linalg.norm(a - b) <= 1e-3 * np.linalg.norm(b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("image", "c", "k"), SHAPES)
+def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(hopper, image, c, k):
+    args, dy = operands(image, c, k, normal)
+    signs = activations.signs_of(layer(*args), 3)
+    x, w = args[:2]
+    whole_batch = None
+    for n in {image[0], 1, (image[0] + 1) // 2}:
+        eqns = jax.make_jaxpr(layer)(x[:n], *args[1:3], args[3][:n]).eqns
+        params = next(e.params["params"] for e in eqns if "params" in e.params)
+        options = {"params": params, "residual": True}
+        given = signs[:n], x[:n], w, dy[:n]
+        bound = jax.jit(functools.partial(one_pass.cotangent_p.bind, **options))
+        parts = jax.jit(functools.partial(one_pass._composed_cotangent, **options))
+        first = list(map(bits, bound(*given)))
+        for _ in range(5):
+            for a, b in zip(bound(*given), first, strict=True):
+                np.testing.assert_array_equal(bits(a), b)
+        dx, _, _, dz = map(bits, parts(*given))
+        np.testing.assert_array_equal(first[0], dx)
+        np.testing.assert_array_equal(first[3], dz)
+        if whole_batch is None and n == image[0]:
+            whole_batch = first[0]
+    np.testing.assert_array_equal(first[0], whole_batch[: len(first[0])])
+
+
+@pytest.mark.gpu
+def test_the_program_is_two_kernels_and_nothing_of_xlas(hopper):
+    args, dy = operands((8, 14, 14), 16, 32, normal)
+    text = jax.jit(gradients).lower(args, dy).compile().as_text()
+    assert "layer_backward" in text and " convolution(" not in text
+    for op in ("jax_convbatch_act_bgrad", " reduce(", " multiply(", " select("):
+        assert op not in text
+
+
+@pytest.mark.gpu
+def test_what_relu_drops_may_be_anything(hopper):
+    """nan and infinities of dy where y is 0 reach nothing."""
+    args, dy = operands((4, 7, 7), 32, 32, normal)
+    y = layer(*args)
+    odd = jnp.where(y > 0, dy, jnp.where(dy > 0, jnp.nan, jnp.inf))
+    step = jax.jit(gradients)
+    for a, b in zip(step(args, odd), step(args, dy), strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("image", "options"),
+    [
+        ((2, 28, 28), {}),  # too large for a tile
+        ((2, 14, 14), {"padding": "VALID"}),
+        ((2, 14, 14), {"precision": "highest"}),
+        ((2, 14, 14), {"precision": "high"}),
+    ],
+)
+def test_other_layers_are_left_to_the_parts(hopper, image, options):
+    args, _ = operands(image, 16, 32, normal)
+    dy = layer(*args[:3], **options)
+    assert "conv_layer_cotangent" not in primitives_of(args[:3], dy, **options)
