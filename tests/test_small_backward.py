@@ -1,4 +1,4 @@
-"""Backward of small f32 layers in one pass over dy: exact, same bits, what is left."""
+"""Small f32 images, whole in shared memory: layers of them, backward in one pass."""
 
 import functools
 
@@ -55,15 +55,17 @@ def taps(a):
 
 
 def exact(args, dy):
-    """dx, dw, db and d(residual) in float64."""
+    """y, dx, dw, db and d(residual) in float64."""
     x, w, bias, *residual = map(oracle.float64, args)
     filters = w.reshape(9, *w.shape[2:])
     z = sum(a @ f for a, f in zip(taps(x), filters, strict=True)) + bias
-    dz = np.where(z + sum(residual) > 0, oracle.float64(dy), 0)
+    z = z + sum(residual)
+    dz = np.where(z > 0, oracle.float64(dy), 0)
     back = zip(taps(dz), filters[::-1], strict=True)
     dx = sum(a @ f.T for a, f in back)
     dw = [np.tensordot(a, dz, ((0, 1, 2), (0, 1, 2))) for a in taps(x)]
-    return [dx, np.reshape(dw, w.shape), dz.sum((0, 1, 2)), dz][: len(args)]
+    gradients = [dx, np.reshape(dw, w.shape), dz.sum((0, 1, 2)), dz]
+    return [np.maximum(z, 0), *gradients[: len(args)]]
 
 
 @pytest.mark.gpu
@@ -74,8 +76,35 @@ def test_whole_numbers_are_exact(hopper, image, c, k, count):
     args = args[:count]
     assert "conv_layer_cotangent" in primitives_of(args, dy)
     found = jax.jit(gradients)(args, dy)
-    for a, b in zip(found, exact(args, dy), strict=True):
+    y, *want = exact(args, dy)
+    np.testing.assert_array_equal(jax.jit(layer)(*args), y)
+    for a, b in zip(found, want, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("image", "c", "k"), SHAPES)
+def test_forward_has_the_same_bits_in_every_batch(hopper, image, c, k):
+    """Of several kernels: with scale and residual, y alone and what gelu saves."""
+    args, dy = operands(image, c, k, normal)
+    scale = normal(7, (k,), "float32")
+
+    def results(x, residual, dy):
+        y = layer(x, *args[1:3], scale=scale)
+        smooth = functools.partial(layer, activation="gelu")
+        z, pullback = jax.vjp(smooth, x, *args[1:3], residual)
+        return y, z, pullback(dy)[0], layer(x, args[1], None, activation=None)
+
+    results = jax.jit(results)
+    all_of_it = results(args[0], args[3], dy)
+    filters = oracle.float64(args[1]).reshape(9, c, k)
+    read = taps(oracle.float64(args[0]))
+    conv = sum(a @ f for a, f in zip(read, filters, strict=True))
+    assert np.linalg.norm(all_of_it[3] - conv) <= 1e-3 * np.linalg.norm(conv)
+    for n in (1, 150):
+        some = results(args[0][:n], args[3][:n], dy[:n])
+        for a, b in zip(some, all_of_it, strict=True):
+            np.testing.assert_array_equal(bits(a), bits(b)[: len(a)])
 
 
 @pytest.mark.gpu
@@ -85,7 +114,7 @@ def test_gradients_are_right_but_for_rounding(hopper, image, c, k):
     # Which outputs relu drops is then the same in any arithmetic.
     args[2] = jnp.where(jnp.arange(k) % 2 == 0, 1e3, -1e3).astype(jnp.float32)
     found = jax.jit(gradients)(args, dy)
-    for a, b in zip(found, exact(args, dy), strict=True):
+    for a, b in zip(found, exact(args, dy)[1:], strict=True):
         assert np.linalg.norm(a - b) <= 1e-3 * np.linalg.norm(b)
 
 

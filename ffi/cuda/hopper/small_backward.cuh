@@ -2,21 +2,18 @@
 // large as the image, 16 or 32 channels on either side, relu's signs.
 //
 // A tile is a few whole images. The copy engine brings dy and x as they are;
-// threads write them, dy times relu's derivative, rounded to TF32 into two
-// grids of places, [place][channel], in which a column and a row of zeros
-// follow each row and each image: the place that a tap reads is a fixed
-// distance from its pixel's, also over the edge. Then warps multiply by
-// mma.sync, for dx sixteen places at a time, for dw eight, each warp one filter
-// row. Meanwhile the next tile's bytes come.
+// threads write them, dy times relu's derivative, to two grids of places
+// (small_grid.cuh). Then warps multiply by mma.sync, for dx sixteen places at a
+// time, for dw eight, each warp one filter row. Meanwhile the next tile's bytes
+// come.
 //
 // dx has the bits of small_tf32.cuh. A block adds dw of all its tiles in
 // registers, in order; a second kernel adds the blocks'.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_BACKWARD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_BACKWARD_CUH_
 
-#include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/small_backward.h"
-#include "cuda/hopper/small_tf32.cuh"
+#include "cuda/hopper/small_grid.cuh"
 #include "cuda/sign_bits.cuh"
 
 namespace jax_convbatch::hopper {
@@ -32,6 +29,8 @@ struct SmallBackwardConfig {
   static constexpr int kSignsEach = kMostSmallFours / 4 / kThreads + 1;
   static constexpr int kSums = 9 * kC * kK;
   static constexpr int kPiece = kSums + kK;  // dw, then db
+  // Fours of dw that a thread has.
+  static constexpr int kQuads = 3 * (kC / 16) * (kK / 8);
 };
 
 struct SmallBackwardProblem {
@@ -42,22 +41,6 @@ struct SmallBackwardProblem {
   SmallGrid grid;
   int tiles;
 };
-
-// What is added to the number of four channels of a place, bit by bit without
-// carry: all lanes of a load meet in no bank, whether they have four channels
-// each of two neighbouring places or one each of eight channels of four.
-template <int kChannels>
-__device__ __forceinline__ int Turned(int place) {
-  return kChannels == 32 ? (place % 2 * 4 | (place & 2)) : place & 2;
-}
-
-// Where channel `channel`, less than 8, of a place lies; that of 8 i more lies
-// there ^ 8 i.
-template <int kChannels>
-__device__ __forceinline__ int ChannelAt(int place, int channel) {
-  return place * kChannels + (channel / 4 ^ Turned<kChannels>(place)) * 4 +
-         channel % 4;
-}
 
 // A block's shared memory: the filter, the grids of dz and x, what the copy
 // engine brings, the signs, the grid's places of pixels and the other way
@@ -78,19 +61,6 @@ struct SmallBackwardShared {
         place_of(reinterpret_cast<int16_t*>(signs + kMostSmallFours / 2)),
         pixel_of(place_of + grid.pixels) {}
 };
-
-// [tap from the last][16 output channels][8 input channels][lane][4].
-template <typename Config>
-__device__ __forceinline__ void LoadBackwardFilter(const float* w, float* to) {
-  constexpr int kC = Config::kC, kK = Config::kK;
-  for (int i = threadIdx.x; i < Config::kSums / 4; i += Config::kThreads) {
-    const int k = i * 4 % kK, c = i * 4 / kK % kC, tap = i * 4 / (kC * kK);
-    const int part = (8 - tap) * (kK / 16) + k / 16;
-    const int lane = c % 8 * 4 + k % 16 / 4;
-    reinterpret_cast<float4*>(to)[(part * (kC / 8) + c / 8) * 32 + lane] =
-        RoundTf32(__ldg(reinterpret_cast<const float4*>(w) + i));
-  }
-}
 
 // The signs of a tile on their way to shared memory, by all threads; what is
 // not there is 0.
@@ -133,15 +103,10 @@ __device__ __forceinline__ void FillGrids(
                          ? nullptr
                          : reinterpret_cast<float4*>(
                                p.dz + int64_t{first} * p.H * p.W * Config::kK);
-  auto at = [&](int pixel, int chunk, auto channels) {
-    constexpr int kChannels = decltype(channels)::value;
-    const int place = shared.place_of[pixel];
-    return place * (kChannels / 4) + (chunk ^ Turned<kChannels>(place));
-  };
 #pragma unroll 2
   for (int i = threadIdx.x; i < p.grid.pixels * kDyChunks;
        i += Config::kThreads) {
-    const int pixel = i / kDyChunks;
+    const int pixel = i / kDyChunks, chunk = i % kDyChunks;
     const uint32_t signs = shared.signs[i / 2] >> i % 2 * 4;
     // What the signs' zeros leave of what is not there is 0.
     const float4 dy = reinterpret_cast<const float4*>(shared.dy_in)[i];
@@ -152,9 +117,8 @@ __device__ __forceinline__ void FillGrids(
         make_float4(mask(dy.x, 0), mask(dy.y, 1), mask(dy.z, 2), mask(dy.w, 3));
     db[0] += v.x, db[1] += v.y, db[2] += v.z, db[3] += v.w;
     if (dz != nullptr && pixel < there) dz[i] = v;
-    reinterpret_cast<float4*>(shared.dz)[at(
-        pixel, i % kDyChunks, std::integral_constant<int, Config::kK>())] =
-        RoundTf32(v);
+    const int place = shared.place_of[pixel];
+    StoreOrdered<Config::kK>(shared.dz, place, chunk, v);
   }
 #pragma unroll 2
   for (int i = threadIdx.x; i < p.grid.pixels * kXChunks;
@@ -163,8 +127,10 @@ __device__ __forceinline__ void FillGrids(
     const float4 v = pixel < there
                          ? reinterpret_cast<const float4*>(shared.x_in)[i]
                          : make_float4(0, 0, 0, 0);
-    reinterpret_cast<float4*>(shared.x)[at(
-        pixel, i % kXChunks, std::integral_constant<int, Config::kC>())] =
+    const int place = shared.place_of[pixel];
+    reinterpret_cast<float4*>(
+        shared
+            .x)[place * kXChunks + (i % kXChunks ^ Turned<Config::kC>(place))] =
         RoundTf32(v);
   }
 }
@@ -179,33 +145,14 @@ __device__ __forceinline__ void MultiplyFilter(
   const int first = tile * p.grid.images;
   const int there = min(p.grid.images, p.N - first) * p.H * p.W;
   float* const dx = p.dx + int64_t{first} * p.H * p.W * kC;
-  const auto* const filter =
-      reinterpret_cast<const float4*>(shared.filter) + lane;
   for (int m = warp; m < p.grid.sixteens; m += Config::kWarps) {
-    const int place = p.grid.first + m * 16 + lane / 4;
+    const int place = p.grid.first + m * 16;
     float sums[2][kBlocks][4] = {};
-#pragma unroll 3
-    for (int tap = 0; tap < 9; ++tap) {
-      const int from = place + (tap / 3 - 1) * (p.W + 1) + tap % 3 - 1;
-      const auto* const a =
-          reinterpret_cast<const float4*>(shared.dz) + from * (kK / 4);
-      const int turned = lane % 4 ^ Turned<kK>(from);
-#pragma unroll
-      for (int part = 0; part < kK / 16; ++part) {
-        const float4 low = a[turned ^ part * 4];
-        const float4 high = a[(turned ^ part * 4) + 2 * kK];
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-          const float4 b =
-              filter[((tap * (kK / 16) + part) * kBlocks + j) * 32];
-          MultiplyTf32(sums[0][j], low.x, high.x, low.y, high.y, b.x, b.y);
-          MultiplyTf32(sums[1][j], low.z, high.z, low.w, high.w, b.z, b.w);
-        }
-      }
-    }
+    MultiplySixteen<kK, kC>(SharedAddress(shared.dz), shared.filter, place, p.W,
+                            sums);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int pixel = shared.pixel_of[place + half * 8];
+      const int pixel = shared.pixel_of[place + lane / 4 + half * 8];
       if (pixel < 0 || pixel >= there) continue;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
@@ -228,66 +175,68 @@ __device__ __forceinline__ void MultiplyInput(
     int filter_row, int team, SmallBackwardSums<Config>& sums) {
   constexpr int kC = Config::kC, kK = Config::kK;
   const int lane = threadIdx.x % 32;
+  // Eight places more are turned alike, four the other way by one.
+  const int place = p.grid.first + team * 8 + lane % 4;
+  const int from_dz = WordAt<kK>(place, lane / 4);
+  int from_x[3];
+#pragma unroll
+  for (int s = 0; s < 3; ++s) {
+    from_x[s] =
+        WordAt<kC>(place + (filter_row - 1) * (p.W + 1) + s - 1, lane / 4);
+  }
+  const float *dz = shared.dz, *x = shared.x;
   for (int step = team; step < p.grid.sixteens * 2; step += Config::kTeams) {
-    const int place = p.grid.first + step * 8 + lane % 4;
-    const int from = ChannelAt<kK>(place, lane / 4);
     float b[kK / 8][2];
 #pragma unroll
     for (int n = 0; n < kK / 8; ++n) {
-      b[n][0] = shared.dz[from ^ n * 8];
-      b[n][1] = shared.dz[(from ^ n * 8) + 4 * kK];
+      b[n][0] = dz[from_dz ^ n * 8];
+      b[n][1] = dz[(from_dz ^ n * 8 ^ 4) + 4 * kK];
     }
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
-      const int at =
-          ChannelAt<kC>(place + (filter_row - 1) * (p.W + 1) + s - 1, lane / 4);
 #pragma unroll
       for (int m = 0; m < kC / 16; ++m) {
-        const float a0 = shared.x[at ^ m * 16];
-        const float a1 = shared.x[at ^ (m * 16 + 8)];
-        const float a2 = shared.x[(at ^ m * 16) + 4 * kC];
-        const float a3 = shared.x[(at ^ (m * 16 + 8)) + 4 * kC];
+        const int at = from_x[s] ^ m * 16;
+        const float a0 = x[at], a1 = x[at ^ 8];
+        const float a2 = x[(at ^ 4) + 4 * kC], a3 = x[(at ^ 12) + 4 * kC];
 #pragma unroll
         for (int n = 0; n < kK / 8; ++n) {
           MultiplyTf32(sums[s][m][n], a0, a1, a2, a3, b[n][0], b[n][1]);
         }
       }
     }
+    dz += Config::kTeams * 8 * kK;
+    x += Config::kTeams * 8 * kC;
   }
 }
 
 // Writes the block's piece, in shared memory first: the teams' sums one after
-// the other.
+// the other. dw lies as a warp has it, see AddSmallPieces.
 template <typename Config>
 __device__ __forceinline__ void WriteSmallSums(
     const SmallBackwardShared<Config>& shared, int filter_row, int team,
     const SmallBackwardSums<Config>& sums, const float (&db)[4], float* to) {
   constexpr int kC = Config::kC, kK = Config::kK;
-  const int lane = threadIdx.x % 32;
+  constexpr int kQuads = Config::kQuads;
   float* const all = shared.filter;
   float* const of_db = all + Config::kSums;
   reinterpret_cast<float4*>(of_db)[threadIdx.x] =
       make_float4(db[0], db[1], db[2], db[3]);
+  float4* const own = reinterpret_cast<float4*>(all) +
+                      filter_row * kQuads * 32 + threadIdx.x % 32;
   for (int turn = 0; turn < Config::kTeams; ++turn) {
     if (turn == team) {
 #pragma unroll
-      for (int s = 0; s < 3; ++s) {
-#pragma unroll
-        for (int m = 0; m < kC / 16; ++m) {
-#pragma unroll
-          for (int n = 0; n < kK / 8; ++n) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const int row = (filter_row * 3 + s) * kC + m * 16 + half * 8;
-              float2* const at = reinterpret_cast<float2*>(
-                  all + (row + lane / 4) * kK + n * 8 + lane % 4 * 2);
-              float2 sum = make_float2(sums[s][m][n][half * 2],
-                                       sums[s][m][n][half * 2 + 1]);
-              if (turn > 0) sum = make_float2(at->x + sum.x, at->y + sum.y);
-              *at = sum;
-            }
-          }
+      for (int i = 0; i < kQuads; ++i) {
+        const auto& v = sums[i / (kC / 16 * (kK / 8))][i / (kK / 8) % (kC / 16)]
+                            [i % (kK / 8)];
+        float4 sum = make_float4(v[0], v[1], v[2], v[3]);
+        if (turn > 0) {
+          const float4 before = own[i * 32];
+          sum = make_float4(before.x + sum.x, before.y + sum.y,
+                            before.z + sum.z, before.w + sum.w);
         }
+        own[i * 32] = sum;
       }
     }
     __syncthreads();
@@ -306,7 +255,7 @@ __device__ __forceinline__ void WriteSmallSums(
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     SmallBackwardKernel(const __grid_constant__ SmallBackwardProblem p) {
-  extern __shared__ __align__(16) float small_backward_shared[];
+  extern __shared__ __align__(128) float small_backward_shared[];
   __shared__ uint64_t full;
   const SmallBackwardShared<Config> shared(small_backward_shared, p.grid);
   const SmallGrid& grid = p.grid;
@@ -329,22 +278,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   TileSigns<Config> signs;
   signs.Load(p, blockIdx.x);
   signs.Store(shared.signs);
-  LoadBackwardFilter<Config>(p.w, shared.filter);
-  for (int i = threadIdx.x; i < grid.places; i += Config::kThreads) {
-    shared.pixel_of[i] = -1;
-  }
+  LoadGridFilter<Config::kK, Config::kC, Config::kThreads, true>(p.w,
+                                                                 shared.filter);
   for (int i = threadIdx.x; i < grid.places * ((Config::kC + Config::kK) / 4);
        i += Config::kThreads) {
     reinterpret_cast<float4*>(shared.dz)[i] = make_float4(0, 0, 0, 0);
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < grid.pixels; i += Config::kThreads) {
-    const int row = i / p.W;  // a row of zeros follows each image
-    const int place =
-        grid.first + (row + row / p.H) * (p.W + 1) + i - row * p.W;
-    shared.place_of[i] = static_cast<int16_t>(place);
-    shared.pixel_of[place] = static_cast<int16_t>(i);
-  }
+  FillTables<Config::kThreads>(grid, p.H, p.W, shared.place_of,
+                               shared.pixel_of);
   __syncthreads();
 
   const int warp = threadIdx.x / 32;
@@ -402,11 +343,22 @@ __global__ void __launch_bounds__(kAddColumns* kAddTeams)
   if (team > 0 || quad >= kAll) return;
 #pragma unroll
   for (int i = 1; i < kAddTeams; ++i) add(shared[i][column]);
-  if (quad < Config::kSums / 4) {
-    reinterpret_cast<float4*>(dw)[quad] = sum;
-  } else {
+  if (quad >= Config::kSums / 4) {
     reinterpret_cast<float4*>(db)[quad - Config::kSums / 4] = sum;
+    return;
   }
+  // Of a warp's product: two neighbouring words of an input channel, and of
+  // that 8 further on.
+  constexpr int kAcross = Config::kK / 8, kDown = Config::kC / 16;
+  const int lane = quad % 32, i = quad / 32;
+  const int tap = i / (kAcross * kDown);
+  const int c = i / kAcross % kDown * 16 + lane / 4;
+  const int word = i % kAcross * 8 + lane % 4 * 2;
+  float* const to = dw + (tap * Config::kC + c) * Config::kK;
+  to[ChannelOf(word)] = sum.x;
+  to[ChannelOf(word + 1)] = sum.y;
+  to[8 * Config::kK + ChannelOf(word)] = sum.z;
+  to[8 * Config::kK + ChannelOf(word + 1)] = sum.w;
 }
 
 }  // namespace jax_convbatch::hopper

@@ -3,6 +3,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_BACKWARD_PLAN_H_
 
 #include "cuda/hopper/small_backward.h"
+#include "cuda/hopper/small_grid.h"
 
 namespace jax_convbatch::hopper {
 

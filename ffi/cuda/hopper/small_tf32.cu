@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/small_grid_conv.h"
 #include "cuda/hopper/small_shape.h"
 #include "cuda/hopper/small_tf32.cuh"
 
@@ -86,13 +87,24 @@ cudaError_t Run(const ConvCall& call, const SmallShape& shape, Stage stage,
   }
 }
 
+// Whole images at a time, with the same bits, where there are enough of them.
+bool TakesGrids(Op op, const ConvCall& call) {
+  return call.g.N >= call.plan.blocks && HasSmallGridConv(op, call.g);
+}
+
 }  // namespace
 
 cudaError_t SmallFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (TakesGrids(Op::kFprop, call)) {
+    return SmallGridConv(Op::kFprop, call, stage, stream);
+  }
   return Run<false>(call, FpropSmall(call.g), stage, stream);
 }
 
 cudaError_t SmallDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (TakesGrids(Op::kDgrad, call)) {
+    return SmallGridConv(Op::kDgrad, call, stage, stream);
+  }
   return Run<true>(call, DgradSmall(call.g), stage, stream);
 }
 

@@ -181,10 +181,9 @@ __device__ __forceinline__ float2 LoadTwoOf(const void* from, int64_t at,
 // Stores a lane's channels of a pixel, two of each 8, from element `at` of the
 // result on and channel `channel`; four lanes share the pixel and all call.
 template <int kBlocks>
-__device__ __forceinline__ void StoreSmall(const SmallProblem& problem,
-                                           const Epilogue& e, bool is_there,
-                                           int64_t at, int channel,
-                                           float2 (&v)[kBlocks]) {
+__device__ __forceinline__ void StoreSmall(float* out, const Epilogue& e,
+                                           bool is_there, int64_t at,
+                                           int channel, float2 (&v)[kBlocks]) {
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
     const float2 scale = LoadTwoOf(e.scale, channel + j * 8, 1.0f);
@@ -211,7 +210,7 @@ __device__ __forceinline__ void StoreSmall(const SmallProblem& problem,
   uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
-    if (is_there) *reinterpret_cast<float2*>(problem.out + at + j * 8) = v[j];
+    if (is_there) *reinterpret_cast<float2*>(out + at + j * 8) = v[j];
     bits |= ((v[j].x > 0) | (v[j].y > 0) << 1) << (8 * j);
   }
   if (e.signs == nullptr) return;
@@ -303,7 +302,7 @@ __device__ __forceinline__ void ComputeSmallTile(const SmallProblem& problem,
                            sums[0][m][j][i + 1] + sums[1][m][j][i + 1]);
       }
       if constexpr (!Config::kFlipped) {
-        StoreSmall(problem, epilogue, is_there, at, channel, v);
+        StoreSmall(problem.out, epilogue, is_there, at, channel, v);
       } else if (is_there) {
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {

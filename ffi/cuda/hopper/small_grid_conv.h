@@ -1,0 +1,18 @@
+// fprop and dgrad of small f32 images. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_GRID_CONV_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_SMALL_GRID_CONV_H_
+
+#include "cuda/hopper/conv.h"
+#include "cuda/hopper/paths.h"
+
+namespace jax_convbatch::hopper {
+
+// Whether there is a kernel; its bits are those of small_tf32.cu.
+bool HasSmallGridConv(Op op, const ConvGeometry& g);
+
+cudaError_t SmallGridConv(Op op, const ConvCall& call, Stage stage,
+                          cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_SMALL_GRID_CONV_H_
