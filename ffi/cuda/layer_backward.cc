@@ -99,15 +99,12 @@ ffi::Error Initialize(ffi::AnyBuffer signs, ffi::AnyBuffer x, ffi::AnyBuffer w,
   int device;
   JCB_RETURN_IF_ERROR(ToError(cudaGetDevice(&device),
                               [&] { return Describe("layer_backward", g); }));
-  struct Nothing {};
-  auto& prepared = ProcessMemo<Nothing>();
   const CallKey key =
       CallKey().Add(device).Add(g).Add(dy.element_type()).Add(rest.size());
-  if (prepared.Has(key)) return ffi::Error::Success();
-  JCB_RETURN_IF_ERROR(Run(signs, x, w, dy, *dx, *dw, *db, *workspace, rest, g,
-                          hopper::Stage::kPrepare, nullptr));
-  prepared.Get(key, [] { return Nothing(); });
-  return ffi::Error::Success();
+  return PrepareOnce<struct LayerBackwardPrepared>(key, [&] {
+    return Run(signs, x, w, dy, *dx, *dw, *db, *workspace, rest, g,
+               hopper::Stage::kPrepare, nullptr);
+  });
 }
 
 template <typename Binding>
