@@ -26,6 +26,7 @@ import test_implicit_gemm
 import test_long_sums
 import test_one_channel
 import test_one_pass
+import test_small_images
 import test_tf32
 import test_true_f32
 from problems import whole
@@ -98,17 +99,26 @@ def layer(engine, dtype, k):
     return both(*args)
 
 
-def narrow_layer(c, k):
+def forward_and_backward(fun, args, dy):
     """Backward in one pass over dy and x, and the signs that it reads."""
-    args, dy = test_one_pass.operands((3, 9, 7), c, k, "bfloat16", whole)
 
     @jax.jit
     def both(args, dy):
-        call = functools.partial(test_one_pass.layer, algorithm="implicit_gemm")
-        y, pullback = jax.vjp(call, *args)
+        y, pullback = jax.vjp(functools.partial(fun, algorithm="implicit_gemm"), *args)
         return y, *pullback(dy)
 
     return both(args, dy)
+
+
+def narrow_layer(c, k):
+    args, dy = test_one_pass.operands((3, 9, 7), c, k, "bfloat16", whole)
+    return forward_and_backward(test_one_pass.layer, args, dy)
+
+
+def small_images(image, c, k):
+    make = functools.partial(whole, most=1)
+    args, dy = test_small_images.operands(image, c, k, make)
+    return forward_and_backward(test_small_images.layer, args, dy)
 
 
 def sums_of_channels(shape, dtype):
@@ -156,6 +166,9 @@ def runs():
     for c, k in test_one_pass.CHANNELS:
         call = functools.partial(narrow_layer, c, k)
         found[f"implicit_gemm, narrow layer, C={c}, K={k}"] = call
+    for shape in test_small_images.SHAPES:
+        call = functools.partial(small_images, *shape)
+        found[f"implicit_gemm, small images, {shape}"] = call
     for shape in test_channel_sums.SHAPES[:-1]:
         for dtype in ("bfloat16", "float32"):
             call = functools.partial(sums_of_channels, shape, dtype)
