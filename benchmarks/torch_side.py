@@ -35,7 +35,7 @@ def lead():
     import torch
 
     a, b = _copied()
-    for _ in range(8):
+    for _ in range(16):
         torch.neg(a, out=b)
     end = torch.cuda.Event()
     end.record()

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-_AHEAD = 4  # rounds that are queued before the clock starts, so that none is late
+# Rounds that are queued before the clock starts. More would hide what it takes the
+# host to queue the others.
+_AHEAD = 2
 # Seconds of a round that is not repeated to learn how long it takes.
 LONG = 0.2
 
@@ -43,7 +45,7 @@ class Side:
         raise NotImplementedError
 
     def lead(self) -> Callable[[], bool] | None:
-        """Queues work that takes the device a millisecond.
+        """Queues work that takes the device two milliseconds.
 
         Returns:
           A function that waits for its end and says whether it had come before; or
@@ -72,10 +74,10 @@ def wait_for(arrays) -> None:
 
 @functools.cache
 def _copies():
-    """A program of copies that take a millisecond, and its operand."""
+    """A program of copies that take two milliseconds, and its operand."""
 
     def copies(x):
-        for _ in range(8):
+        for _ in range(16):
             x = jax.lax.optimization_barrier(-x)
         return x[0]
 
@@ -83,16 +85,16 @@ def _copies():
     return jax.jit(copies).lower(x).compile(), x
 
 
-def elapsed(side: Side, rounds: int) -> float:
-    """Seconds that so many rounds take."""
+def elapsed(side: Side, rounds: int, ahead: int = _AHEAD) -> float:
+    """Seconds that so many rounds take, of which `ahead` are queued before."""
     lead = side.lead()
     start = time.perf_counter()
-    for _ in range(min(rounds, _AHEAD)):
+    for _ in range(min(rounds, ahead)):
         side.queue()
     # Where the host was slower than what goes before, the start is in the time.
     if lead is not None and not lead():
         start = time.perf_counter()
-    for _ in range(rounds - _AHEAD):
+    for _ in range(rounds - ahead):
         side.queue()
     side.wait()
     return time.perf_counter() - start

@@ -22,6 +22,7 @@ from jax_convbatch.primitives import ConvParams
 
 MARGIN = 0.98  # of the default's time: what is not faster than that is noise
 MOST_CALLS = 32  # of one program: more take longer to compile
+MOST_ROUNDS = 8  # what the host can queue in two milliseconds
 FAR = 1.4  # times the fastest: what is not worth a second look
 SECOND_LOOK = 2  # candidates that are timed again beside the rule's choice
 
@@ -314,8 +315,9 @@ def measure(
     def look(some: list) -> None:
         for _ in range(repeats):
             for c in some:
-                rounds = max(1, round(seconds / roughly[c]))
-                taken = timing.elapsed(sides[c], rounds)
+                # All queued ahead: the device's time tells candidates apart.
+                rounds = min(max(1, round(seconds / roughly[c])), MOST_ROUNDS)
+                taken = timing.elapsed(sides[c], rounds, ahead=rounds)
                 found[c].append(taken / rounds / sides[c].calls * 1e6)
 
     def median(candidate) -> float:

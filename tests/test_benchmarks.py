@@ -229,7 +229,7 @@ def test_times_are_those_of_one_call(clock):
 
 
 def test_times_are_without_the_start(clock):
-    far = Queue(clock, "far", 0.5, start=1.0, ahead=2.0)
+    far = Queue(clock, "far", 0.5, start=0.5, ahead=2.0)
     late = Queue(clock, "late", 8.0, start=1.0, ahead=2.0)
 
     def queue():

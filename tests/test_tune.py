@@ -165,7 +165,8 @@ class FixedSide:
 def test_what_looks_faster_than_the_rule_is_timed_on_beside_it(monkeypatch):
     candidates, timed = Fixed(rule=10, slow=20, c=9, b=8, a=7.9, far=20), []
 
-    def elapsed(side, rounds):
+    def elapsed(side, rounds, ahead):
+        assert ahead == rounds <= tuning.MOST_ROUNDS
         timed.append(side.name)
         return rounds * side.calls * candidates.us[side.name] * 1e-6
 
