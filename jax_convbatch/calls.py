@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import timing
+from jax_convbatch import targets, timing
 
 L2_BYTES = 64 << 20  # a little more than an H200's
 PROGRAM_BYTES = 8 << 30  # of results alive in one program
@@ -63,7 +63,7 @@ class Calls(timing.Side):
     def __init__(self, name: str, one, pairs, shapes):
         self.name = name
         self._pairs = pairs
-        self._alone = jax.default_backend() == "cpu"
+        self._alone = targets.default_platform() == "cpu"
         self.calls = 1 if self._alone else len(pairs)
         self._out, self._turn = None, 0
         self._rounds: list = []

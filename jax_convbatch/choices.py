@@ -100,7 +100,8 @@ def left_out(really: bool = True) -> Iterator[None]:
 def tuned_file(device: str) -> Path:
     """Where `tune` keeps what it measured on a device of this name."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "jax_convbatch" / f"{slug(device)}.json"
+    # Unlike Path.expanduser, this does without a home directory.
+    return Path(os.path.expanduser(cache)) / "jax_convbatch" / f"{slug(device)}.json"
 
 
 def slug(device: str) -> str:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from jax_convbatch import targets
+
 # Rounds that are queued before the clock starts. More would hide what it takes the
 # host to queue the others.
 _AHEAD = 2
@@ -51,7 +53,7 @@ class Side:
           A function that waits for its end and says whether it had come before; or
           None where calls start at once.
         """
-        if jax.default_backend() != "gpu":
+        if targets.default_platform() != "cuda":
             return None
         program, x = _copies()
         out = program(x)
@@ -66,7 +68,7 @@ class Side:
 
 def wait_for(arrays) -> None:
     """Returns at once when they are there: a thread that sleeps may wake up late."""
-    if jax.default_backend() == "gpu":
+    if targets.default_platform() == "cuda":
         while not all(a.is_ready() for a in jax.tree.leaves(arrays)):
             pass
     jax.block_until_ready(arrays)

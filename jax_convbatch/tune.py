@@ -140,7 +140,7 @@ def tune(fn, *args, **kwargs) -> Tuned:
         ready = {p: Candidates(p, ways[p], platform, threads) for p in problems}
     times = {p: measure(made, made.random()) for p, made in ready.items()}
     found = fastest(times)
-    rows = Tuned(_row(p, found[p.key], times[p]) for p in problems)
+    rows = Tuned(_row(p, found.get(p.key), times[p]) for p in problems)
     if rows:
         rows.path = choices.keep(targets.device_name(platform), found)
     return rows
@@ -190,7 +190,9 @@ Times = dict[tuple[str, str], Time]
 def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
     """Entries for `choices.keep`: one engine a key, a configuration a batch size.
 
-    Configurations that are the rule's are not named: a better rule then counts.
+    Configurations that are the rule's are not named: a better rule then counts. Of
+    problems of one key that no engine runs all of (their `workspace_limit`s may
+    differ) nothing is kept.
     """
     by_key: dict[str, list[Problem]] = {}
     for problem in times:
@@ -198,12 +200,13 @@ def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
     found = {}
     for key, problems in by_key.items():
         nothing = Time(0, 0, 0)
-        engine = _least(
-            {
-                engine: sum((_best(times[p], engine)[1] for p in problems), nothing)
-                for engine in dict.fromkeys(e for p in problems for e, _ in times[p])
-            }
-        )
+        sums = {
+            engine: sum((_best(times[p], engine)[1] for p in problems), nothing)
+            for engine in dict.fromkeys(e for p in problems for e, _ in times[p])
+        }
+        engine = _least(sums)
+        if sums[engine].median == math.inf:
+            continue
         configs = {
             str(p.params.geometry.N): _best(times[p], engine)[0] for p in problems
         }
@@ -230,10 +233,13 @@ def _least(times: dict[str, Time]) -> str:
     return best if times[best].beats(times[first]) else first
 
 
-def _row(problem: Problem, entry: dict, times: Times) -> Row:
-    p, engine = problem.params, entry["engine"]
-    config = entry["configs"].get(str(p.geometry.N))
-    config = config or next(c for name, c in times if name == engine)
+def _row(problem: Problem, entry: dict | None, times: Times) -> Row:
+    p = problem.params
+    engine, config = next(iter(times))
+    if entry is not None:
+        engine = entry["engine"]
+        config = entry["configs"].get(str(p.geometry.N))
+        config = config or next(c for name, c in times if name == engine)
     return Row(
         problem.op,
         p.geometry.describe(p.dimension_numbers),
@@ -273,13 +279,21 @@ class Candidates:
         pairs = pairs_of(least + result, result, platform, MOST_CALLS)
         self.counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
 
+        # A thread does not know what its maker runs under.
+        config: Any = jax.config
+        x64, device = config.jax_enable_x64, config.jax_default_device
+
         def compiled(way: tuple[str, str]) -> Calls:
-            engine, config = way
+            with jax.enable_x64(x64), jax.default_device(device):
+                return calls_of(*way)
+
+        def calls_of(engine: str, config: str) -> Calls:
             forced = dataclasses.replace(params, algorithm=engine, config=config)
             one = partial(
                 primitives.bind, problem.op, params=forced, out_dtype=problem.out_dtype
             )
-            return Calls(" ".join(way).strip(), one, pairs, self.shapes)
+            name = f"{engine} {config}".strip()
+            return Calls(name, one, pairs, self.shapes)
 
         self._made = {way: threads.submit(compiled, way) for way in ways}
 

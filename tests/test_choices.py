@@ -324,6 +324,10 @@ def test_the_file_lies_in_the_users_cache(monkeypatch):
     assert str(path) == (
         "/home/somebody/.cache/jax_convbatch/intel-r-xeon-r-2-cores.json"
     )
+    # A user without a home directory, as in some containers.
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}[0])
+    assert choices.tuned_file("NVIDIA H200").name == "nvidia-h200.json"
 
 
 @pytest.mark.parametrize("path", sorted(choices.TABLES.glob("*.json")), ids=str)

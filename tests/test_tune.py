@@ -96,6 +96,26 @@ def test_tune_leaves_out_what_is_asked_for_by_name_and_what_is_empty(own_choices
     assert not own_choices.exists()
 
 
+def test_tune_runs_under_the_settings_of_its_caller(own_choices):
+    x, w = np.ones((2, 6, 5, 4)), np.ones((3, 3, 4, 8))
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        (row,) = jc.tune(jc.conv, x, w)
+    assert row.dtype == "float64"
+
+
+def test_what_no_engine_runs_all_of_keeps_the_rule(own_choices, monkeypatch):
+    def times(candidates, operands):
+        engines = list(candidates.sides())
+        limited = candidates.problem.params.workspace_limit is not None
+        return {engines[-1 if limited else 0]: always(5)}
+
+    monkeypatch.setattr(tuning, "measure", times)
+    limited = functools.partial(jc.conv, workspace_limit=1 << 20)
+    rows = jc.tune(lambda x, w: (jc.conv(x, w), limited(x, w)), X, W)
+    assert [row.engine for row in rows] == ["implicit_gemm", "im2col_gemm"]
+    assert jc.explain(jc.conv, X, W)[0].source == "rule"
+
+
 def always(us):
     return tuning.Time(us, us, us)
 

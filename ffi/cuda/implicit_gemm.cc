@@ -142,15 +142,17 @@ ffi::Error Run(const CallKey& key, Operation operation,
     if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<simt::Op>(operation);
     const auto stage = launch ? simt::Stage::kLaunch : simt::Stage::kPrepare;
-    return RunPlan(
-        operation, buffers, g, config,
-        ProcessMemo<std::optional<simt::Plan>>().Get(
-            key,
-            [&] { return simt::FindPlan(op, g, multiprocessors, config); }),
-        [&](const simt::Plan& plan, void* pieces) {
-          return simt::Run(op, {g, plan, lhs, rhs, result, pieces}, stage,
-                           stream);
-        });
+    return RunPlan(operation, buffers, g, config,
+                   ProcessMemo<std::optional<simt::Plan>>().Get(
+                       key,
+                       [&] {
+                         return simt::FindPlan(op, g, multiprocessors,
+                                               is_hopper, config);
+                       }),
+                   [&](const simt::Plan& plan, void* pieces) {
+                     return simt::Run(op, {g, plan, lhs, rhs, result, pieces},
+                                      stage, stream);
+                   });
   }
   const auto op = OpOf<hopper::Op>(operation);
   const auto stage = launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;

@@ -122,9 +122,10 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
 }
 
 // Of f32 as it is.
-nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors) {
+nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
+                   bool hopper) {
   nb::list plans;
-  for (const simt::Plan& plan : simt::Plans(op, g, multiprocessors)) {
+  for (const simt::Plan& plan : simt::Plans(op, g, multiprocessors, hopper)) {
     const std::string name = simt::PlanName(plan);
     nb::dict fields;
     fields["config"] = name.c_str();
@@ -159,7 +160,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
                        hopper);
   }
   if (exact && type == hopper::Type::kTf32) {
-    return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors);
+    return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors, hopper);
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;

@@ -15,7 +15,8 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
   SmallBackwardProblem p{};
   p.grid = SmallGridOf(g, multiprocessors);
   const int bytes = static_cast<int>(SmallBackwardBytes(g, p.grid));
-  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  // To one limit: threads may launch the kernel for several geometries at once.
+  const cudaError_t raised = RaiseSharedMemory(kernel, kGridShared);
   if (raised != cudaSuccess) return raised;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;

@@ -33,7 +33,8 @@ cudaError_t Launch(Op op, const ConvCall& call, Stage stage,
   p.grid = LargestGrid(g, kSixteens, multiprocessors,
                        [&](const auto& grid) { return Fits(op, g, grid); });
   const int bytes = static_cast<int>(BytesOf(op, g, p.grid));
-  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  // To one limit: threads may launch the kernel for several geometries at once.
+  const cudaError_t raised = RaiseSharedMemory(kernel, kGridShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   p.in = static_cast<const float*>(call.lhs);
   p.w = static_cast<const float*>(call.rhs);

@@ -206,6 +206,12 @@ bool Fits(const ConvGeometry& g) {
     const double images = 128.0 / static_cast<double>(pixels) + 2;
     return images * (1.0 * h * w * c);
   };
+  // Tiles of 64 pixels, the last of each part cut off, by 32 channels, in eight
+  // chunks.
+  auto blocks = [&](int64_t pixels, int64_t channels) {
+    return (1.0 * g.N * pixels / 64 + kMostParts) *
+           static_cast<double>(channels / 32 + 1) * 8;
+  };
   const double x_reach = 1.0 * (g.R * g.filter_dilation.h + g.H) *
                          (g.S * g.filter_dilation.w + g.W) * g.C;
   const double y_reach = 1.0 * (g.R * g.filter_dilation.h + g.P) *
@@ -215,10 +221,7 @@ bool Fits(const ConvGeometry& g) {
          1.0 * g.C * g.K < kLimit && x_reach < kLimit && y_reach < kLimit &&
          tile(g.H, g.W, g.C, g.P * g.Q) < kLimit &&
          tile(g.P, g.Q, g.K, std::max<int64_t>(1, g.H * g.W / 64)) < kLimit &&
-         1.0 * g.N * (g.H + 64) * (g.W + 64) / 64 * (g.C / 64 + 1) * 16 <
-             kLimit &&
-         1.0 * g.N * (g.P + 64) * (g.Q + 64) / 64 * (g.K / 64 + 1) * 16 <
-             kLimit &&
+         blocks(g.H * g.W, g.C) < kLimit && blocks(g.P * g.Q, g.K) < kLimit &&
          reaches(g.R, g.stride.h, g.pad.h, g.filter_dilation.h, g.H, g.P) &&
          reaches(g.S, g.stride.w, g.pad.w, g.filter_dilation.w, g.W, g.Q);
 }
@@ -275,13 +278,16 @@ int Chunks(Op op, const ConvGeometry& g,
       std::clamp<int64_t>(std::min(kBlocks / tiles, least / kLeast), 1, kMost));
 }
 
-std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors) {
+std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
+                        bool hopper) {
   if (!hopper::IsPlain2d(g, hopper::Type::kTf32) || !Fits(g)) return {};
+  // Its tiles take more shared memory than some other GPUs have.
+  const bool winograd = hopper && UsesWinograd(g);
   if (op == Op::kWgrad) {
-    return UsesWinograd(g) ? WinogradWgradPlans(g, multiprocessors)
-                           : WgradPlans(g, multiprocessors);
+    return winograd ? WinogradWgradPlans(g, multiprocessors)
+                    : WgradPlans(g, multiprocessors);
   }
-  if (UsesWinograd(g)) return WinogradPlans(op, g, multiprocessors);
+  if (winograd) return WinogradPlans(op, g, multiprocessors);
   if (PartsOf(op, g).empty()) return {};
   return ConvPlans(op, g, multiprocessors);
 }
@@ -294,8 +300,8 @@ std::string PlanName(const Plan& plan) {
 }
 
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, int multiprocessors,
-                             std::string_view name) {
-  for (const Plan& plan : Plans(op, g, multiprocessors)) {
+                             bool hopper, std::string_view name) {
+  for (const Plan& plan : Plans(op, g, multiprocessors, hopper)) {
     if (name.empty() || PlanName(plan) == name) return plan;
   }
   return std::nullopt;

@@ -13,8 +13,6 @@ namespace jax_convbatch::simt {
 using hopper::Divisor;
 using hopper::TapAxis;
 
-inline constexpr int kMostParts = 16;
-
 // Outputs that use the same taps: all of fprop's, a residue class of dgrad's.
 // They form a grid of rows x cols an image.
 struct Part {

@@ -20,6 +20,9 @@ enum class Op { kFprop, kDgrad, kWgrad };
 // What a stage of shared memory holds of a sum.
 inline constexpr int kDepth = 16;
 
+// Of outputs that use the same taps, which a launch forms.
+inline constexpr int kMostParts = 16;
+
 // How a convolution runs. fprop and dgrad: tiles of tile_m pixels by tile_n
 // channels, whose sums are formed in `splits` chunks by as many blocks, or in
 // the same chunks by one block: bits do not depend on the plan. wgrad: tiles of
@@ -38,14 +41,15 @@ struct Plan {
 // take where nothing was measured first. Empty where the kernels cannot run:
 // they take 2-D convolutions of one group without input dilation, C and K
 // multiples of 4, strides up to 8. Needs no GPU.
-std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors);
+std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
+                        bool hopper);
 
 // "128x64" (tile_m x tile_n), "128x64/8" with splits.
 std::string PlanName(const Plan& plan);
 
 // The plan of that name, or the first for an empty one.
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, int multiprocessors,
-                             std::string_view name);
+                             bool hopper, std::string_view name);
 
 // kPrepare does all but the launch, so that kLaunch may be captured.
 enum class Stage { kPrepare, kLaunch };
