@@ -58,7 +58,7 @@ SANITIZE_CUDA := compute-sanitizer --kernel-name kns=jax_convbatch \
   --error-exitcode 1 --print-limit 20
 SHAPES := $(BIN)/python -W ignore tests/sanitize_cuda.py
 .gpu-sanitize: $(INSTALLED)
-	@$(SANITIZE_CUDA) --tool memcheck --padding 256 $(SHAPES) --without deformable
+	@$(SANITIZE_CUDA) --tool memcheck --padding 256 $(SHAPES)
 	@$(SANITIZE_CUDA) --tool initcheck --check-api-memory-access no \
 	  --kernel-name-exclude kns=Resize $(SHAPES) \
 	  --without layer deformable
