@@ -34,6 +34,7 @@ from benchmarks.jax_side import JaxSide, compiled, operation
 from benchmarks.torch_side import TorchSide
 from benchmarks.workloads import TABLES
 from jax_convbatch import choices, plan, timing
+from jax_convbatch.calls import sets_of
 
 PEERS = ("xla", "torch")
 ENGINES = (*plan.ALGORITHMS, "rule")  # what "auto" is without a table
@@ -89,8 +90,7 @@ class Prepared:
           WrongResult: a side's result is not the convolution.
         """
         case = self.case
-        pairs = case.pairs(jax.default_backend())
-        counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
+        counts = sets_of(case.pairs(jax.default_backend()))
         operands = [
             self.pool.arrays("normal", case.dtype, shape, count)
             for shape, count in zip(case.operands, counts, strict=True)

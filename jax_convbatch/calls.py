@@ -46,6 +46,11 @@ def pairs_of(
     return [(k % sets, (k + k // sets) % sets) for k in range(calls)]
 
 
+def sets_of(pairs) -> list[int]:
+    """How many sets of each of the two operands `pairs` names."""
+    return [1 + max(numbers) for numbers in zip(*pairs, strict=True)]
+
+
 class Calls(timing.Side):
     """A side of a measurement: a program of a call for each of `pairs`.
 
@@ -72,8 +77,7 @@ class Calls(timing.Side):
             program, operands = one, shapes
         else:
             program = jax.jit(partial(_many, one, pairs))
-            counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
-            operands = [[s] * n for s, n in zip(shapes, counts, strict=True)]
+            operands = [[s] * n for s, n in zip(shapes, sets_of(pairs), strict=True)]
         self.program = program.lower(*operands).compile()
 
     def take(self, first: list, second: list) -> None:
@@ -101,8 +105,8 @@ class Calls(timing.Side):
         """The result for these operands, by the program that is timed."""
         if self._alone:
             return self.program(first, second)
-        counts = [1 + max(pair[i] for pair in self._pairs) for i in (0, 1)]
-        return self.program([first] * counts[0], [second] * counts[1])[0]
+        firsts, seconds = sets_of(self._pairs)
+        return self.program([first] * firsts, [second] * seconds)[0]
 
 
 def _many(one, pairs, first, second):

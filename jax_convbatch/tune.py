@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jax_convbatch import choices, fused, plan, primitives, targets, timing
-from jax_convbatch.calls import Calls, pairs_of
+from jax_convbatch.calls import Calls, pairs_of, sets_of
 from jax_convbatch.explain import traced
 from jax_convbatch.primitives import ConvParams
 
@@ -277,7 +277,7 @@ class Candidates:
         result *= np.dtype(problem.out_dtype).itemsize
         least = sum(math.prod(s.shape) * s.dtype.itemsize for s in self.shapes)
         pairs = pairs_of(least + result, result, platform, MOST_CALLS)
-        self.counts = [1 + max(pair[i] for pair in pairs) for i in (0, 1)]
+        self.counts = sets_of(pairs)
 
         # A thread does not know what its maker runs under.
         config: Any = jax.config
