@@ -1,4 +1,4 @@
-"""Small f32 images, whole in shared memory: layers of them, backward in one pass."""
+"""f32 layers backward in one pass: small images, and those of one channel."""
 
 import functools
 
@@ -24,6 +24,12 @@ SHAPES = [
     ((2, 7, 7), 32, 32),
     ((401, 7, 7), 32, 32),
     ((3, 16, 18), 32, 32),
+    # One channel: an image a warp, a few of its rows, several images; the widest.
+    ((301, 28, 28), 1, 16),
+    ((2, 28, 28), 1, 16),
+    ((1100, 5, 12), 1, 16),
+    ((1, 1, 4), 1, 16),
+    ((3, 70, 32), 1, 16),
 ]
 
 
@@ -161,6 +167,23 @@ def test_what_relu_drops_may_be_anything(hopper):
     step = jax.jit(gradients)
     for a, b in zip(step(args, odd), step(args, dy), strict=True):
         np.testing.assert_array_equal(bits(a), bits(b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", [1])
+def test_padding_times_a_filter_of_infinities_is_nan_as_in_dgrad(hopper, c):
+    args, dy = operands((3, 4, 8), c, 16 * min(c, 2), normal)
+    signs = activations.signs_of(layer(*args), 3)
+    args[1][0, 1, 0, 3], args[1][2, 2, 0, 5] = np.inf, -np.inf
+    eqns = jax.make_jaxpr(layer)(*args).eqns
+    params = next(e.params["params"] for e in eqns if "params" in e.params)
+    options = {"params": params, "residual": True}
+    given = signs, *args[:2], dy
+    bound = jax.jit(functools.partial(one_pass.cotangent_p.bind, **options))
+    parts = jax.jit(functools.partial(one_pass._composed_cotangent, **options))
+    dx = bound(*given)[0]
+    assert np.isnan(dx).any()
+    np.testing.assert_array_equal(bits(dx), bits(parts(*given)[0]))
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/layer_backward.cuh"
 #include "cuda/hopper/layer_backward.h"
+#include "cuda/hopper/one_channel_rows.h"
 #include "cuda/hopper/small_backward.h"
 #include "cuda/hopper/tensor_map.h"
 
@@ -96,6 +97,9 @@ void ForChannels(int64_t C, int64_t K, F&& f) {
 cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,
                           Stage stage, cudaStream_t stream) {
   if (!HasLayerBackward(call.g, call.type)) return cudaErrorInvalidValue;
+  if (HasOneRows(call.g, call.type)) {
+    return RunOneRowsBackward(call, multiprocessors, stage, stream);
+  }
   if (call.type == Type::kTf32) {
     return SmallBackward(call, multiprocessors, stage, stream);
   }

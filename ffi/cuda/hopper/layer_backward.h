@@ -1,7 +1,8 @@
 // The backward pass of a layer with relu in one pass over dy and x: of 1x1
 // filters of bf16 or f16, of stride 1 or 2, for so few output channels that dw
-// of a slice of the input's is in a block's registers; and of small layers of
-// f32, see small_backward.h.
+// of a slice of the input's is in a block's registers; and of layers of f32
+// that are small or of one input channel, see small_backward.h and
+// one_channel_rows.h.
 //
 // dz = dy where y > 0, else 0; dx, dw and db are dgrad, wgrad and the bias
 // gradient of dz.

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/layer_backward.h"
+#include "cuda/hopper/one_channel_rows.h"
 #include "cuda/hopper/small_backward.h"
 
 namespace jax_convbatch::hopper {
@@ -47,7 +48,7 @@ int64_t LayerBackwardSlice(const ConvGeometry& g) {
 }
 
 bool HasLayerBackward(const ConvGeometry& g, Type type) {
-  if (HasSmallBackward(g, type)) return true;
+  if (HasSmallBackward(g, type) || HasOneRows(g, type)) return true;
   const int64_t pixels = Pixels(g), slice = LayerBackwardSlice(g);
   // The copy of a tile's signs is a multiple of 16 bytes.
   return slice > 0 && g.C / slice <= kMostSlices && type != Type::kTf32 &&
@@ -69,6 +70,7 @@ int64_t LayerBackwardWorkspace(const ConvGeometry& g, Type type,
   if (HasSmallBackward(g, type)) {
     return SmallBackwardWorkspace(g, multiprocessors);
   }
+  if (HasOneRows(g, type)) return OneRowsWorkspace(g, multiprocessors);
   const int64_t slice = LayerBackwardSlice(g);
   return g.C / slice * LayerBackwardBlocks(g, multiprocessors) * (slice + 1) *
          g.K * 4;

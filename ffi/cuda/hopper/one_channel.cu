@@ -5,6 +5,7 @@
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/one_channel.cuh"
 #include "cuda/hopper/one_channel.h"
+#include "cuda/hopper/one_channel_rows.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -127,6 +128,9 @@ std::optional<Plan> PlanOneChannel(Op op, const ConvGeometry& g,
 
 cudaError_t RunOneChannel(Op op, const ConvCall& call, Stage stage,
                           cudaStream_t stream) {
+  if (op == Op::kFprop && HasOneRows(call.g, call.type)) {
+    return RunOneRowsFprop(call, stage, stream);
+  }
   const bool four = Cols(op, call.g) == 4;
   if (call.g.R == 3) {
     return four ? Run<3, 4>(op, call, stage, stream)

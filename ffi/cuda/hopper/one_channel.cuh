@@ -116,6 +116,59 @@ __device__ __forceinline__ void MultiplyAdd(float4& sum, float x, float4 w) {
   sum.w = fmaf(x, w.w, sum.w);
 }
 
+// What an epilogue does to a thread's four channels.
+struct OneChannelScale {
+  float4 scale, bias;
+
+  __device__ OneChannelScale(const Epilogue& e, int quad) {
+    auto channels = [&](const void* from, float none) {
+      return from == nullptr ? make_float4(none, none, none, none)
+                             : __ldg(static_cast<const float4*>(from) + quad);
+    };
+    scale = channels(e.scale, 1.0f);
+    bias = channels(e.bias, 0.0f);
+  }
+};
+
+// Stores y of kCols neighbouring pixels of `quads` fours each, from four
+// `first` on, and leaves it in `v`.
+template <int kCols>
+__device__ __forceinline__ void StoreOneChannel(const Epilogue& e,
+                                                const OneChannelScale& by,
+                                                float4 (&v)[kCols], int quads,
+                                                int64_t first, bool is_there,
+                                                float* y) {
+#pragma unroll
+  for (int j = 0; j < kCols; ++j) {
+    v[j] = make_float4(fmaf(v[j].x, by.scale.x, by.bias.x),
+                       fmaf(v[j].y, by.scale.y, by.bias.y),
+                       fmaf(v[j].z, by.scale.z, by.bias.z),
+                       fmaf(v[j].w, by.scale.w, by.bias.w));
+    if (!is_there) continue;
+    const int64_t at = first + j * quads;
+    if (e.residual != nullptr) {
+      const float4 add = __ldg(static_cast<const float4*>(e.residual) + at);
+      v[j] = make_float4(v[j].x + add.x, v[j].y + add.y, v[j].z + add.z,
+                         v[j].w + add.w);
+    }
+    if (e.z != nullptr) static_cast<float4*>(e.z)[at] = v[j];
+  }
+  DispatchActivation(e.activation, [&](auto tag) {
+    constexpr Activation kActivation = decltype(tag)::value;
+#pragma unroll
+    for (int j = 0; j < kCols; ++j) {
+      v[j] = make_float4(
+          Activate(kActivation, v[j].x), Activate(kActivation, v[j].y),
+          Activate(kActivation, v[j].z), Activate(kActivation, v[j].w));
+    }
+  });
+  if (!is_there) return;
+#pragma unroll
+  for (int j = 0; j < kCols; ++j) {
+    reinterpret_cast<float4*>(y)[first + j * quads] = v[j];
+  }
+}
+
 template <int kTaps, int kCols>
 __global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
     OneChannelFprop(const __grid_constant__ OneChannelProblem p,
@@ -123,12 +176,7 @@ __global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
   const OneChannelThread thread(p);
   float4 filter[kTaps * kTaps];
   LoadFilter<kTaps>(p, thread.quad, filter);
-  auto channels = [&](const void* from, float none) {
-    return from == nullptr
-               ? make_float4(none, none, none, none)
-               : __ldg(static_cast<const float4*>(from) + thread.quad);
-  };
-  const float4 scale = channels(e.scale, 1.0f), bias = channels(e.bias, 0.0f);
+  const OneChannelScale scale(e, thread.quad);
   ForGroups(p, thread, [&](int group, bool is_there) {
     const OnePlace place(p, group, kCols);
     float4 sums[kCols] = {};
@@ -144,24 +192,12 @@ __global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
     const int64_t first =
         ((int64_t{place.image} * p.P + place.row) * p.Q + place.col) * p.quads +
         thread.quad;
+    StoreOneChannel(e, scale, sums, p.quads, first, is_there, p.out);
+    if (e.signs == nullptr) return;
 #pragma unroll
     for (int j = 0; j < kCols; ++j) {
       const int64_t at = first + j * p.quads;
-      float4 v = sums[j];
-      v = make_float4(fmaf(v.x, scale.x, bias.x), fmaf(v.y, scale.y, bias.y),
-                      fmaf(v.z, scale.z, bias.z), fmaf(v.w, scale.w, bias.w));
-      if (e.residual != nullptr) {
-        const float4 add = __ldg(static_cast<const float4*>(e.residual) + at);
-        v = make_float4(v.x + add.x, v.y + add.y, v.z + add.z, v.w + add.w);
-      }
-      if (e.z != nullptr && is_there) static_cast<float4*>(e.z)[at] = v;
-      DispatchActivation(e.activation, [&](auto tag) {
-        constexpr Activation kActivation = decltype(tag)::value;
-        v = make_float4(Activate(kActivation, v.x), Activate(kActivation, v.y),
-                        Activate(kActivation, v.z), Activate(kActivation, v.w));
-      });
-      if (is_there) reinterpret_cast<float4*>(p.out)[at] = v;
-      if (e.signs == nullptr) continue;
+      const float4 v = sums[j];
       const uint32_t bits =
           (v.x > 0) | (v.y > 0) << 1 | (v.z > 0) << 2 | (v.w > 0) << 3;
       const uint32_t next = __shfl_down_sync(~0u, bits, 1);
@@ -190,7 +226,7 @@ __global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
     const int col0 = place.col + p.pad_w - (kTaps - 1) * step;
     float sums[kCols] = {};
 #pragma unroll
-    for (int r = 0; r < kTaps; ++r) {
+    for (int r = kTaps - 1; r >= 0; --r) {  // dy's rows from the first on
       const int row = place.row + p.pad_h - r * p.dilation_h;
       const bool in_image = Within(row, p.P);
       float4 dy[kWindow];
