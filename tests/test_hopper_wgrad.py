@@ -1,0 +1,155 @@
+"""wgrad on Hopper: exact and reproducible however its tiles are shared."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from problems import normal, run, whole
+from promises import arrays, bits
+from test_implicit_gemm import SAME, problem
+
+import jax_convbatch as jc
+
+# Problems large enough for wgrad's kernel that reads x once for nine taps.
+HALO = {
+    "odd": problem(96, (30, 17), 72, 136, (3, 3), padding=SAME),
+    "eight images": problem(8, (56, 56), 256, 256, (3, 3), padding=SAME),
+    "rows that are left out": problem(
+        129, (9, 7), 512, 512, (3, 3), padding=((2, 0), (-1, 3))
+    ),
+    "dilated by four": problem(
+        16, (33, 33), 512, 512, (3, 3), padding=((4, 4), (4, 4)), dilation=(4, 4)
+    ),
+    "dilated, unequally": problem(
+        70, (29, 21), 200, 264, (3, 3), padding=((5, 1), (0, 2)), dilation=(5, 2)
+    ),
+    "dilated along rows": problem(
+        8, (40, 61), 264, 200, (3, 3), padding=((-1, 2), (3, 3)), dilation=(1, 3)
+    ),
+    "dilated along columns": problem(
+        100, (26, 15), 136, 264, (3, 3), padding=((3, 3), (1, 0)), dilation=(3, 1)
+    ),
+}
+
+
+# wgrad's ways to share a tile among blocks, and the start of the configuration that
+# tells them: blocks 132 where shares do not end with tiles, "c" clusters.
+SPLITS = {
+    "no pieces": (problem(8, (14, 14), 1024, 512, (1, 1), (2, 2)), "64x64/128"),
+    "clusters of two, no pieces": (
+        problem(8, (28, 14), 1024, 256, (1, 1), (2, 1)),
+        "c2",
+    ),
+    "clusters of two, 576x64": (
+        problem(32, (7, 7), 512, 512, (3, 3), padding=SAME),
+        "576x64/128c2",
+    ),
+    "clusters of four": (
+        problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
+        "128x64/64c4",
+    ),
+    "clusters of four, stages in turns": (
+        problem(8, (28, 28), 64, 256, (3, 3), padding=SAME),
+        "64x128/72c4",
+    ),
+    "clusters of eight": (problem(8, (28, 28), 512, 128, (1, 1)), "64x128/64c8"),
+    "clusters of eight, pieces": (
+        problem(32, (56, 56), 256, 128, (1, 1), (2, 2)),
+        "64x128/96c8",
+    ),
+    "clusters of two share x": (
+        problem(128, (112, 56), 64, 256, (1, 1), (2, 1)),
+        "64x128/120c2",
+    ),
+    "blocks of the smallest tiles share x": (
+        problem(160, (56, 56), 64, 128, (1, 1)),
+        "64x64/264",
+    ),
+    "clusters of two share dy": (
+        problem(64, (28, 14), 256, 1024, (1, 1), (2, 1)),
+        "64x128/64c2",
+    ),
+    "blocks of large tiles share x": (
+        problem(160, (28, 14), 1024, 256, (1, 1), (2, 1)),
+        "128x128/128",
+    ),
+    "three warpgroups": (
+        problem(64, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
+        "192x128/96",
+    ),
+    "shares that do not end with tiles": (
+        problem(256, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
+        "256x128/132",
+    ),
+    "channels that do not fill tiles": (
+        problem(64, (14, 15), 328, 456, (3, 3), (2, 2), SAME),
+        "128x128/108",
+    ),
+    "channels that do not fill small tiles": (
+        problem(8, (28, 28), 328, 136, (1, 1)),
+        "128x64/72c8",
+    ),
+    "channels that do not fill small tiles, stages in turns": (
+        problem(9, (29, 27), 136, 520, (1, 1)),
+        "64x128/120c8",
+    ),
+    "a last step of eight pixels": (
+        problem(8, (14, 14), 1024, 2048, (1, 1), (2, 2)),
+        "128x128/128",
+    ),
+    "a last step of eight pixels, 128x64": (
+        problem(8, (7, 7), 256, 256, (3, 3), padding=SAME),
+        "128x64/72",
+    ),
+    "a last step of four pixels, stages in turns": (
+        problem(68, (7, 7), 256, 256, (3, 3), padding=SAME),
+        "64x128/72",
+    ),
+    "a last step of four pixels, clusters of two": (
+        problem(68, (13, 7), 256, 1024, (1, 1), (2, 1)),
+        "64x128/64c2",
+    ),
+    "a last step of eight pixels, three warpgroups": (
+        problem(8, (7, 7), 512, 512, (3, 3), padding=SAME),
+        "192x128/96",
+    ),
+    "channels that do not fill small tiles, 3x3": (
+        problem(9, (29, 27), 200, 136, (3, 3), padding=SAME),
+        "128x64/108c2",
+    ),
+}
+WGRADS = {name: (case, "576x64") for name, case in HALO.items()} | SPLITS
+
+
+def wgrad_of(case):
+    def wgrad(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, x, **case.kwargs)
+        return jax.vjp(conv, w)[1](dy)
+
+    return wgrad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", WGRADS)
+def test_wgrad_is_exact_however_it_is_split(hopper, name, dtype):
+    case, config = WGRADS[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    rows = jc.explain(wgrad_of(case), x, w, dy)
+    (row,) = (r for r in rows if r.op == "wgrad")
+    assert config in str(row)
+    got = run(case, x, w, dy, algorithm="implicit_gemm").dw
+    want = run(case, x, w, dy, algorithm="im2col_gemm").dw
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WGRADS)
+def test_wgrad_has_the_same_bits_every_time(hopper, name):
+    case, _ = WGRADS[name]
+    args = arrays(case, normal, "bfloat16")
+    step = jax.jit(wgrad_of(case))
+    want = bits(step(*args)[0])
+    for _ in range(20):
+        np.testing.assert_array_equal(bits(step(*args)[0]), want)
