@@ -178,3 +178,24 @@ def names(choices=None):
         return found
 
     return parse
+
+
+def add_options(add) -> None:
+    """Options of a command that say which cases it takes; `add` of its parser."""
+    add("--table", default="resnet50", choices=workloads.TABLES)
+    add("--rows", type=names(), help="some rows of the table")
+    add(
+        "--batch",
+        type=lambda text: [int(n) for n in text.split(",")],
+        help="batch sizes (default: the table's own)",
+    )
+    add("--dtype", type=names([*DTYPES, *DTYPES.values()]))
+    add("--op", type=names(OPS), default=list(OPS))
+    add("--precision", default="default", choices=("default", "high", "highest"))
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """Those that these options say."""
+    dtypes = options.dtype and [DTYPES.get(name, name) for name in options.dtype]
+    which = options.batch, dtypes, options.rows, options.precision
+    return cases(options.table, options.op, *which)

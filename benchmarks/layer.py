@@ -32,7 +32,7 @@ from rich.table import Table
 import jax_convbatch as jcb
 from benchmarks import ceilings, record, torch_side, workloads
 from benchmarks.cases import DTYPES, Case, Pool, cases
-from benchmarks.jax_side import NHWC, compiled
+from benchmarks.jax_side import compiled, convolution
 from benchmarks.torch_layer import TorchLayerSide
 from jax_convbatch import activations, plan, timing
 from jax_convbatch.bias import bias_grad
@@ -51,19 +51,12 @@ AT_KINKS = {"float32": 15, "bfloat16": 4, "float16": 4}  # times TOLERANCE
 
 def layer(side: str, row, activation: str):
     """y of (x, w, bias): stock, or ours by the engine that `side` names."""
-    kwargs = workloads.arguments(row)
     if side != "stock":
+        kwargs = workloads.arguments(row)
         return partial(
             jcb.conv_bias_act, activation=activation, algorithm=side, **kwargs
         )
-    conv = partial(
-        jax.lax.conv_general_dilated,
-        window_strides=(kwargs["strides"],) * 2,
-        padding=((kwargs["padding"],) * 2,) * 2,
-        rhs_dilation=(kwargs["dilation"],) * 2,
-        feature_group_count=kwargs["groups"],
-        dimension_numbers=NHWC,
-    )
+    conv = convolution("xla", row, "default")
     chosen = activations.ACTIVATIONS[activation].fn
     return lambda x, w, bias: chosen(conv(x, w) + bias)
 
@@ -76,7 +69,7 @@ def step(side: str, row, activation: str, x, w, bias, dy):
 
 def parts(engine: str, row, activation: str) -> dict:
     """What our layer does, as functions of (x, w, bias, dy), each a tuple."""
-    conv = partial(jcb.conv, algorithm=engine, **workloads.arguments(row))
+    conv = convolution(engine, row, "default")
     forward = layer(engine, row, activation)
     return {
         "fprop": lambda x, w, bias, dy: (conv(x, w),),

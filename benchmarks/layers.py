@@ -27,12 +27,11 @@ from rich.progress import Progress
 
 import jax_convbatch as jcb
 from benchmarks import record, report, torch_side
-from benchmarks.cases import DTYPES, OPS, Case, Pool, cases, names
+from benchmarks.cases import Case, Pool, add_options, cases_of, names
 from benchmarks.ceilings import Ceilings, product_rate
 from benchmarks.check import Check
 from benchmarks.jax_side import JaxSide, compiled, operation
 from benchmarks.torch_side import TorchSide
-from benchmarks.workloads import TABLES
 from jax_convbatch import choices, plan, timing
 from jax_convbatch.calls import sets_of
 
@@ -157,19 +156,8 @@ def options_of(arguments) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--table", default="resnet50", choices=TABLES)
-    parser.add_argument("--rows", type=names(), help="some rows of the table")
-    parser.add_argument(
-        "--batch",
-        type=lambda text: [int(n) for n in text.split(",")],
-        help="batch sizes (default: the table's own)",
-    )
-    parser.add_argument("--dtype", type=names([*DTYPES, *DTYPES.values()]))
-    parser.add_argument("--op", type=names(OPS), default=list(OPS))
+    add_options(parser.add_argument)
     parser.add_argument("--engine", type=names(ENGINES), default=["auto"])
-    parser.add_argument(
-        "--precision", default="default", choices=("default", "high", "highest")
-    )
     parser.add_argument("--peers", type=names([*PEERS, "none"]), default=list(PEERS))
     parser.add_argument("--seconds", type=float, default=0.012, help="of one timing")
     parser.add_argument("--repeats", type=int, default=5)
@@ -189,15 +177,7 @@ def main(arguments=None) -> None:
     if "torch" in peers and problem:
         console.print(f"without PyTorch: {problem}")
         peers.remove("torch")
-    dtypes = options.dtype and [DTYPES.get(name, name) for name in options.dtype]
-    todo = cases(
-        options.table,
-        options.op,
-        options.batch,
-        dtypes,
-        options.rows,
-        options.precision,
-    )
+    todo = cases_of(options)
     if any(case.dtype == "float64" for case in todo):
         jax.config.update("jax_enable_x64", True)
     pool, rows = Pool(todo), []
