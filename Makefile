@@ -149,8 +149,8 @@ $(WHEEL_VENV)/.installed: $(WHEEL)
 # The wheel of `make package` under another Python, and with it another jax, in a
 # folder that has everything but the sources of the package. Left out are the files
 # about numbers that native code alone decides.
-WHEEL_TESTS ?= $(patsubst %,--ignore tests/test_%.py,benchmarks build deform \
-  deform_bits instruction_sets large reproducible values)
+WHEEL_TESTS ?= $(patsubst %,--ignore tests/test_%.py,benchmark_commands benchmarks \
+  build deform deform_bits instruction_sets large profile reproducible values)
 test-wheel: .wheel-there $(WHEEL_VENV)/.installed
 	@$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check -q install \
 	  '$(WHEEL)[examples,test]'

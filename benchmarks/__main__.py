@@ -13,6 +13,7 @@ COMMANDS = {
     "transposed": "transposed convolutions, beside jax.lax",
     "deform": "deformable convolution, beside torchvision",
     "models": "training and inference steps of whole networks",
+    "profile": "what kernels of a row do on the GPU, by Nsight Compute",
     "plans": "writes the table from which plans choose on this device",
 }
 

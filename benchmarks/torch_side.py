@@ -102,6 +102,10 @@ class TorchSide(Side):
     def lead(self):
         return lead() if self._gpu else None
 
+    def alone(self) -> None:
+        """Starts one call by itself, not from the graph."""
+        self._one(*self._rounds[0])
+
     def once(self, first, second) -> jax.Array:
         """The result for these operands."""
         a, b = (
