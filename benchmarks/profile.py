@@ -29,7 +29,7 @@ from benchmarks import ncu, record
 from benchmarks.cases import Case, add_options, cases_of, names
 from benchmarks.profiled import MARK
 
-SIDES = ("ours", "cudnn", "xla")
+SIDES = ("ours", "cudnn", "xla", "gemm")
 LONGEST = 44  # of a kernel's name in the table
 HEADINGS = {
     "us": "µs",

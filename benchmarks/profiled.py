@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import record, torch_side
+from benchmarks import ceilings, record, torch_side
 from benchmarks.cases import Case, Pool
 from benchmarks.jax_side import operation
 from benchmarks.layers import chosen
@@ -66,7 +66,13 @@ class Driver:
 
 
 def program(side: str, case: Case, pool: Pool):
-    """A function that runs one call of `case` to its end."""
+    """A function that runs one call of `case` to its end.
+
+    Of the side "gemm" that is the product that a GPU's GEMM rate is measured with.
+    """
+    if side == "gemm":
+        product = ceilings.product(case.dtype, case.precision)
+        return lambda: (product.queue(), product.wait())
     if side == "cudnn":
         counts = sets_of(case.pairs("gpu"))
         torch = torch_side.TorchSide(case, *_operands(case, pool, counts))

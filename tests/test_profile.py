@@ -177,13 +177,14 @@ def test_each_run_is_profiled_alone(monkeypatch):
         return lambda: (once(), driver.calls.append((side, case.name)))
 
     monkeypatch.setattr(profiled, "program", noted)
-    profiled.run(wanted, ["ours", "xla"], 2, driver)
-    number = iter(range(8))
+    sides = ["ours", "xla", "gemm"]
+    profiled.run(wanted, sides, 2, driver)
+    number = iter(range(12))
     warm, runs = profiled.WARM, 2
     assert driver.calls == [
         call
         for case in wanted
-        for side in ("ours", "xla")
+        for side in sides
         for call in [
             *[(side, case.name)] * warm,
             *[
