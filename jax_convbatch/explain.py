@@ -178,16 +178,19 @@ def _deform_rows(eqn, platform: str) -> list[Row]:
 
 
 def _one_pass_rows(eqn, platform: str) -> list[Row]:
-    """dgrad's and wgrad's, whose bias gradient is theirs; one launch on one device."""
+    """dgrad's and wgrad's, whose bias gradient is theirs; one call on one device."""
     params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
     options = {"params": params, "out_dtype": dtype}
-    size = one_pass.workspace(params, dtype)
+    size, parts = one_pass.workspace(params, dtype), one_pass.parts(params, dtype)
+    both = "dgrad, wgrad, derivative of relu and bias gradient"
     rows = []
     for name in ("dgrad", "wgrad"):
         row, _ = _conv_row(name, options, np.dtype(dtype).name, platform)
-        if platform == "cuda" and size is not None:
-            reason = "dgrad, wgrad, derivative of relu and bias gradient in one pass"
-            row = replace(row, reason=reason, workspace_bytes=size)
+        if platform == "cuda" and parts is not None:
+            reason = f"{row.reason}; {both} in one call"
+            row = replace(row, reason=reason, workspace_bytes=parts.workspace)
+        elif platform == "cuda" and size is not None:
+            row = replace(row, reason=f"{both} in one pass", workspace_bytes=size)
         rows.append(row)
     return rows
 

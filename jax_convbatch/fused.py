@@ -85,9 +85,11 @@ def _jvp(primals, tangents, *, params, epilogue, **options):
     dx, dw, *d_rest = (None if _compat.is_zero(t) else t for t in tangents)
     d_named = epilogue.named(d_rest)
     axis = params.axis("y", "K")
-    if both.save_signs and one_pass.suits(named, dx, dw, d_named, params, x.dtype):
+    saved = out[1] if saves_input or both.save_signs else out[0]
+    plain = epilogue.activation == "relu" and _is_local(x, **options)
+    if plain and one_pass.suits(saved, named, dx, dw, d_named, params, x.dtype):
         linear = (dx, dw, d_named["bias"], d_named["residual"])
-        dy = one_pass.tangent(out[1], x, w, *linear, params)
+        dy = one_pass.tangent(saved, x, w, *linear, params)
         zeros = [_compat.zero_tangent(a) for a in out[1:]]
         count = epilogue.results
         return out[:count], [dy, *zeros][:count]
@@ -110,7 +112,6 @@ def _jvp(primals, tangents, *, params, epilogue, **options):
     if activation is None:
         dy = dz
     else:
-        saved = out[1] if saves_input or both.save_signs else out[0]
         dy = act_grad.tangent(epilogue.activation, saved, dz, db, axis)
     if epilogue.save_signs:
         return out, [dy, _compat.zero_tangent(out[1])]
@@ -125,7 +126,7 @@ def _keeps_signs(x, params, epilogue, *, out_dtype, out_sharding) -> bool:
     """
     if epilogue.activation != "relu" or params.geometry.K % 8:
         return False
-    if out_sharding is not None or _compat.has_explicit_axes(x):
+    if not _is_local(x, out_dtype=out_dtype, out_sharding=out_sharding):
         return False
     platform = targets.default_platform()
     if platform not in plan.EPILOGUES:
@@ -135,6 +136,15 @@ def _keeps_signs(x, params, epilogue, *, out_dtype, out_sharding) -> bool:
     except ValueError:  # the engine asked for by name runs elsewhere
         return False
     return chosen.signs and plan.has_epilogue(chosen, platform, x.dtype, out_dtype)
+
+
+def _is_local(x, *, out_dtype, out_sharding) -> bool:
+    """Whether x and y have one dtype, and no sharding in their types."""
+    return (
+        out_sharding is None
+        and out_dtype == x.dtype
+        and not _compat.has_explicit_axes(x)
+    )
 
 
 def _parts(x, w, *rest, params, epilogue, **options):

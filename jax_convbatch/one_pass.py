@@ -12,6 +12,9 @@ primitives of every layer.
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
+
+import os
 
 import jax
 import numpy as np
@@ -19,13 +22,33 @@ import numpy as np
 from jax_convbatch import _compat, act_grad, primitives, targets
 from jax_convbatch import geometry as geo
 from jax_convbatch.bias import result_sharding
+from jax_convbatch.planners import Plan
 from jax_convbatch.primitives import ConvParams
 
 
-def suits(named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
-    """Whether a layer whose relu keeps signs is differentiated so.
+class Parts(NamedTuple):
+    """The plans of a backward pass that is one call of several kernels.
+
+    Attributes:
+      dgrad, wgrad: as they run alone.
+      sums: bytes of the bias gradient's partial sums.
+    """
+
+    dgrad: Plan
+    wgrad: Plan
+    sums: int
+
+    @property
+    def workspace(self) -> int:
+        """Bytes, without dz."""
+        return self.dgrad.workspace_bytes + self.wgrad.workspace_bytes + self.sums
+
+
+def suits(saved, named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
+    """Whether a layer with relu is differentiated so.
 
     Args:
+      saved: y or its signs.
       named, d_named: scale, bias and residual and their tangents, by name.
       dx, dw: tangents; None where there is none.
       params, dtype: of the convolution.
@@ -36,7 +59,14 @@ def suits(named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
         return False
     if (named["residual"] is None) != (d_named["residual"] is None):
         return False
-    return workspace(params, dtype) is not None
+    if parts(params, dtype) is not None:
+        return True
+    return saved.dtype == np.uint8 and workspace(params, dtype) is not None
+
+
+def _fits(found: int | None, params: ConvParams) -> bool:
+    limit = params.workspace_limit
+    return found is not None and (limit is None or found <= limit)
 
 
 def workspace(params: ConvParams, dtype) -> int | None:
@@ -48,9 +78,28 @@ def workspace(params: ConvParams, dtype) -> int | None:
         found = params.plan("fprop", dtype, dtype, platform).backward_workspace
     except ValueError:
         return None
-    limit = params.workspace_limit
-    fits = found is not None and (limit is None or found <= limit)
-    return found if fits else None
+    return found if _fits(found, params) else None
+
+
+def parts(params: ConvParams, dtype) -> Parts | None:
+    """How one call of several kernels runs on the default platform, where it is
+    faster than the primitives and than the kernel."""
+    platform = targets.default_platform()
+    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
+        return None
+    try:
+        ops = ("fprop", "dgrad", "wgrad")
+        fprop, *others = (params.plan(op, dtype, dtype, platform) for op in ops)
+    except ValueError:
+        return None
+    if fprop.parts_workspace is None:
+        return None
+    if any(p.engine != "implicit_gemm" or p.dual or p.rest for p in others):
+        return None
+    if os.environ.get("JCB_PARTS") == "0":
+        return None
+    found = Parts(*others, fprop.parts_workspace)
+    return found if _fits(found.workspace, params) else None
 
 
 def tangent(signs, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
@@ -67,18 +116,18 @@ def tangent(signs, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
     )
 
 
-def _composed_tangent(signs, x, w, dx, dw, db, *residual, params):
+def _composed_tangent(saved, x, w, dx, dw, db, *residual, params):
     axis = params.axis("y", "K")
     dz = primitives.bind("fprop", dx, w, params) + primitives.bind(
         "fprop", x, dw, params
     )
     dz = sum(residual, dz)
-    return act_grad.tangent("relu", signs, dz, db, axis)
+    return act_grad.tangent("relu", saved, dz, db, axis)
 
 
-def _composed_cotangent(signs, x, w, dy, *, params, residual):
+def _composed_cotangent(saved, x, w, dy, *, params, residual):
     axis = params.axis("y", "K")
-    dz, db = act_grad.cotangent("relu", signs, dy, axis, bias=True)
+    dz, db = act_grad.cotangent("relu", saved, dy, axis, bias=True)
     dx = primitives.bind("dgrad", dz, w, params)
     dw = primitives.bind("wgrad", x, dz, params)
     return [dx, dw, db, *([dz] if residual else [])]
@@ -106,10 +155,38 @@ def _kernel(params, residual, signs, x, w, dy):
     return [dx, dw, db, *dz]
 
 
+def _of_parts(params, residual, saved, x, w, dy):
+    """One call of several kernels."""
+    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
+    found = parts(params, x.dtype)
+    like = [x, w, jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype), dy]
+    out = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in like]
+    sizes = (found.dgrad.workspace_bytes, found.wgrad.workspace_bytes, found.sums)
+    out += [jax.ShapeDtypeStruct((size,), np.uint8) for size in sizes]
+    dx, dw, db, dz, *_ = jax.ffi.ffi_call(
+        "jax_convbatch_implicit_gemm_layer_parts",
+        out,
+        input_layouts=[layouts[role] for role in "yxwy"],
+        output_layouts=[layouts["x"], layouts["w"], (0,), layouts["y"], *[(0,)] * 3],
+    )(
+        saved,
+        x,
+        w,
+        dy,
+        geometry=params.geometry.attribute(),
+        dgrad=os.environ.get("JCB_DGRAD", "") or found.dgrad.config,
+        wgrad=found.wgrad.config,
+    )
+    return [dx, dw, db, *([dz] if residual else [])]
+
+
 def _cotangent_lowering(on_cuda: bool, ctx, *arrays, params, residual):
     dtype = ctx.avals_in[1].dtype
     alone = _compat.on_one_device(ctx)
-    if on_cuda and alone and workspace(params, dtype) is not None:
+    signs = ctx.avals_in[0].dtype == np.uint8
+    if on_cuda and alone and parts(params, dtype) is not None:
+        fun = partial(_of_parts, params, residual)
+    elif on_cuda and alone and signs and workspace(params, dtype) is not None:
         fun = partial(_kernel, params, residual)
     else:
         fun = partial(_composed_cotangent, params=params, residual=residual)

@@ -42,6 +42,8 @@ class Plan:
       signs: whether that can also keep the signs of y, `activations.signs_of`.
       backward_workspace: bytes that the backward pass of a layer with relu takes in
         one kernel (fprop's plan has it), or None where there is no such kernel.
+      parts_workspace: bytes of partial sums of its bias gradient where it takes one
+        call of several kernels (fprop's plan), or None where it takes several calls.
       config: name of the engine's configuration, where it has several.
       dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
       rest: of float32 at HIGH, what multiplies the low parts, see `tf32x3.py`.
@@ -57,6 +59,7 @@ class Plan:
     epilogue: bool = True
     signs: bool = False
     backward_workspace: int | None = None
+    parts_workspace: int | None = None
     config: str = ""
     dual: bool = False
     rest: Plan | None = None
@@ -104,6 +107,7 @@ def _plan_implicit_gemm(
         epilogue=plan["epilogue"] and not strided,
         signs=plan["signs"] and not strided,
         backward_workspace=None if strided else plan.get("backward_workspace"),
+        parts_workspace=None if strided else plan.get("parts_workspace"),
         config=plan["config"],
         dual=strided,
     )
@@ -131,6 +135,7 @@ def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
         epilogue=False,
         signs=False,
         backward_workspace=None,
+        parts_workspace=None,
         rest=rest,
     )
 

@@ -60,11 +60,13 @@ def primitives_of(fun, *args):
     return [str(e.primitive) for e in jax.make_jaxpr(fun)(*args).eqns]
 
 
-@pytest.fixture
-def composed(monkeypatch):
-    """As if there were the kernel, and with it the primitives, on every platform."""
-    monkeypatch.setattr(one_pass, "workspace", lambda params, dtype: 0)
-    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
+@pytest.fixture(params=["signs", "y"])
+def composed(monkeypatch, request):
+    """As if there were the kernels, and with them the primitives, on every platform."""
+    signs = request.param == "signs"
+    found = ("workspace", 0) if signs else ("parts", one_pass.Parts)
+    monkeypatch.setattr(one_pass, found[0], lambda params, dtype: found[1])
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: signs)
 
 
 def of_gradients(fun):

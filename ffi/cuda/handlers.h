@@ -40,6 +40,10 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardExecute);
 
+// The same in several kernels, of which some run at once.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsExecute);
+
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaActBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);

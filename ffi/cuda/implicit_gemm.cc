@@ -16,6 +16,7 @@
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/hopper_device.h"
+#include "cuda/implicit_gemm.h"
 #include "cuda/memo.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
@@ -331,6 +332,13 @@ auto BindInitialize() {
 }
 
 }  // namespace
+
+ffi::Error RunImplicitGemm(Operation operation, const ConvBuffers& buffers,
+                           const ConvGeometry& g, int64_t precision,
+                           std::string_view config, bool launch,
+                           cudaStream_t stream) {
+  return Run(operation, buffers, g, precision, config, launch, stream);
+}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropExecute, Execute<Operation::kFprop>,
                               BindExecute(),

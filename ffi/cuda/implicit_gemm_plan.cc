@@ -8,6 +8,7 @@
 #include "cuda/hopper/deform.h"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/paths.h"
+#include "cuda/hopper/relu_grad.h"
 #include "cuda/pointwise_gemms.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
@@ -81,6 +82,11 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   if (fprop && hopper::HasLayerBackward(g, type)) {
     fields["backward_workspace"] =
         hopper::LayerBackwardWorkspace(g, type, multiprocessors);
+  }
+  if (fprop && hopper::TakesParts(g, type, multiprocessors)) {
+    fields["parts_workspace"] =
+        hopper::ReluGradPartials(g.N * g.output_pixels(), g.K) *
+        int64_t{sizeof(float)};
   }
   return fields;
 }

@@ -53,6 +53,7 @@ nb::dict Targets() {
       Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
   add(engine, "layer_backward",
       Stages(LayerBackwardInitialize, LayerBackwardExecute));
+  add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
   targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);

@@ -30,6 +30,10 @@ struct LayerBackwardCall {
 // Whether there is a kernel for the geometry.
 bool HasLayerBackward(const ConvGeometry& g, Type type);
 
+// Whether it is faster as several kernels, of which some run at once; see
+// cuda/layer_parts.cc.
+bool TakesParts(const ConvGeometry& g, Type type, int multiprocessors);
+
 // Of 1x1 filters: input channels of a slice, and blocks of each slice.
 int64_t LayerBackwardSlice(const ConvGeometry& g);
 int LayerBackwardBlocks(const ConvGeometry& g, int multiprocessors);

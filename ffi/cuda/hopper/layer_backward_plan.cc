@@ -4,6 +4,7 @@
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/one_channel_rows.h"
+#include "cuda/hopper/relu_grad.h"
 #include "cuda/hopper/small_backward.h"
 
 namespace jax_convbatch::hopper {
@@ -74,6 +75,18 @@ int64_t LayerBackwardWorkspace(const ConvGeometry& g, Type type,
   const int64_t slice = LayerBackwardSlice(g);
   return g.C / slice * LayerBackwardBlocks(g, multiprocessors) * (slice + 1) *
          g.K * 4;
+}
+
+// From times at batches 8 to 256 on an H200. Beside each other dgrad and wgrad
+// find dz in the L2. The kernel has sums of its own in every block, so it wants
+// more than a tile for each.
+bool TakesParts(const ConvGeometry& g, Type type, int multiprocessors) {
+  constexpr int64_t kMostBytes = int64_t{32} << 20;  // of dz
+  const int64_t pixels = Pixels(g);
+  return g.groups == 1 && HasReluGrad(pixels, g.K, type) &&
+         g.y_size() * ElementBytes(type) <= kMostBytes &&
+         (pixels <= int64_t{kBackwardPixels} * multiprocessors ||
+          !HasLayerBackward(g, type));
 }
 
 }  // namespace jax_convbatch::hopper
