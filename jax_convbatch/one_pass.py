@@ -1,20 +1,19 @@
-"""Backward of a narrow layer with relu, in one pass over dy and x.
+"""Backward of a narrow or small layer with relu, in one call.
 
     tangent    dx, dw, db (, dr) -> relu'(y) (conv(dx, w) + conv(x, dw) + db (+ dr))
     cotangent  dy -> dx, dw, db (, dr)
 
-Two linear primitives, each the other's transpose. The second is one kernel on Hopper
-GPUs: dz is in memory only where a residual wants it. Elsewhere, on several devices, and
-in other transformations than the two, they are what `composed_*` says, by the
-primitives of every layer.
+Two linear primitives, each the other's transpose. The second is one call on Hopper
+GPUs: of narrow layers one pass over dy and x, with dz in memory only where a residual
+wants it (`workspace`), of small ones several kernels, some of them at once (`parts`).
+Elsewhere, on several devices, and in other transformations than the two, they are what
+`composed_*` says, by the primitives of every layer.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import NamedTuple
-
-import os
 
 import jax
 import numpy as np
@@ -96,8 +95,6 @@ def parts(params: ConvParams, dtype) -> Parts | None:
         return None
     if any(p.engine != "implicit_gemm" or p.dual or p.rest for p in others):
         return None
-    if os.environ.get("JCB_PARTS") == "0":
-        return None
     found = Parts(*others, fprop.parts_workspace)
     return found if _fits(found.workspace, params) else None
 
@@ -174,7 +171,7 @@ def _of_parts(params, residual, saved, x, w, dy):
         w,
         dy,
         geometry=params.geometry.attribute(),
-        dgrad=os.environ.get("JCB_DGRAD", "") or found.dgrad.config,
+        dgrad=found.dgrad.config,
         wgrad=found.wgrad.config,
     )
     return [dx, dw, db, *([dz] if residual else [])]

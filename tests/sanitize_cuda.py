@@ -18,11 +18,13 @@ import deform_oracle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import test_channel_sums
 import test_deform_fused
 import test_direct
 import test_few_channels
 import test_implicit_gemm
+import test_layer_parts
 import test_long_sums
 import test_one_channel
 import test_one_pass
@@ -33,6 +35,7 @@ from problems import whole
 from promises import arrays
 
 import jax_convbatch as jc
+from jax_convbatch import one_pass
 from jax_convbatch.bias import bias_grad
 
 EDGES = {
@@ -111,8 +114,21 @@ def forward_and_backward(fun, args, dy):
 
 
 def narrow_layer(c, k):
+    """In one kernel, which is not what layers so small take."""
     args, dy = test_one_pass.operands((3, 9, 7), c, k, "bfloat16", whole)
-    return forward_and_backward(test_one_pass.layer, args, dy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_pass, "parts", lambda params, dtype: None)
+        return forward_and_backward(test_one_pass.layer, args, dy)
+
+
+def small_layer(name):
+    case = test_layer_parts.CASES[name]
+    args, dy = test_layer_parts.operands(case, "bfloat16", whole)
+
+    def fun(*args, algorithm):
+        return test_layer_parts.layer(case, *args, algorithm=algorithm)
+
+    return forward_and_backward(fun, args, dy)
 
 
 def small_images(image, c, k):
@@ -166,6 +182,9 @@ def runs():
     for c, k in test_one_pass.CHANNELS:
         call = functools.partial(narrow_layer, c, k)
         found[f"implicit_gemm, narrow layer, C={c}, K={k}"] = call
+    for name in ("3x3, odd", "one pixel"):
+        call = functools.partial(small_layer, name)
+        found[f"implicit_gemm, small layer, {name}"] = call
     for shape in test_small_images.SHAPES:
         call = functools.partial(small_images, *shape)
         found[f"implicit_gemm, small images, {shape}"] = call

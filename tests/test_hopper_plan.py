@@ -158,9 +158,28 @@ def test_layers_that_are_differentiated_in_one_pass(native):
             assert bytes_ < 2 * H200 * one + 256
     wide = takes(RESNET50_V1["56_1x1_64_256"], "bfloat16", 8)
     assert wide == 4 * H200 * (64 + 1) * 256
-    for row in (large, FLUX_MNIST["28_1_16"], RESNET50_V1["56_1x1_64_256"]):
+    for row in (large, RESNET50_V1["56_1x1_64_256"]):
         assert takes(row, "float32") is None
     assert takes(small[0], "bfloat16") is None
+
+
+def test_small_layers_are_differentiated_in_one_call(native):
+    """Which fprop's plan says, with the bytes of the bias gradient's partial sums."""
+
+    def takes(name, batch, dtype="bfloat16"):
+        plan = native("fprop", geometry(batch, RESNET50_V1[name]), dtype, H200)
+        return plan.get("parts_workspace")
+
+    for name in ("56_3x3_64_64", "28_3x3_128_128", "14_1x1_256_1024", "7_3x3_512_512"):
+        for dtype in ("bfloat16", "float16"):
+            one = 4 * RESNET50_V1[name][3]
+            assert takes(name, 8, dtype) % one == 0
+            assert one <= takes(name, 8, dtype) <= 1024 * one
+        assert takes(name, 8, "float32") is None
+    # Those with a kernel, where its blocks have no more than a tile each.
+    assert takes("28_1x1_128_512", 8) and takes("28_1x1_128_512", 32) is None
+    # More than half of what the L2 holds.
+    assert takes("28_3x3_128_128", 128) and takes("28_3x3_128_128", 256) is None
 
 
 def test_a_plan_is_the_same_every_time(native):

@@ -69,6 +69,12 @@ def composed(monkeypatch, request):
     monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: signs)
 
 
+@pytest.fixture
+def kernel(hopper, monkeypatch):
+    """In one pass, however small the layer is."""
+    monkeypatch.setattr(one_pass, "parts", lambda params, dtype: None)
+
+
 def of_gradients(fun):
     """A number that depends on every gradient of `fun`."""
 
@@ -135,7 +141,7 @@ def test_without_one_of_the_gradients_it_is_not(composed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("c", "k"), CHANNELS)
-def test_whole_numbers_are_exact(hopper, c, k, dtype):
+def test_whole_numbers_are_exact(kernel, c, k, dtype):
     make = functools.partial(whole, most=1)
     for image, count in itertools.product(images(c), (3, 4)):
         args, dy = operands(image, c, k, dtype, make)
@@ -155,7 +161,7 @@ def test_whole_numbers_are_exact(hopper, c, k, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("c", "k"), CHANNELS)
-def test_whole_numbers_are_exact_at_a_stride_of_2(hopper, c, k, dtype):
+def test_whole_numbers_are_exact_at_a_stride_of_2(kernel, c, k, dtype):
     make = functools.partial(whole, most=1)
     fun = functools.partial(layer, strides=2, padding="VALID")
     for image in images(c)[1:]:
@@ -177,7 +183,7 @@ def test_whole_numbers_are_exact_at_a_stride_of_2(hopper, c, k, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("c", "k"), CHANNELS)
-def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(hopper, c, k, dtype):
+def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
     args, dy = operands((16, 14, 14), c, k, dtype, normal)
     signs = activations.signs_of(layer(*args), 3)
     params = {}
@@ -212,7 +218,7 @@ def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(hopper, c, k, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("numbers", [None, ("NCHW", "OIHW", "NCHW")])
-def test_the_program_is_two_kernels_and_nothing_of_xlas(hopper, numbers):
+def test_the_program_is_two_kernels_and_nothing_of_xlas(kernel, numbers):
     args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
     if numbers:
         last = [a.transpose(0, 3, 1, 2) for a in (args[0], args[3], dy)]
@@ -228,7 +234,7 @@ def test_the_program_is_two_kernels_and_nothing_of_xlas(hopper, numbers):
 
 
 @pytest.mark.gpu
-def test_what_relu_drops_may_be_anything(hopper):
+def test_what_relu_drops_may_be_anything(kernel):
     """nan and infinities of dy where y is 0 reach nothing."""
     args, dy = operands((4, 14, 14), 64, 256, "bfloat16", normal)
     y = layer(*args)
@@ -239,7 +245,7 @@ def test_what_relu_drops_may_be_anything(hopper):
 
 
 @pytest.mark.gpu
-def test_explain_says_so(hopper):
+def test_explain_says_so(kernel):
     args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
     rows = jc.explain(functools.partial(gradients, layer), args, dy, platform="cuda")
     assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"]
@@ -247,7 +253,7 @@ def test_explain_says_so(hopper):
 
 
 @pytest.mark.gpu
-def test_a_limit_too_small_leaves_it_to_the_parts(hopper):
+def test_a_limit_too_small_leaves_it_to_the_parts(kernel):
     args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
     fun = functools.partial(layer, workspace_limit=1 << 16)
     names = primitives_of(functools.partial(gradients, fun), args, dy)
