@@ -63,51 +63,49 @@ def suits(saved, named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
     return saved.dtype == np.uint8 and workspace(params, dtype) is not None
 
 
-def _fits(found: int | None, params: ConvParams) -> bool:
-    limit = params.workspace_limit
-    return found is not None and (limit is None or found <= limit)
-
-
 def workspace(params: ConvParams, dtype) -> int | None:
     """Bytes that the kernel takes on the default platform; None without one."""
-    platform = targets.default_platform()
-    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
-        return None
-    try:
-        found = params.plan("fprop", dtype, dtype, platform).backward_workspace
-    except ValueError:
-        return None
-    return found if _fits(found, params) else None
+    plans = _plans(("fprop",), params, dtype)
+    found = plans[0].backward_workspace if plans else None
+    return found if found is not None and _fits(found, params) else None
 
 
 def parts(params: ConvParams, dtype) -> Parts | None:
-    """How one call of several kernels runs on the default platform, where it is
-    faster than the primitives and than the kernel."""
-    platform = targets.default_platform()
-    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
+    """How it runs as several kernels on the default platform; None where one kernel or
+    the primitives are faster."""
+    plans = _plans(("fprop", "dgrad", "wgrad"), params, dtype)
+    if not plans or (sums := plans[0].parts_workspace) is None:
         return None
-    try:
-        ops = ("fprop", "dgrad", "wgrad")
-        fprop, *others = (params.plan(op, dtype, dtype, platform) for op in ops)
-    except ValueError:
+    found = Parts(plans[1], plans[2], sums)
+    if any(p.engine != "implicit_gemm" or p.dual or p.rest for p in plans[1:]):
         return None
-    if fprop.parts_workspace is None:
-        return None
-    if any(p.engine != "implicit_gemm" or p.dual or p.rest for p in others):
-        return None
-    found = Parts(*others, fprop.parts_workspace)
     return found if _fits(found.workspace, params) else None
 
 
-def tangent(signs, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
+def _plans(ops, params: ConvParams, dtype) -> list[Plan]:
+    """Of the default platform; none where it has no such kernels."""
+    platform = targets.default_platform()
+    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
+        return []
+    try:
+        return [params.plan(op, dtype, dtype, platform) for op in ops]
+    except ValueError:
+        return []
+
+
+def _fits(size: int, params: ConvParams) -> bool:
+    return params.workspace_limit is None or size <= params.workspace_limit
+
+
+def tangent(saved, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
     """The tangent of relu(conv(x, w) + bias + residual); that of residual or None.
 
     Args:
-      signs: of y, as `activations.signs_of` makes them.
+      saved: y or its signs, as `activations.signs_of` makes them.
       x, w: of the convolution.
       dx, dw, db, residual: tangents; db is [K].
     """
-    arrays = [signs, x, w, dx, dw, db]
+    arrays = [saved, x, w, dx, dw, db]
     return tangent_p.bind(
         *arrays, *([] if residual is None else [residual]), params=params
     )
@@ -152,10 +150,8 @@ def _kernel(params, residual, signs, x, w, dy):
     return [dx, dw, db, *dz]
 
 
-def _of_parts(params, residual, saved, x, w, dy):
-    """One call of several kernels."""
+def _several(found: Parts, params, residual, saved, x, w, dy):
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
-    found = parts(params, x.dtype)
     like = [x, w, jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype), dy]
     out = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in like]
     sizes = (found.dgrad.workspace_bytes, found.wgrad.workspace_bytes, found.sums)
@@ -181,8 +177,9 @@ def _cotangent_lowering(on_cuda: bool, ctx, *arrays, params, residual):
     dtype = ctx.avals_in[1].dtype
     alone = _compat.on_one_device(ctx)
     signs = ctx.avals_in[0].dtype == np.uint8
-    if on_cuda and alone and parts(params, dtype) is not None:
-        fun = partial(_of_parts, params, residual)
+    several = parts(params, dtype) if on_cuda and alone else None
+    if several is not None:
+        fun = partial(_several, several, params, residual)
     elif on_cuda and alone and signs and workspace(params, dtype) is not None:
         fun = partial(_kernel, params, residual)
     else:
