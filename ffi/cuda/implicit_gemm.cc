@@ -2,6 +2,8 @@
 // one group, of bf16, f16 and f32 (as TF32), run on Hopper tensor cores:
 // hopper/. Those of several, and f32 at the highest precision, run on any GPU
 // of compute capability 8.0 or later: direct/ and simt/.
+#include "cuda/implicit_gemm.h"
+
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -16,7 +18,6 @@
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/hopper_device.h"
-#include "cuda/implicit_gemm.h"
 #include "cuda/memo.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
