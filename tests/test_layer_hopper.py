@@ -35,6 +35,7 @@ PADDED = {
 # also of few tiles.
 MANY = {
     "1x1": problem(64, (28, 28), 64, 264, (1, 1)),
+    "1x1 in whole lines": problem(64, (28, 28), 64, 320, (1, 1)),
     "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
     "long sums": problem(300, (7, 7), 512, 136, (3, 3), padding=SAME),
     "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),
@@ -227,6 +228,48 @@ def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
                 want = want or found
                 for a, b in zip(found, want, strict=True):
                     np.testing.assert_array_equal(a, b)
+
+
+def biased(activation, x, w, bias, params, config, **saves):
+    """A function of nothing, compiled: y and what is saved, by that configuration."""
+    run = jax.jit(
+        functools.partial(
+            fused.layer_p.bind,
+            params=dataclasses.replace(params, config=config),
+            epilogue=fused.Epilogue(activation, bias=True, **saves),
+            out_dtype=x.dtype,
+            out_sharding=None,
+        )
+    )
+    return lambda: run(x, w, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "identity"])
+@pytest.mark.parametrize("name", MANY)
+def test_a_bias_alone_gives_the_bits_that_it_has_beside_z(
+    hopper, name, activation, dtype
+):
+    """In every tile, run after run: what saves nothing has a way of its own."""
+    case = MANY[name]
+    x, w, rest = operands(case, dtype, normal)
+    params = parameters(case, x, w)
+    signs = activation == "relu" and params.plan("fprop", dtype, dtype, "cuda").signs
+    for config in plan.configs(
+        "implicit_gemm", "fprop", params.geometry, dtype, "cuda"
+    ):
+        compiled = functools.partial(
+            biased, activation, x, w, rest["bias"], params, config
+        )
+        want = bits(compiled(save_input=True)()[0])
+        alone, with_signs = compiled(), compiled(save_signs=True)
+        for _ in range(5):
+            np.testing.assert_array_equal(bits(alone()[0]), want, config)
+            if signs:
+                y, found = with_signs()
+                np.testing.assert_array_equal(bits(y), want, config)
+                np.testing.assert_array_equal(found, activations.signs_of(y, 3))
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_CONV_CHUNKS_CUH_
 
 #include "cuda/hopper/conv_config.cuh"
-#include "cuda/hopper/epilogue.cuh"
+#include "cuda/hopper/layer_tile.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
 #include "cuda/hopper/sum_chunks.h"
@@ -137,9 +137,9 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
         if (after.residual != nullptr) {
           BarrierWait(SharedAddress(&barriers.residual[0]), number & 1);
         }
-        WriteLayerTile<typename Config::T>(after, acc, buffer, written,
-                                           tile.pixel, tile.channel,
-                                           tile.part->pixels, problem.channels);
+        WriteLayerTile<typename Config::T>(
+            after, acc, buffer, written,
+            {tile.pixel, tile.channel, tile.part->pixels, problem.channels});
       } else {
         WriteTile<typename Config::T>(acc, buffer, written);
       }

@@ -20,7 +20,7 @@
 #include "cuda/hopper/conv_config.cuh"
 #include "cuda/hopper/conv_copies.cuh"
 #include "cuda/hopper/conv_problem.h"
-#include "cuda/hopper/epilogue.cuh"
+#include "cuda/hopper/layer_tile.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
 
@@ -30,7 +30,7 @@ namespace jax_convbatch::hopper {
 // whatever else the block needs; all mbarriers stand.
 inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 
-// After: what follows the convolution, NoEpilogue or Epilogue.
+// After: what follows the convolution, NoEpilogue, Epilogue or PlainEpilogue.
 template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
                                         const After& after, int group,
@@ -51,6 +51,8 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
   const bool signals = threadIdx.x % 32 == 0;
   RingPosition<Config::kStages> at;
   int turns = 0;
+  constexpr bool kPlain = std::is_same_v<After, PlainEpilogue>;
+  [[maybe_unused]] TileBias<Config::kN / 8> bias;
   if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations == 0) return;
@@ -74,6 +76,9 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
         }
       }
     };
+    if constexpr (kPlain) {
+      bias.Load(after.bias, tile.channel, problem.channels);
+    }
     float acc[kGroupM / 64][Config::kN / 2];
     auto multiply = [&](int count, auto&& under_way) {
       MultiplyStages<typename Config::T, Contiguous::kReduction,
@@ -94,17 +99,20 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
       const int round = (turn - kStores) / (kTogether ? 1 : kConsumers);
       BarrierWait(SharedAddress(&barriers.stores.free[group]), round & 1);
     };
-    if constexpr (After::kPresent) {
+    const TilePlace place = {tile.pixel + (kTogether ? group * kGroupM : 0),
+                             tile.channel, tile.part->pixels, problem.channels};
+    if constexpr (kPlain) {
+      wait_free();
+      WritePlainTile<typename Config::T, Config::kLines>(after, bias.pairs, acc,
+                                                         to, written, place);
+    } else if constexpr (After::kPresent) {
       if (after.residual != nullptr) {
         BarrierWait(SharedAddress(&barriers.residual[buffer]),
                     turn / kStores & 1);
       } else {
         wait_free();
       }
-      const int pixel = tile.pixel + (kTogether ? group * kGroupM : 0);
-      WriteLayerTile<typename Config::T>(after, acc, to, written, pixel,
-                                         tile.channel, tile.part->pixels,
-                                         problem.channels);
+      WriteLayerTile<typename Config::T>(after, acc, to, written, place);
     } else {
       wait_free();
       WriteTile<typename Config::T, Config::kLines>(acc, to, written);
@@ -258,6 +266,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int group = threadIdx.x / kWarpgroup - 1;
     if constexpr (Config::kSumBytes > 0) {
       ConsumeChunks<Config>(problem, after, group, shared, barriers);
+    } else if constexpr (After::kPresent) {
+      if (Config::kLines || after.is_plain()) {
+        const PlainEpilogue plain = {after.bias, after.signs,
+                                     after.activation == Activation::kRelu};
+        Consume<Config>(problem, plain, group, shared, barriers);
+      } else if constexpr (!Config::kLines) {
+        Consume<Config>(problem, after, group, shared, barriers);
+      }
     } else {
       Consume<Config>(problem, after, group, shared, barriers);
     }

@@ -203,7 +203,7 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
     return launch(
         ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
   }
-  if constexpr (kParts == 1 && !After::kPresent) {
+  if constexpr (kParts == 1) {
     if (lines && StoresLines(in, out, parts[0])) {
       return launch(ConvConfig<T, kLineTilePixels, kLineTileChannels, kInTurns,
                                8, 4, false, kWeights, 1, true>());

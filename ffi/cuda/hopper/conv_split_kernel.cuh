@@ -194,9 +194,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (after.residual != nullptr) {
       BarrierWait(SharedAddress(&barriers.residual), 0);
     }
-    WriteLayerTile<typename Config::T>(after, sum, buffer, &barriers.written,
-                                       tile.pixel, channel, tile.part->pixels,
-                                       problem.channels);
+    WriteLayerTile<typename Config::T>(
+        after, sum, buffer, &barriers.written,
+        {tile.pixel, channel, tile.part->pixels, problem.channels});
   } else {
     WriteTile<typename Config::T>(sum, buffer, &barriers.written);
   }

@@ -66,53 +66,77 @@ __device__ __forceinline__ uint32_t PackActivated(float low, float high) {
   }
 }
 
-// Accumulators of 64 channels from `channel` on times scale, plus bias: kRows
-// times 32 of them, `apart` from each other. The number of channels is even;
-// what columns past it get is not stored.
-template <typename T, int kRows>
-__device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
-                                            int channels, float* acc,
-                                            int apart) {
-  auto load = [&](const void* from, uint32_t (&pairs)[8]) {
+// Of every eight channels from `channel` on a thread's two, in one word; their
+// number is even. Columns past it get anything, which is not stored.
+template <int kEights>
+__device__ __forceinline__ void LoadPairs(const void* from, int channel,
+                                          int channels,
+                                          uint32_t (&pairs)[kEights]) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int k = channel + threadIdx.x % 4 * 2 + 8 * j;
-      pairs[j] =
-          __ldg(static_cast<const uint32_t*>(from) + min(k, channels - 2) / 2);
+  for (int j = 0; j < kEights; ++j) {
+    const int k = channel + threadIdx.x % 4 * 2 + 8 * j;
+    pairs[j] =
+        __ldg(static_cast<const uint32_t*>(from) + min(k, channels - 2) / 2);
+  }
+}
+
+// The bias of a thread's columns, loaded before it is needed and kept while a
+// block's tiles have the same channels. Without one it is -0, which leaves all
+// values as they are.
+template <int kEights>
+struct TileBias {
+  uint32_t pairs[kEights];
+  int loaded = -1;
+
+  __device__ __forceinline__ void Load(const void* bias, int channel,
+                                       int channels) {
+    if (channel == loaded) return;
+    loaded = channel;
+    if (bias != nullptr) {
+      LoadPairs(bias, channel, channels, pairs);
+    } else {
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = 0x80008000u;
     }
-  };
-  auto each = [&](auto update) {
+  }
+};
+
+// Calls update(j, low, high) for each pair of neighbouring columns, of every
+// eight number j.
+template <int kRows, int kHalfN, typename Update>
+__device__ __forceinline__ void ForPairs(float (&acc)[kRows][kHalfN],
+                                         Update update) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kHalfN / 4; ++j) {
 #pragma unroll
-      for (int m = 0; m < kRows; ++m) {
+    for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-          update(j, acc[m * apart + 4 * j + i], acc[m * apart + 4 * j + i + 1]);
-        }
+      for (int i = 4 * j; i < 4 * j + 4; i += 2) {
+        update(j, acc[m][i], acc[m][i + 1]);
       }
     }
-  };
-  uint32_t scale[8], bias[8];
+  }
+}
+
+// Accumulators times scale, plus bias.
+template <typename T, int kRows, int kHalfN>
+__device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
+                                            int channels,
+                                            float (&acc)[kRows][kHalfN]) {
+  TileBias<kHalfN / 4> bias;
+  bias.Load(e.bias, channel, channels);
   if (e.scale == nullptr) {
-    if (e.bias == nullptr) return;
-    load(e.bias, bias);
-    each([&](int j, float& low, float& high) {
-      const float2 term = Unpack<T>(bias[j]);
+    ForPairs(acc, [&](int j, float& low, float& high) {
+      const float2 term = Unpack<T>(bias.pairs[j]);
       low += term.x;
       high += term.y;
     });
     return;
   }
-  load(e.scale, scale);
-  if (e.bias != nullptr) {
-    load(e.bias, bias);
-  } else {
-#pragma unroll
-    for (uint32_t& pair : bias) pair = 0;
-  }
-  each([&](int j, float& low, float& high) {
-    const float2 factor = Unpack<T>(scale[j]), term = Unpack<T>(bias[j]);
+  uint32_t scale[kHalfN / 4];
+  LoadPairs(e.scale, channel, channels, scale);
+  ForPairs(acc, [&](int j, float& low, float& high) {
+    const float2 factor = Unpack<T>(scale[j]), term = Unpack<T>(bias.pairs[j]);
     low = fmaf(low, factor.x, term.x);
     high = fmaf(high, factor.y, term.y);
   });
@@ -155,90 +179,14 @@ __device__ __forceinline__ void StoreActivated(
   });
 }
 
-// The same for relu, whose signs go to `words`: for each 64 rows m, of the row
-// lane / 4 and then of that 8 further on, a word for every 32 columns. A thread
-// sets the bits of its own columns.
-template <typename T, int kRows, int kHalfN, typename Store>
-__device__ __forceinline__ void StoreReluSigns(
-    const float (&acc)[kRows][kHalfN], Store store,
-    uint32_t (&words)[kRows][kHalfN / 8]) {
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-    for (int w = 0; w < kHalfN / 16; ++w) {
-      // Two eights of columns each; even columns in the low half.
-      uint32_t bits[2][2] = {};
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        uint32_t v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* a = &acc[m][4 * (4 * w + j) + 2 * i];
-          v[i] = PackRelu<T>(a[0], a[1]);
-          bits[i % 2][j / 2] |=
-              Positive<T>(v[i]) & (i / 2 == 0 ? 0x00010001u : 0x01000100u);
-        }
-        store(m, 4 * w + j, v);
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t even = __byte_perm(bits[h][0], bits[h][1], 0x5410);
-        const uint32_t odd = __byte_perm(bits[h][0], bits[h][1], 0x7632);
-        words[m][h * (kHalfN / 16) + w] = (even | odd << 1)
-                                          << threadIdx.x % 4 * 2;
-      }
-    }
-  }
-}
-
-// Adds up what four neighbouring threads have of four words; each gets the word
-// of its own number.
-__device__ __forceinline__ uint32_t GatherBits(const uint32_t* words) {
-  const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x / 2 % 2 != 0;
-  uint32_t kept[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t low = words[2 * i], up = words[2 * i + 1];
-    kept[i] = (odd ? up : low) | __shfl_xor_sync(~0u, odd ? low : up, 1);
-  }
-  return (high ? kept[1] : kept[0]) |
-         __shfl_xor_sync(~0u, high ? kept[0] : kept[1], 2);
-}
-
-// The words of StoreReluSigns, of a warp's rows from `row` on of each 64.
-template <int kRows, int kWords>
-__device__ __forceinline__ void WriteSigns(
-    uint8_t* signs, const uint32_t (&words)[kRows][kWords], int64_t pixel,
-    int row, int channel, int pixels, int channels) {
-  constexpr int kPerRow = kWords / 2;
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-    for (int g = 0; g < kWords; g += 4) {
-      const uint32_t word = GatherBits(&words[m][g]);
-      const int number = g + threadIdx.x % 4;
-      const int64_t p = pixel + m * 64 + row + number / kPerRow * 8;
-      const int c = channel + number % kPerRow * 32;
-      if (p >= pixels || c >= channels) continue;
-      uint8_t* const to = signs + (p * channels + c) / 8;
-      if (channels % 32 == 0) {
-        *reinterpret_cast<uint32_t*>(to) = word;
-      } else {
-        for (int i = 0; i < min(4, (channels - c) / 8); ++i) {
-          to[i] = static_cast<uint8_t>(word >> 8 * i);
-        }
-      }
-    }
-  }
-}
-
 // All before the activation, for 64 pixels from `first` on, of which `pixels`
 // are there, and 64 channels. Residual and z without shared memory.
 template <typename T>
-__device__ __forceinline__ void PreActivate(const Epilogue& e, float (&acc)[32],
-                                            int64_t first, int pixels,
-                                            int channel, int channels) {
-  ScaleAndAdd<T, 1>(e, channel, channels, acc, 0);
+__device__ __forceinline__ void PreActivate(const Epilogue& e,
+                                            float (&acc)[1][32], int64_t first,
+                                            int pixels, int channel,
+                                            int channels) {
+  ScaleAndAdd<T>(e, channel, channels, acc);
   if (e.residual == nullptr && e.z == nullptr) return;
   const int lane = threadIdx.x % 32;
   const int k = channel + lane % 4 * 2;
@@ -250,7 +198,7 @@ __device__ __forceinline__ void PreActivate(const Epilogue& e, float (&acc)[32],
     for (int j = 0; j < 8; ++j) {
       if (row >= pixels || k + 8 * j >= channels) continue;
       const int64_t at = line / 2 + 4 * j;
-      float* v = &acc[4 * j + 2 * half];
+      float* v = &acc[0][4 * j + 2 * half];
       if (e.residual != nullptr) {
         const float2 residual =
             Unpack<T>(__ldg(static_cast<const uint32_t*>(e.residual) + at));
@@ -259,89 +207,6 @@ __device__ __forceinline__ void PreActivate(const Epilogue& e, float (&acc)[32],
       }
       if (e.z != nullptr) static_cast<uint32_t*>(e.z)[at] = Pack<T>(v[0], v[1]);
     }
-  }
-}
-
-// WriteTile of store_tile.cuh with an epilogue. The tile is pixels from `pixel`
-// and channels from `channel` of [pixels, channels]. The residual lies in the
-// buffer. What z needs goes through it, by each warp for its own rows.
-template <typename T, int kRows, int kHalfN>
-__device__ __forceinline__ void WriteLayerTile(
-    const Epilogue& e, float (&acc)[kRows][kHalfN], uint32_t buffer,
-    uint64_t* written, int pixel, int channel, int pixels, int channels) {
-  const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x % kWarpgroup / 32 * 16;
-  const int row = warp_row + lane % 16;
-  auto address = [&](int m, int j) {  // of 8 columns, and 8 more
-    const int box = m * (kHalfN / 32) + j / 8;
-    const int eight = j % 8 + lane / 16;
-    return buffer + row * 128 + box * kBoxBytes + ((eight ^ row % 8) << 4);
-  };
-  auto store = [&](int m, int j, const uint32_t (&v)[4]) {
-    StoreMatrix4(address(m, j), v[0], v[1], v[2], v[3]);
-  };
-
-#pragma unroll
-  for (int n = 0; n < kHalfN / 32; ++n) {
-    ScaleAndAdd<T, kRows>(e, channel + 64 * n, channels, &acc[0][32 * n],
-                          kHalfN);
-  }
-  if (e.residual != nullptr) {
-#pragma unroll
-    for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-      for (int j = 0; j < kHalfN / 4; j += 2) {
-        uint32_t packed[4];
-        LoadMatrix4(address(m, j), packed);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 residual = Unpack<T>(packed[i]);
-          acc[m][4 * j + 2 * i] += residual.x;
-          acc[m][4 * j + 2 * i + 1] += residual.y;
-        }
-      }
-    }
-  }
-  if (e.z != nullptr) {
-#pragma unroll
-    for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-      for (int j = 0; j < kHalfN / 4; j += 2) {
-        const float* v = &acc[m][4 * j];
-        StoreMatrix4(address(m, j), Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
-                     Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
-      }
-    }
-    __syncwarp();
-    const int c = channel + lane % 8 * 8;
-    for (int box = 0; box < kRows * (kHalfN / 32); ++box) {
-      const int m = box / (kHalfN / 32), n = box % (kHalfN / 32);
-      for (int r = lane / 8; r < 16; r += 4) {
-        const int at = warp_row + r;
-        const int64_t p = pixel + m * 64 + at;
-        if (p >= pixels || c + n * 64 >= channels) continue;
-        const float4 eight = LoadShared4(buffer + box * kBoxBytes + at * 128 +
-                                         ((lane % 8 ^ at % 8) << 4));
-        T* z = static_cast<T*>(e.z) + p * channels + c + n * 64;
-        *reinterpret_cast<float4*>(z) = eight;
-      }
-    }
-    __syncwarp();
-  }
-  auto leave = [&] {
-    FenceAsyncProxy();
-    __syncwarp();
-    if (lane == 0) BarrierArrive(SharedAddress(written));
-  };
-  if (e.signs == nullptr) {
-    StoreActivated<T>(e, acc, store);
-    leave();
-  } else {
-    uint32_t words[kRows][kHalfN / 8];
-    StoreReluSigns<T>(acc, store, words);
-    leave();
-    WriteSigns(e.signs, words, pixel, warp_row + lane / 4, channel, pixels,
-               channels);
   }
 }
 

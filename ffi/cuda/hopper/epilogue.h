@@ -26,6 +26,21 @@ struct Epilogue {
   void* z;
   uint8_t* signs;
   Activation activation;
+
+  // Whether a bias, and relu or nothing, is all that follows.
+  JCB_HOST_DEVICE bool is_plain() const {
+    return scale == nullptr && residual == nullptr && z == nullptr &&
+           (activation == Activation::kRelu ||
+            activation == Activation::kIdentity);
+  }
+};
+
+// What is plain, as kernels have it.
+struct PlainEpilogue {
+  static constexpr bool kPresent = true;
+  const void* bias;
+  uint8_t* signs;
+  bool relu;
 };
 
 }  // namespace jax_convbatch::hopper

@@ -9,12 +9,15 @@ namespace {
 
 // Two warpgroups that work together on a tile multiply nothing while they write
 // it. Where writing is long beside multiplying, they take turns with its
-// halves, which gives the same bits. Residuals come in boxes, not in lines.
+// halves, which gives the same bits. Lines have a plain epilogue alone.
 Plan InHalves(const ConvCall& call) {
   const ConvGeometry& g = call.g;
   Plan plan = call.plan;
   const int64_t iterations = g.taps() * ((g.C + 63) / 64);
-  if (plan.tile_n == 256 && iterations <= kPacedIterations) {
+  const bool lines = plan.tile_m == kLineTilePixels &&
+                     plan.tile_n == kLineTileChannels &&
+                     call.epilogue->is_plain();
+  if (plan.tile_n == 256 && iterations <= kPacedIterations && !lines) {
     plan.tile_n = 128;
   }
   return plan;

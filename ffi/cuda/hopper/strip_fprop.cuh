@@ -78,7 +78,7 @@ __device__ __forceinline__ void StoreStripBox(
   };
   if constexpr (After::kPresent) {
     const int64_t first = int64_t{image} * problem.pixels + pixel;
-    PreActivate<T>(after, acc[0], first, problem.pixels - pixel, channel,
+    PreActivate<T>(after, acc, first, problem.pixels - pixel, channel,
                    problem.K);
   }
   if (thread == 0) StoreWaitRead<kStripStores - 1>();

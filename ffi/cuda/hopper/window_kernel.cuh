@@ -201,13 +201,19 @@ __device__ __forceinline__ void WriteLayerWindow(
     const Epilogue& e, const WindowChannels& channels,
     const float (&acc)[kWindowPixels / 2], const WindowProblem& problem,
     const WindowTile& tile, uint32_t window) {
-  DispatchActivation(e.activation, [&](auto tag) {
+  auto write = [&](auto tag) {
     WriteWindow(acc, problem, window, [&](const float* v, int i) {
       const float scale = channels.scale[i], bias = channels.bias[i];
       return PackActivated<T, decltype(tag)::value>(
           fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
     });
-  });
+  };
+  // First of all, without a jump through a table.
+  if (e.activation == Activation::kRelu) {
+    write(ActivationTag<Activation::kRelu>());
+  } else {
+    DispatchActivation(e.activation, write);
+  }
   if (e.signs == nullptr) return;
   // By each warp for its 16 channels.
   __syncwarp();

@@ -1,0 +1,249 @@
+// How a tile leaves the multiplying warpgroup's registers where an epilogue
+// follows the convolution.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_LAYER_TILE_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_LAYER_TILE_CUH_
+
+#include "cuda/hopper/epilogue.cuh"
+#include "cuda/hopper/pipeline.cuh"
+
+namespace jax_convbatch::hopper {
+
+// Where a tile of `pixels` x `channels` lies, and how large the result is.
+struct TilePlace {
+  int pixel, channel, pixels, channels;
+};
+
+// Adds up what four neighbouring threads have of four words; each gets the word
+// of its own number.
+__device__ __forceinline__ uint32_t GatherBits(const uint32_t* words) {
+  const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x / 2 % 2 != 0;
+  uint32_t kept[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t low = words[2 * i], up = words[2 * i + 1];
+    kept[i] = (odd ? up : low) | __shfl_xor_sync(~0u, odd ? low : up, 1);
+  }
+  return (high ? kept[1] : kept[0]) |
+         __shfl_xor_sync(~0u, high ? kept[0] : kept[1], 2);
+}
+
+// Signs of relu as bits: for each 64 rows m, of the row lane / 4 and then of
+// that 8 further on, a word for every 32 columns. A thread sets the bits of its
+// own columns.
+template <int kRows, int kHalfN>
+using SignWords = uint32_t[kRows][kHalfN / 8];
+
+// Of a warp's rows, from `row` on of each 64.
+template <int kRows, int kWords>
+__device__ __forceinline__ void WriteSigns(
+    uint8_t* signs, const uint32_t (&words)[kRows][kWords],
+    const TilePlace& tile, int row) {
+  constexpr int kPerRow = kWords / 2;
+  const int bytes = tile.channels / 8;  // of a pixel
+  const int pixel = tile.pixel + row;
+  uint8_t* const corner = signs + int64_t{pixel} * bytes + tile.channel / 8;
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int g = 0; g < kWords; g += 4) {
+      const uint32_t word = GatherBits(&words[m][g]);
+      const int number = g + threadIdx.x % 4;
+      const int down = m * 64 + number / kPerRow * 8;
+      const int right = number % kPerRow * 4;
+      const int left = bytes - tile.channel / 8 - right;
+      if (pixel + down >= tile.pixels || left <= 0) continue;
+      uint8_t* const to = corner + down * bytes + right;
+      if (bytes % 4 == 0) {
+        *reinterpret_cast<uint32_t*>(to) = word;
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < min(4, left); ++i) {
+          to[i] = static_cast<uint8_t>(word >> 8 * i);
+        }
+      }
+    }
+  }
+}
+
+// Writes the activations of a warpgroup's tile to a buffer in shared memory
+// that is laid out as by WriteTile of store_tile.cuh.
+template <typename T, int kRows, int kHalfN, bool kLines>
+struct LayerTile {
+  static constexpr int kBoxes = kHalfN / 32;  // along the channels
+  static constexpr int kEights = kHalfN / 4;
+  using Sums = float[kRows][kHalfN];
+
+  uint32_t buffer;
+  uint64_t* written;
+  int lane = threadIdx.x % 32;
+  int warp_row = threadIdx.x % kWarpgroup / 32 * 16;
+
+  // Of a lane's row of its warp's 16: of 8 columns, and 8 more.
+  __device__ __forceinline__ uint32_t Address(int m, int j) const {
+    const int row = warp_row + lane % 16;
+    const int line = kLines ? (m * 64 + row) * kBoxes + j / 8
+                            : (m * kBoxes + j / 8) * 64 + row;
+    const int eight = j % 8 + lane / 16;
+    return buffer + line * 128 + ((eight ^ line % 8) << 4);
+  }
+
+  __device__ __forceinline__ void Store(int m, int j,
+                                        const uint32_t (&v)[4]) const {
+    StoreMatrix4(Address(m, j), v[0], v[1], v[2], v[3]);
+  }
+
+  // The warp's rows are there.
+  __device__ __forceinline__ void Leave() const {
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane == 0) BarrierArrive(SharedAddress(written));
+  }
+
+  // What pair(j, two) makes of two columns of number j of the eights, packed.
+  template <typename Pair>
+  __device__ __forceinline__ void StorePairs(const Sums& acc, Pair pair) const {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int j = 0; j < kEights; j += 2) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          v[i] = pair(j + i / 2, &acc[m][4 * j + 2 * i]);
+        }
+        Store(m, j, v);
+      }
+    }
+    Leave();
+  }
+
+  // The same with the signs of what it makes.
+  template <typename Pair>
+  __device__ __forceinline__ void StoreWithSigns(const Sums& acc, Pair pair,
+                                                 uint8_t* signs,
+                                                 const TilePlace& tile) const {
+    SignWords<kRows, kHalfN> words;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int w = 0; w < kHalfN / 16; ++w) {
+        // Two eights of columns each; even columns in the low half.
+        uint32_t bits[2][2] = {};
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          uint32_t v[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int at = 4 * w + j;
+            v[i] = pair(at + i / 2, &acc[m][4 * at + 2 * i]);
+            bits[i % 2][j / 2] |=
+                Positive<T>(v[i]) & (i / 2 == 0 ? 0x00010001u : 0x01000100u);
+          }
+          Store(m, 4 * w + j, v);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t even = __byte_perm(bits[h][0], bits[h][1], 0x5410);
+          const uint32_t odd = __byte_perm(bits[h][0], bits[h][1], 0x7632);
+          words[m][h * (kHalfN / 16) + w] = (even | odd << 1) << lane % 4 * 2;
+        }
+      }
+    }
+    Leave();
+    WriteSigns(signs, words, tile, warp_row + lane / 4);
+  }
+};
+
+// Bias and relu are formed on the way to the buffer.
+template <typename T, bool kLines, int kRows, int kHalfN>
+__device__ __forceinline__ void WritePlainTile(
+    const PlainEpilogue& after, const uint32_t (&bias)[kHalfN / 4],
+    const float (&acc)[kRows][kHalfN], uint32_t buffer, uint64_t* written,
+    const TilePlace& tile) {
+  const LayerTile<T, kRows, kHalfN, kLines> out{buffer, written};
+  auto relu = [&](int j, const float* two) {
+    const float2 term = Unpack<T>(bias[j]);
+    return PackRelu<T>(two[0] + term.x, two[1] + term.y);
+  };
+  if (after.signs != nullptr) {
+    out.StoreWithSigns(acc, relu, after.signs, tile);
+  } else if (after.relu) {
+    out.StorePairs(acc, relu);
+  } else {
+    out.StorePairs(acc, [&](int j, const float* two) {
+      const float2 term = Unpack<T>(bias[j]);
+      return Pack<T>(two[0] + term.x, two[1] + term.y);
+    });
+  }
+}
+
+// Any epilogue. The residual lies in the buffer. What z needs goes through it,
+// by each warp for its own rows.
+template <typename T, int kRows, int kHalfN>
+__device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
+                                               float (&acc)[kRows][kHalfN],
+                                               uint32_t buffer,
+                                               uint64_t* written,
+                                               const TilePlace& tile) {
+  const LayerTile<T, kRows, kHalfN, false> out{buffer, written};
+  constexpr int kBoxes = out.kBoxes;
+  ScaleAndAdd<T>(e, tile.channel, tile.channels, acc);
+  if (e.residual != nullptr) {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int j = 0; j < kHalfN / 4; j += 2) {
+        uint32_t packed[4];
+        LoadMatrix4(out.Address(m, j), packed);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 residual = Unpack<T>(packed[i]);
+          acc[m][4 * j + 2 * i] += residual.x;
+          acc[m][4 * j + 2 * i + 1] += residual.y;
+        }
+      }
+    }
+  }
+  if (e.z != nullptr) {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int j = 0; j < kHalfN / 4; j += 2) {
+        const float* v = &acc[m][4 * j];
+        const uint32_t packed[4] = {Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
+                                    Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7])};
+        out.Store(m, j, packed);
+      }
+    }
+    __syncwarp();
+    const int c = tile.channel + out.lane % 8 * 8;
+    for (int box = 0; box < kRows * kBoxes; ++box) {
+      const int m = box / kBoxes, n = box % kBoxes;
+      for (int r = out.lane / 8; r < 16; r += 4) {
+        const int at = out.warp_row + r;
+        const int64_t p = tile.pixel + m * 64 + at;
+        if (p >= tile.pixels || c + n * 64 >= tile.channels) continue;
+        const float4 eight = LoadShared4(buffer + box * kBoxBytes + at * 128 +
+                                         ((out.lane % 8 ^ at % 8) << 4));
+        T* z = static_cast<T*>(e.z) + p * tile.channels + c + n * 64;
+        *reinterpret_cast<float4*>(z) = eight;
+      }
+    }
+    __syncwarp();
+  }
+  if (e.signs == nullptr) {
+    StoreActivated<T>(e, acc, [&](int m, int j, const uint32_t (&v)[4]) {
+      out.Store(m, j, v);
+    });
+    out.Leave();
+  } else {
+    auto relu = [](int, const float* two) {
+      return PackRelu<T>(two[0], two[1]);
+    };
+    out.StoreWithSigns(acc, relu, e.signs, tile);
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_LAYER_TILE_CUH_
