@@ -62,13 +62,16 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
         at.Skip(tile.iterations);
         return;
       }
-      // The parity of a stage tells its next round only from this one, so a
-      // warpgroup waits until the other has seen the stages before.
-      if (turn > 0) {
+    }
+    // The parity of a stage tells its next round only from this one, so a
+    // warpgroup waits until the other has seen the stages before.
+    auto wait_turn = [&] {
+      if constexpr (!kTogether) {
+        if (turn == 0) return;
         BarrierWait(SharedAddress(&barriers.turn[group]),
                     (turn - 1) / kConsumers & 1);
       }
-    }
+    };
     auto issued = [&] {
       if constexpr (!kTogether) {
         if (signals) {
@@ -80,16 +83,22 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
       bias.Load(after.bias, tile.channel, problem.channels);
     }
     float acc[kGroupM / 64][Config::kN / 2];
-    auto multiply = [&](int count, auto&& under_way) {
+    auto multiply = [&](int count, auto&& under_way, auto&& begin) {
       MultiplyStages<typename Config::T, Contiguous::kReduction,
-                     Config::kWeights, kResident>(acc, count, input, weights,
-                                                  Config::kStageBytes,
-                                                  barriers.ring, at, under_way);
+                     Config::kWeights, kResident>(
+          acc, count, input, weights, Config::kStageBytes, barriers.ring, at,
+          under_way, ReleaseOwn{}, begin);
     };
     if constexpr (Config::kSum == Sum::kChunks) {
-      AddInRegisters(acc, tile.iterations, multiply, issued);
+      wait_turn();
+      AddInRegisters(
+          acc, tile.iterations,
+          [&](int count, auto&& under_way) {
+            multiply(count, under_way, Nothing{});
+          },
+          issued);
     } else {
-      multiply(tile.iterations, issued);
+      multiply(tile.iterations, issued, wait_turn);
     }
     const int buffer = turn % kStores;
     const uint32_t to = stores + buffer * Config::kTileBytes;

@@ -29,9 +29,17 @@ __device__ __forceinline__ uint32_t GatherBits(const uint32_t* words) {
 
 // Signs of relu as bits: for each 64 rows m, of the row lane / 4 and then of
 // that 8 further on, a word for every 32 columns. A thread sets the bits of its
-// own columns.
+// own columns, that of column c where bits 0 and 4 of c are exchanged, as
+// packed pairs have odd columns in the high half.
 template <int kRows, int kHalfN>
 using SignWords = uint32_t[kRows][kHalfN / 8];
+
+// Exchanges bit i of a word, for all i, with that whose number has bits 0 and 4
+// exchanged.
+__device__ __forceinline__ uint32_t InOrder(uint32_t word) {
+  const uint32_t differ = (word >> 15 ^ word) & 0xaaaau;
+  return word ^ differ ^ differ << 15;
+}
 
 // Of a warp's rows, from `row` on of each 64.
 template <int kRows, int kWords>
@@ -46,7 +54,7 @@ __device__ __forceinline__ void WriteSigns(
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
     for (int g = 0; g < kWords; g += 4) {
-      const uint32_t word = GatherBits(&words[m][g]);
+      const uint32_t word = InOrder(GatherBits(&words[m][g]));
       const int number = g + threadIdx.x % 4;
       const int down = m * 64 + number / kPerRow * 8;
       const int right = number % kPerRow * 4;
@@ -127,8 +135,7 @@ struct LayerTile {
     for (int m = 0; m < kRows; ++m) {
 #pragma unroll
       for (int w = 0; w < kHalfN / 16; ++w) {
-        // Two eights of columns each; even columns in the low half.
-        uint32_t bits[2][2] = {};
+        uint32_t bits[2] = {};
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           uint32_t v[4];
@@ -136,16 +143,15 @@ struct LayerTile {
           for (int i = 0; i < 4; ++i) {
             const int at = 4 * w + j;
             v[i] = pair(at + i / 2, &acc[m][4 * at + 2 * i]);
-            bits[i % 2][j / 2] |=
-                Positive<T>(v[i]) & (i / 2 == 0 ? 0x00010001u : 0x01000100u);
+            const int eight = j + i / 2;
+            bits[i % 2] |=
+                Positive<T>(v[i]) & (0x00010001u << eight % 2 * 8 + eight / 2);
           }
           Store(m, 4 * w + j, v);
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const uint32_t even = __byte_perm(bits[h][0], bits[h][1], 0x5410);
-          const uint32_t odd = __byte_perm(bits[h][0], bits[h][1], 0x7632);
-          words[m][h * (kHalfN / 16) + w] = (even | odd << 1) << lane % 4 * 2;
+          words[m][h * (kHalfN / 16) + w] = bits[h] << lane % 4 * 2;
         }
       }
     }

@@ -66,20 +66,26 @@ struct ReleaseOwn {
 // the operands lie in a stage; a warpgroup has kRows rows of 64 and 2 kHalfN
 // columns. address_a, address_b: of stage 0; a kResident b begins with the
 // first of the sum, and has its own stages. `issued` is called when all are
-// under way but not done: another warpgroup may take over the tensor cores.
+// under way but not done: another warpgroup may take over the tensor cores;
+// `begin` before the first.
 template <typename T, Contiguous kA, Contiguous kB, bool kResident = false,
           int kRows, int kHalfN, int kStages, typename Issued = Nothing,
-          typename Release = ReleaseOwn>
+          typename Release = ReleaseOwn, typename Begin = Nothing>
 __device__ __forceinline__ void MultiplyStages(
     float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
-    RingPosition<kStages>& at, Issued issued = {}, Release release = {}) {
+    RingPosition<kStages>& at, Issued issued = {}, Release release = {},
+    Begin begin = {}) {
   // Also what a reduction of nothing gives.
 #pragma unroll
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-    for (int i = 0; i < kHalfN; ++i) acc[m][i] = 0.0f;
+    for (int i = 0; i < kHalfN; ++i) {
+      acc[m][i] = 0.0f;
+      asm volatile("" : "+f"(acc[m][i]));  // now, before what `begin` waits for
+    }
   }
+  begin();
   int previous = -1;
   for (int i = 0; i < count; ++i) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
