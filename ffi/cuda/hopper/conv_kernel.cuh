@@ -52,7 +52,7 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
   RingPosition<Config::kStages> at;
   int turns = 0;
   constexpr bool kPlain = std::is_same_v<After, PlainEpilogue>;
-  [[maybe_unused]] TileBias<Config::kN / 8> bias;
+  [[maybe_unused]] TileBias<typename Config::T, Config::kN / 8> bias;
   if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations == 0) return;
@@ -78,10 +78,11 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
           BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
         }
       }
+      // While the last stage is multiplied.
+      if constexpr (kPlain) {
+        bias.Load(after.bias, tile.channel, problem.channels);
+      }
     };
-    if constexpr (kPlain) {
-      bias.Load(after.bias, tile.channel, problem.channels);
-    }
     float acc[kGroupM / 64][Config::kN / 2];
     auto multiply = [&](int count, auto&& under_way, auto&& begin) {
       MultiplyStages<typename Config::T, Contiguous::kReduction,
@@ -112,7 +113,7 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
                              tile.channel, tile.part->pixels, problem.channels};
     if constexpr (kPlain) {
       wait_free();
-      WritePlainTile<typename Config::T, Config::kLines>(after, bias.pairs, acc,
+      WritePlainTile<typename Config::T, Config::kLines>(after, bias.terms, acc,
                                                          to, written, place);
     } else if constexpr (After::kPresent) {
       if (after.residual != nullptr) {

@@ -72,31 +72,42 @@ template <int kEights>
 __device__ __forceinline__ void LoadPairs(const void* from, int channel,
                                           int channels,
                                           uint32_t (&pairs)[kEights]) {
+  const int first = channel / 2 + threadIdx.x % 4;
+  const uint32_t* words = static_cast<const uint32_t*>(from);
+  if (channel + 8 * kEights <= channels) {
+    words += first;
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) pairs[j] = __ldg(words + 4 * j);
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kEights; ++j) {
-    const int k = channel + threadIdx.x % 4 * 2 + 8 * j;
-    pairs[j] =
-        __ldg(static_cast<const uint32_t*>(from) + min(k, channels - 2) / 2);
+    pairs[j] = __ldg(words + min(first + 4 * j, channels / 2 - 1));
   }
 }
 
-// The bias of a thread's columns, loaded before it is needed and kept while a
-// block's tiles have the same channels. Without one it is -0, which leaves all
-// values as they are.
-template <int kEights>
+// The bias of a thread's columns, kept while a block's tiles have the same
+// channels. Without one it is -0, which leaves all values as they are.
+template <typename T, int kEights>
 struct TileBias {
-  uint32_t pairs[kEights];
+  float2 terms[kEights];
   int loaded = -1;
 
   __device__ __forceinline__ void Load(const void* bias, int channel,
                                        int channels) {
     if (channel == loaded) return;
     loaded = channel;
+    uint32_t pairs[kEights];
     if (bias != nullptr) {
       LoadPairs(bias, channel, channels, pairs);
     } else {
 #pragma unroll
       for (uint32_t& pair : pairs) pair = 0x80008000u;
+    }
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      terms[j] = Unpack<T>(pairs[j]);
+      asm volatile("" : "+f"(terms[j].x), "+f"(terms[j].y));  // now
     }
   }
 };
@@ -123,11 +134,11 @@ template <typename T, int kRows, int kHalfN>
 __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
                                             int channels,
                                             float (&acc)[kRows][kHalfN]) {
-  TileBias<kHalfN / 4> bias;
+  TileBias<T, kHalfN / 4> bias;
   bias.Load(e.bias, channel, channels);
   if (e.scale == nullptr) {
     ForPairs(acc, [&](int j, float& low, float& high) {
-      const float2 term = Unpack<T>(bias.pairs[j]);
+      const float2 term = bias.terms[j];
       low += term.x;
       high += term.y;
     });
@@ -136,7 +147,7 @@ __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
   uint32_t scale[kHalfN / 4];
   LoadPairs(e.scale, channel, channels, scale);
   ForPairs(acc, [&](int j, float& low, float& high) {
-    const float2 factor = Unpack<T>(scale[j]), term = Unpack<T>(bias.pairs[j]);
+    const float2 factor = Unpack<T>(scale[j]), term = bias.terms[j];
     low = fmaf(low, factor.x, term.x);
     high = fmaf(high, factor.y, term.y);
   });

@@ -7,18 +7,27 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// Two warpgroups that work together on a tile multiply nothing while they write
-// it. Where writing is long beside multiplying, they take turns with its
-// halves, which gives the same bits. Lines have a plain epilogue alone.
-Plan InHalves(const ConvCall& call) {
+// The tile of the plan, or, with the same bits, one that is faster where more
+// than the convolution has to be written. Two warpgroups that work together on
+// a tile multiply nothing while they write it: with a plain epilogue that is
+// made good by what they save of short sums, otherwise by long ones alone.
+// Lines have a plain epilogue alone.
+Plan TileOf(const ConvCall& call) {
   const ConvGeometry& g = call.g;
+  const bool plain = call.epilogue->is_plain();
+  const int64_t stages = g.taps() * ((g.C + 63) / 64);
   Plan plan = call.plan;
-  const int64_t iterations = g.taps() * ((g.C + 63) / 64);
-  const bool lines = plan.tile_m == kLineTilePixels &&
-                     plan.tile_n == kLineTileChannels &&
-                     call.epilogue->is_plain();
-  if (plan.tile_n == 256 && iterations <= kPacedIterations && !lines) {
-    plan.tile_n = 128;
+  const bool lines = plan.tile_m == kLineTilePixels;
+  if (plan.tile_n == 256) {
+    const bool is_short = stages <= kPacedIterations;
+    if (lines ? !plain : plain != is_short) plan.tile_n = 128;
+  } else if (plain && call.epilogue->signs != nullptr && g.taps() == 1 &&
+             stages == 2 && plan.tile_m == 64 && plan.tile_n == 128) {
+    // Signs of large tiles are fewer words for each row.
+    const int64_t pixels = g.N * g.P * g.Q;
+    if ((pixels + 127) / 128 * ((g.K + 127) / 128) >= 2 * plan.blocks) {
+      plan.tile_m = 128;
+    }
   }
   return plan;
 }
@@ -27,7 +36,7 @@ template <typename T>
 cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
   constexpr int kBoxC = 64;  // as in fprop.cu
   ConvCall call = given;
-  call.plan = InHalves(given);
+  call.plan = TileOf(given);
   const Activations out = OutputOf(call.g);
   Epilogue epilogue = *call.epilogue;
   const PartAxes part = FpropPart(call.g);

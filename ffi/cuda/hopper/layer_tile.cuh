@@ -163,13 +163,12 @@ struct LayerTile {
 // Bias and relu are formed on the way to the buffer.
 template <typename T, bool kLines, int kRows, int kHalfN>
 __device__ __forceinline__ void WritePlainTile(
-    const PlainEpilogue& after, const uint32_t (&bias)[kHalfN / 4],
+    const PlainEpilogue& after, const float2 (&bias)[kHalfN / 4],
     const float (&acc)[kRows][kHalfN], uint32_t buffer, uint64_t* written,
     const TilePlace& tile) {
   const LayerTile<T, kRows, kHalfN, kLines> out{buffer, written};
   auto relu = [&](int j, const float* two) {
-    const float2 term = Unpack<T>(bias[j]);
-    return PackRelu<T>(two[0] + term.x, two[1] + term.y);
+    return PackRelu<T>(two[0] + bias[j].x, two[1] + bias[j].y);
   };
   if (after.signs != nullptr) {
     out.StoreWithSigns(acc, relu, after.signs, tile);
@@ -177,8 +176,7 @@ __device__ __forceinline__ void WritePlainTile(
     out.StorePairs(acc, relu);
   } else {
     out.StorePairs(acc, [&](int j, const float* two) {
-      const float2 term = Unpack<T>(bias[j]);
-      return Pack<T>(two[0] + term.x, two[1] + term.y);
+      return Pack<T>(two[0] + bias[j].x, two[1] + bias[j].y);
     });
   }
 }

@@ -2,7 +2,6 @@
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/gather_plan.h"
-#include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/one_channel.h"
 #include "cuda/hopper/pad_plan.h"
 #include "cuda/hopper/patch_plan.h"
@@ -112,13 +111,7 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
 
 bool HasSigns(const Plan& plan, const ConvGeometry& given, Type type) {
   const ConvGeometry g = Fold(Op::kFprop, given, type);
-  // To make them takes as long as it saves where a 16-bit tile has few stages
-  // to hide it, unless it has so few that it waits for memory.
-  const int64_t stages = g.taps() * ((g.C + 63) / 64);
-  // Backward in one pass takes nothing else.
-  const bool pays = type == Type::kTf32 || stages <= 2 || stages >= 8 ||
-                    HasLayerBackward(given, type);
-  return pays && plan.path != Path::kStrips && g.K % 8 == 0 &&
+  return plan.path != Path::kStrips && g.K % 8 == 0 &&
          HasEpilogue(plan, g, type);
 }
 
