@@ -7,28 +7,18 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// The tile of the plan, or, with the same bits, one that is faster where more
-// than the convolution has to be written. Two warpgroups that work together on
-// a tile multiply nothing while they write it: with a plain epilogue that is
-// made good by what they save of short sums, otherwise by long ones alone.
-// Lines have a plain epilogue alone.
+// The tile of the plan, or its halves, which give the same bits. Two warpgroups
+// that work together on a tile multiply nothing while they write it: with a
+// plain epilogue that is worth what it saves in short sums, otherwise in long
+// ones. Lines have a plain epilogue alone.
 Plan TileOf(const ConvCall& call) {
+  Plan plan = call.plan;
+  if (plan.tile_n != 256) return plan;
   const ConvGeometry& g = call.g;
   const bool plain = call.epilogue->is_plain();
-  const int64_t stages = g.taps() * ((g.C + 63) / 64);
-  Plan plan = call.plan;
   const bool lines = plan.tile_m == kLineTilePixels;
-  if (plan.tile_n == 256) {
-    const bool is_short = stages <= kPacedIterations;
-    if (lines ? !plain : plain != is_short) plan.tile_n = 128;
-  } else if (plain && call.epilogue->signs != nullptr && g.taps() == 1 &&
-             stages == 2 && plan.tile_m == 64 && plan.tile_n == 128) {
-    // Signs of large tiles are fewer words for each row.
-    const int64_t pixels = g.N * g.P * g.Q;
-    if ((pixels + 127) / 128 * ((g.K + 127) / 128) >= 2 * plan.blocks) {
-      plan.tile_m = 128;
-    }
-  }
+  const bool is_short = g.taps() * ((g.C + 63) / 64) <= kPacedIterations;
+  if (lines ? !plain : plain != is_short) plan.tile_n = 128;
   return plan;
 }
 
