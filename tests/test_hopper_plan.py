@@ -158,6 +158,7 @@ def test_layers_that_are_differentiated_in_one_pass(native):
             assert bytes_ < 2 * H200 * one + 256
     wide = takes(RESNET50_V1["56_1x1_64_256"], "bfloat16", 8)
     assert wide == 4 * H200 * (64 + 1) * 256
+    assert takes(FLUX_MNIST["28_1_16"], "float32") > 0
     for row in (large, RESNET50_V1["56_1x1_64_256"]):
         assert takes(row, "float32") is None
     assert takes(small[0], "bfloat16") is None
@@ -180,6 +181,16 @@ def test_small_layers_are_differentiated_in_one_call(native):
     assert takes("28_1x1_128_512", 8) and takes("28_1x1_128_512", 32) is None
     # More than half of what the L2 holds.
     assert takes("28_3x3_128_128", 128) and takes("28_3x3_128_128", 256) is None
+
+
+def test_wide_layers_are_differentiated_in_two_kernels(native):
+    """A run of the pixels for as many blocks as a tile of dw may have."""
+    for name, runs in (("14_1x1_256_1024", 16), ("14_1x1s2_1024_2048", 2)):
+        row = RESNET50_V1[name]
+        plan = native("fprop", geometry(256, row), "bfloat16", H200)
+        _, _, c, k = row[:4]
+        assert plan["signs"]
+        assert plan["backward_workspace"] == 4 * runs * (c + 1) * k
 
 
 def test_a_plan_is_the_same_every_time(native):

@@ -21,10 +21,14 @@ CHANNELS = [
     *[(64, 64), (256, 64), (512, 64), (128, 128), (512, 128)],
     *[(64, 256), (192, 256), (128, 256), (512, 256), (64, 512), (192, 512)],
 ]
+# In two kernels that make dz of dy, from so many images of 14x14 on.
+WIDE = {(256, 1024): 84, (512, 2048): 42, (256, 2048): 42}
 
 
-def images(c):
+def images(c, k):
     """Tiles of 64 pixels: less than one, whole ones, some of the last; many a block."""
+    if (c, k) in WIDE:
+        return [(WIDE[c, k], 14, 14)]
     return [(1, 2, 1), (2, 8, 8), (5, 7, 18), (max(3, 26 * 64 // c), 31, 32)]
 
 
@@ -140,10 +144,10 @@ def test_without_one_of_the_gradients_it_is_not(composed):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("c", "k"), CHANNELS)
+@pytest.mark.parametrize(("c", "k"), CHANNELS + list(WIDE))
 def test_whole_numbers_are_exact(kernel, c, k, dtype):
     make = functools.partial(whole, most=1)
-    for image, count in itertools.product(images(c), (3, 4)):
+    for image, count in itertools.product(images(c, k), (3, 4)):
         args, dy = operands(image, c, k, dtype, make)
         given = args[:count]
         names = primitives_of(functools.partial(gradients, layer), given, dy)
@@ -160,11 +164,11 @@ def test_whole_numbers_are_exact(kernel, c, k, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("c", "k"), CHANNELS)
+@pytest.mark.parametrize(("c", "k"), CHANNELS + list(WIDE))
 def test_whole_numbers_are_exact_at_a_stride_of_2(kernel, c, k, dtype):
     make = functools.partial(whole, most=1)
     fun = functools.partial(layer, strides=2, padding="VALID")
-    for image in images(c)[1:]:
+    for image in images(c, k)[-3:]:
         args, dy = strided_operands(image, c, k, dtype, make)
         names = primitives_of(functools.partial(gradients, fun), args, dy)
         assert "conv_layer_cotangent" in names
@@ -182,9 +186,10 @@ def test_whole_numbers_are_exact_at_a_stride_of_2(kernel, c, k, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("c", "k"), CHANNELS)
+@pytest.mark.parametrize(("c", "k"), CHANNELS + list(WIDE))
 def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
-    args, dy = operands((16, 14, 14), c, k, dtype, normal)
+    most = WIDE.get((c, k), 16)  # images
+    args, dy = operands((most, 14, 14), c, k, dtype, normal)
     signs = activations.signs_of(layer(*args), 3)
     params = {}
 
@@ -200,7 +205,7 @@ def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
 
     x, w = args[:2]
     bound, parts = jax.jit(bound), jax.jit(parts)
-    for n in (16, 1, 3):
+    for n in (most, 1, 3):
         eqns = jax.make_jaxpr(layer)(x[:n], *args[1:3], args[3][:n]).eqns
         params["of"] = next(e.params["params"] for e in eqns if "params" in e.params)
         given = x[:n], w, dy[:n], signs[:n]
@@ -211,7 +216,7 @@ def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
         dx, _, _, dz = map(bits, parts(*given))
         np.testing.assert_array_equal(first[0], dx)
         np.testing.assert_array_equal(first[3], dz)
-        if n == 16:
+        if n == most:
             whole_batch = first
         np.testing.assert_array_equal(first[0], whole_batch[0][:n])
 
@@ -234,9 +239,10 @@ def test_the_program_is_two_kernels_and_nothing_of_xlas(kernel, numbers):
 
 
 @pytest.mark.gpu
-def test_what_relu_drops_may_be_anything(kernel):
+@pytest.mark.parametrize(("c", "k"), [(64, 256), (256, 1024)])
+def test_what_relu_drops_may_be_anything(kernel, c, k):
     """nan and infinities of dy where y is 0 reach nothing."""
-    args, dy = operands((4, 14, 14), 64, 256, "bfloat16", normal)
+    args, dy = operands((WIDE.get((c, k), 4), 14, 14), c, k, "bfloat16", normal)
     y = layer(*args)
     odd = jnp.where(y > 0, dy, jnp.where(dy > 0, jnp.nan, jnp.inf).astype(dy.dtype))
     step = jax.jit(functools.partial(gradients, layer))

@@ -7,6 +7,7 @@
 #include "cuda/hopper/one_channel_rows.h"
 #include "cuda/hopper/small_backward.h"
 #include "cuda/hopper/tensor_map.h"
+#include "cuda/hopper/wide_backward.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -102,6 +103,9 @@ cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,
   }
   if (call.type == Type::kTf32) {
     return SmallBackward(call, multiprocessors, stage, stream);
+  }
+  if (IsWideLayer(call.g, call.type)) {
+    return WideBackward(call, multiprocessors, stage, stream);
   }
   const int64_t slice = LayerBackwardSlice(call.g);
   cudaError_t error = cudaErrorInvalidValue;

@@ -6,6 +6,7 @@
 #include "cuda/hopper/one_channel_rows.h"
 #include "cuda/hopper/relu_grad.h"
 #include "cuda/hopper/small_backward.h"
+#include "cuda/hopper/wide_backward.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -30,6 +31,14 @@ bool IsDivided(const ConvGeometry& g, Type type) {
   return true;
 }
 
+// Whether the kernel of layer_backward.cuh has the channels, and reads no more
+// than those of wide_backward.h.
+bool InSlices(const ConvGeometry& g, Type type) {
+  const int64_t slice = LayerBackwardSlice(g);
+  if (slice == 0 || g.C / slice > kMostSlices) return false;
+  return (g.K < 512 && g.C / slice <= 4) || !HasWideBackward(g, type);
+}
+
 }  // namespace
 
 int64_t LayerBackwardSlice(const ConvGeometry& g) {
@@ -50,12 +59,16 @@ int64_t LayerBackwardSlice(const ConvGeometry& g) {
 
 bool HasLayerBackward(const ConvGeometry& g, Type type) {
   if (HasSmallBackward(g, type) || HasOneRows(g, type)) return true;
-  const int64_t pixels = Pixels(g), slice = LayerBackwardSlice(g);
+  const int64_t pixels = Pixels(g);
   // The copy of a tile's signs is a multiple of 16 bytes.
-  return slice > 0 && g.C / slice <= kMostSlices && type != Type::kTf32 &&
-         g.groups == 1 && pixels > 0 &&
+  return (InSlices(g, type) || HasWideBackward(g, type)) &&
+         type != Type::kTf32 && g.groups == 1 && pixels > 0 &&
          (g.is_pointwise() || IsDivided(g, type)) && pixels * g.K % 128 == 0 &&
          pixels < INT32_MAX - kBackwardPixels;
+}
+
+bool IsWideLayer(const ConvGeometry& g, Type type) {
+  return HasLayerBackward(g, type) && type != Type::kTf32 && !InSlices(g, type);
 }
 
 // Each with a tile for both warpgroups, where there are so many.
@@ -72,6 +85,7 @@ int64_t LayerBackwardWorkspace(const ConvGeometry& g, Type type,
     return SmallBackwardWorkspace(g, multiprocessors);
   }
   if (HasOneRows(g, type)) return OneRowsWorkspace(g, multiprocessors);
+  if (IsWideLayer(g, type)) return WideBackwardWorkspace(g, multiprocessors);
   const int64_t slice = LayerBackwardSlice(g);
   return g.C / slice * LayerBackwardBlocks(g, multiprocessors) * (slice + 1) *
          g.K * 4;
