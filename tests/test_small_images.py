@@ -170,7 +170,7 @@ def test_what_relu_drops_may_be_anything(hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("c", [1])
+@pytest.mark.parametrize("c", [1, 16])
 def test_padding_times_a_filter_of_infinities_is_nan_as_in_dgrad(hopper, c):
     args, dy = operands((3, 4, 8), c, 16 * min(c, 2), normal)
     signs = activations.signs_of(layer(*args), 3)

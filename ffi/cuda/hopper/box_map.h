@@ -1,4 +1,4 @@
-// Tensor maps whose boxes lie in shared memory as in global memory.
+// Tensor maps whose boxes lie otherwise in shared memory than tensor_map.h's.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_BOX_MAP_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_BOX_MAP_H_
 
@@ -6,7 +6,7 @@
 
 #include <initializer_list>
 
-#include "cuda/hopper/conv.h"
+#include "cuda/hopper/tensor_map.h"
 
 namespace jax_convbatch::hopper {
 
@@ -14,6 +14,10 @@ namespace jax_convbatch::hopper {
 bool EncodeBoxes(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box);
+// With lines of 64 bytes, swizzled by as many.
+bool EncodeHalfLines(CUtensorMap* map, Type type, const void* data,
+                     std::initializer_list<int64_t> sizes,
+                     std::initializer_list<int> box, Copy copy);
 
 }  // namespace jax_convbatch::hopper
 

@@ -22,9 +22,11 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
     cudaFuncAttributes loads;
     return cudaFuncGetAttributes(&loads, &AddSmallPieces<Config>);
   }
-  p.x = static_cast<const float*>(call.x);
+  if (!EncodeGrid(&p.dy, g, p.grid, g.K, call.dy, /*rounded=*/false) ||
+      !EncodeGrid(&p.x, g, p.grid, g.C, call.x, /*rounded=*/true)) {
+    return cudaErrorInvalidValue;
+  }
   p.w = static_cast<const float*>(call.w);
-  p.dy = static_cast<const float*>(call.dy);
   p.signs = static_cast<const uint8_t*>(call.signs);
   p.dx = static_cast<float*>(call.dx);
   p.dz = static_cast<float*>(call.dz);

@@ -8,8 +8,9 @@
 
 namespace jax_convbatch::hopper {
 
-// Neighbouring fours of dy that a tile has, at most.
-inline constexpr int kMostSmallFours = 2304;
+inline constexpr int kSmallBackwardThreads = 256;
+// Neighbouring fours that a tile's copy of dy has, at most.
+inline constexpr int kMostSmallFours = 4096;
 
 bool HasSmallBackward(const ConvGeometry& g, Type type);
 int64_t SmallBackwardWorkspace(const ConvGeometry& g, int multiprocessors);

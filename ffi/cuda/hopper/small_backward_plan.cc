@@ -6,11 +6,13 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// Sixteens of places of a tile of several images, at most: one for each warp.
-constexpr int kSixteens = 12;
+// Of 64 places of a tile of several images, at most.
+constexpr int kProducts = 7;
+// Tiles that a block has, so that one comes while another is multiplied.
+constexpr int kTurns = 2;
 
 bool Fits(const ConvGeometry& g, const SmallGrid& grid) {
-  return grid.pixels * g.K <= 4 * kMostSmallFours &&
+  return grid.box * g.K <= 4 * kMostSmallFours &&
          SmallBackwardBytes(g, grid) <= kGridShared;
 }
 
@@ -21,23 +23,22 @@ bool HasSmallBackward(const ConvGeometry& g, Type type) {
 }
 
 SmallGrid SmallGridOf(const ConvGeometry& g, int multiprocessors) {
-  return LargestGrid(g, kSixteens, multiprocessors,
+  return LargestGrid(g, kProducts, kTurns * multiprocessors,
                      [&](const SmallGrid& grid) { return Fits(g, grid); });
 }
 
 int64_t SmallBackwardBytes(const ConvGeometry& g, const SmallGrid& grid) {
-  const int64_t pixels = grid.pixels, places = grid.places;
-  return 4 * (g.w_size() + (places + pixels) * (g.C + g.K)) +
-         kMostSmallFours / 2 + 2 * (places + pixels);
+  const int64_t stages = 2 * (grid.words(static_cast<int>(g.C)) +
+                              grid.words(static_cast<int>(g.K)));
+  // What a block adds up when it is done takes the stages' place.
+  const int64_t sums = g.w_size() + 4 * kSmallBackwardThreads;
+  return 4 * (g.w_size() + std::max(stages, sums)) + 16 + 2 * grid.places;
 }
 
 int SmallBackwardBlocks(const ConvGeometry& g, const SmallGrid& grid,
                         int multiprocessors) {
   const int64_t tiles = (g.N + grid.images - 1) / grid.images;
-  const bool two =
-      g.C + g.K < 64 && 2 * (SmallBackwardBytes(g, grid) + 2048) <= kGridShared;
-  return static_cast<int>(
-      std::min<int64_t>(tiles, int64_t{multiprocessors} * (two ? 2 : 1)));
+  return static_cast<int>(std::min<int64_t>(tiles, multiprocessors));
 }
 
 int64_t SmallBackwardWorkspace(const ConvGeometry& g, int multiprocessors) {

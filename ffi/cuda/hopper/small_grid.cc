@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/box_map.h"
+#include "cuda/hopper/tensor_map.h"
+
 namespace jax_convbatch::hopper {
 
 bool IsGridded(const ConvGeometry& g) {
@@ -18,14 +21,25 @@ bool IsGridded(const ConvGeometry& g) {
 }
 
 SmallGrid GridOf(const ConvGeometry& g, int64_t images) {
-  const int64_t image = (g.H + 1) * (g.W + 1);
-  const int64_t span = (images - 1) * image + g.H * (g.W + 1) - 1;
-  const int64_t sixteens = (span + 15) / 16, first = g.W + 2;
-  // Room, too, for what threads have of a bias's gradient when a block is done.
-  const int64_t places = std::max<int64_t>(first + sixteens * 16 + g.W + 2, 48);
-  return {static_cast<int>(images), static_cast<int>(images * g.H * g.W),
-          static_cast<int>(places), static_cast<int>(first),
-          static_cast<int>(sixteens)};
+  const int64_t image = (g.H + 1) * (g.W + 1), box = images * image;
+  const int64_t span = box - g.W - 2, blocks = (span + 63) / 64;
+  // Where the copy engine may begin.
+  const int64_t first = (g.W + 2 + 7) / 8 * 8;
+  const int64_t places = first + std::max(box, blocks * 64 + g.W + 2);
+  return {static_cast<int>(images), static_cast<int>(places),
+          static_cast<int>(first),  static_cast<int>(box),
+          static_cast<int>(span),   static_cast<int>(blocks)};
+}
+
+bool EncodeGrid(CUtensorMap* map, const ConvGeometry& g, const SmallGrid& grid,
+                int64_t channels, const void* data, bool rounded) {
+  const Copy copy = rounded ? Copy::kLoad : Copy::kStore;
+  const auto box = {static_cast<int>(channels), static_cast<int>(g.W) + 1,
+                    static_cast<int>(g.H) + 1, grid.images};
+  const auto sizes = {channels, g.W, g.H, g.N};
+  return channels == 32
+             ? EncodeTiled(map, Type::kTf32, data, sizes, box, copy)
+             : EncodeHalfLines(map, Type::kTf32, data, sizes, box, copy);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,26 +1,28 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/small_backward.h"
 #include "cuda/hopper/small_grid_conv.cuh"
 #include "cuda/hopper/small_grid_conv.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
-constexpr int64_t kBlocks = 3;  // of a multiprocessor, at most
-constexpr int kSixteens = 16;   // of several images: two a warp
+constexpr int kProducts = 7;  // of 64 places of several images
+// Tiles that a block has, so that one comes while another is multiplied.
+constexpr int kTurns = 2;
 
 int64_t Channels(Op op, const ConvGeometry& g) {
   return op == Op::kFprop ? g.C : g.K;
 }
 
 int64_t BytesOf(Op op, const ConvGeometry& g, const SmallGrid& grid) {
-  return 4 * (g.w_size() + (grid.places + grid.pixels) * Channels(op, g)) +
-         2 * (grid.places + grid.pixels);
+  const int words = grid.words(static_cast<int>(Channels(op, g)));
+  return 4 * (g.w_size() + 2 * words) + 16 + 2 * grid.places;
 }
 
 bool Fits(Op op, const ConvGeometry& g, const SmallGrid& grid) {
-  return 2 * (BytesOf(op, g, grid) + 2048) <= kGridShared;
+  return kGridBlocks * (BytesOf(op, g, grid) + 2048) <= kGridShared;
 }
 
 template <int kIn, int kOut, bool kFlipped>
@@ -30,33 +32,40 @@ cudaError_t Launch(Op op, const ConvCall& call, Stage stage,
   const int multiprocessors = call.plan.blocks;
   const auto kernel = &SmallGridKernel<kIn, kOut, kFlipped>;
   SmallGridProblem p{};
-  p.grid = LargestGrid(g, kSixteens, multiprocessors,
+  const int64_t takers = int64_t{multiprocessors} * kGridBlocks;
+  p.grid = LargestGrid(g, kProducts, kTurns * takers,
                        [&](const auto& grid) { return Fits(op, g, grid); });
   const int bytes = static_cast<int>(BytesOf(op, g, p.grid));
   // To one limit: threads may launch the kernel for several geometries at once.
   const cudaError_t raised = RaiseSharedMemory(kernel, kGridShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  p.in = static_cast<const float*>(call.lhs);
+  if (!EncodeGrid(&p.in, g, p.grid, kIn, call.lhs, /*rounded=*/!kFlipped)) {
+    return cudaErrorInvalidValue;
+  }
   p.w = static_cast<const float*>(call.rhs);
   p.out = static_cast<float*>(call.result);
   p.N = static_cast<int>(g.N);
   p.H = static_cast<int>(g.H);
   p.W = static_cast<int>(g.W);
   p.tiles = static_cast<int>((g.N + p.grid.images - 1) / p.grid.images);
-  const int64_t each = std::min(kBlocks, kGridShared / (bytes + 2048));
   Epilogue epilogue{};
   epilogue.activation = Activation::kIdentity;
   if (call.epilogue != nullptr) epilogue = *call.epilogue;
-  const auto blocks = std::min<int64_t>(p.tiles, multiprocessors * each);
-  kernel<<<static_cast<unsigned>(blocks), kGridThreads, bytes, stream>>>(
-      p, epilogue);
+  const int64_t tiles = std::min<int64_t>(p.tiles, takers);
+  p.parts =
+      static_cast<int>(std::clamp<int64_t>(takers / tiles, 1, p.grid.blocks));
+  kernel<<<static_cast<unsigned>(tiles * p.parts), kGridThreads, bytes,
+           stream>>>(p, epilogue);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 bool HasSmallGridConv(Op op, const ConvGeometry& g) {
-  return op != Op::kWgrad && IsGridded(g) && Fits(op, g, GridOf(g, 1));
+  if (op == Op::kWgrad || !IsGridded(g)) return false;
+  // A backward pass in one kernel has these bits.
+  return Fits(op, g, GridOf(g, 1)) ||
+         (op == Op::kDgrad && HasSmallBackward(g, Type::kTf32));
 }
 
 cudaError_t SmallGridConv(Op op, const ConvCall& call, Stage stage,

@@ -1,6 +1,6 @@
-// fprop and dgrad of small f32 images, whole images at a time: small_tf32.cuh
-// where small_grid.h's grids suit, with the same bits. The copy engine brings
-// the next tile while this one is multiplied.
+// fprop and dgrad of small f32 images, whole images at a time: the copy engine
+// brings them with the zeros around them, and a warpgroup multiplies them as
+// they lie.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_GRID_CONV_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_GRID_CONV_CUH_
 
@@ -8,98 +8,140 @@
 
 namespace jax_convbatch::hopper {
 
-inline constexpr int kGridThreads = 256;
+inline constexpr int kGridThreads = 128, kGridBlocks = 2;
 
 struct SmallGridProblem {
-  const float *in, *w;
+  CUtensorMap in;
+  const float* w;
   float* out;
   int N, H, W;
   SmallGrid grid;
   int tiles;
+  int parts;  // blocks that share a tile
 };
 
+// Of a lane's neighbouring channels.
+template <int kEach>
+struct LaneScale {
+  float scale[kEach], bias[kEach];
+
+  __device__ LaneScale(const Epilogue& e, int channel) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      auto of = [&](const void* from, float none) {
+        return from == nullptr
+                   ? none
+                   : __ldg(static_cast<const float*>(from) + channel + i);
+      };
+      scale[i] = of(e.scale, 1.0f), bias[i] = of(e.bias, 0.0f);
+    }
+  }
+};
+
+// Stores a lane's channels of a pixel, from element `at` of the result on,
+// where it is not negative. All lanes call.
+template <int kEach>
+__device__ __forceinline__ void StoreLane(float* out, const Epilogue& e,
+                                          const LaneScale<kEach>& by,
+                                          int64_t at, float (&v)[kEach]) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) v[i] = fmaf(v[i], by.scale[i], by.bias[i]);
+  if (at >= 0 && e.residual != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += 4) {
+      const float4 add = __ldg(reinterpret_cast<const float4*>(
+          static_cast<const float*>(e.residual) + at + i));
+      v[i] += add.x, v[i + 1] += add.y, v[i + 2] += add.z, v[i + 3] += add.w;
+    }
+  }
+  if (at >= 0 && e.z != nullptr) StoreFours(static_cast<float*>(e.z) + at, v);
+  DispatchActivation(e.activation, [&](auto tag) {
+    constexpr Activation kActivation = decltype(tag)::value;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) v[i] = Activate(kActivation, v[i]);
+  });
+  if (at >= 0) StoreFours(out + at, v);
+  if (e.signs == nullptr) return;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) bits |= (v[i] > 0) << i;
+  if constexpr (kEach == 4) {
+    bits |= __shfl_down_sync(~0u, bits, 1) << 4;
+    if (threadIdx.x % 2 != 0) return;
+  }
+  if (at >= 0) e.signs[at / 8] = static_cast<uint8_t>(bits);
+}
+
 template <int kIn, int kOut, bool kFlipped>
-__global__ void __launch_bounds__(kGridThreads, 3)
+__global__ void __launch_bounds__(kGridThreads, kGridBlocks)
     SmallGridKernel(const __grid_constant__ SmallGridProblem p,
                     const __grid_constant__ Epilogue epilogue) {
-  extern __shared__ __align__(128) float small_grid_shared[];
-  __shared__ uint64_t full;
+  using Filter = GridFilter<kIn, kOut, kFlipped>;
+  extern __shared__ __align__(1024) float small_grid_shared[];
   const SmallGrid& grid = p.grid;
   float* const filter = small_grid_shared;
-  float* const places = filter + 9 * kIn * kOut;
-  float* const incoming = places + grid.places * kIn;
-  auto* const place_of =
-      reinterpret_cast<int16_t*>(incoming + grid.pixels * kIn);
-  int16_t* const pixel_of = place_of + grid.pixels;
-  const uint32_t barrier = SharedAddress(&full);
-  auto pixels_of = [&](int tile) {
-    return min(grid.images, p.N - tile * grid.images) * p.H * p.W;
+  float* const stages = filter + Filter::kWords;
+  const int words = grid.words(kIn);
+  auto* const full = reinterpret_cast<uint64_t*>(stages + 2 * words);
+  auto* const pixel_of = reinterpret_cast<int16_t*>(full + 2);
+  const int step = gridDim.x / p.parts;  // from tile to tile
+  const int part = blockIdx.x % p.parts;
+  auto fetch = [&](int tile, int stage) {  // by one thread
+    if (tile >= p.tiles) return;
+    const uint32_t barrier = SharedAddress(&full[stage]);
+    BarrierArriveExpect(barrier, grid.box * kIn * 4);
+    LoadTile4(SharedAddress(stages + stage * words + grid.first * kIn), p.in,
+              barrier, 0, 0, 0, tile * grid.images);
   };
-  auto first_of = [&](int tile) {
-    return int64_t{tile} * grid.images * p.H * p.W;
-  };
-  auto fetch = [&](int tile) {  // by one thread
-    const int bytes = pixels_of(tile) * kIn * 4;
-    BarrierArriveExpect(barrier, bytes);
-    LoadBytes(SharedAddress(incoming), p.in + first_of(tile) * kIn, barrier,
-              bytes);
-  };
+  int tile = blockIdx.x / p.parts;
   if (threadIdx.x == 0) {
-    BarrierInit(barrier, 1);
+    BarrierInit(SharedAddress(&full[0]), 1);
+    BarrierInit(SharedAddress(&full[1]), 1);
     FenceBarrierInit();
-    fetch(blockIdx.x);
+    fetch(tile, 0);
+    fetch(tile + step, 1);
   }
-  LoadGridFilter<kIn, kOut, kGridThreads, kFlipped>(p.w, filter);
-  for (int i = threadIdx.x; i < grid.places * (kIn / 4); i += kGridThreads) {
-    reinterpret_cast<float4*>(places)[i] = make_float4(0, 0, 0, 0);
-  }
-  FillTables<kGridThreads>(grid, p.H, p.W, place_of, pixel_of);
+  Filter::template Load<kGridThreads>(p.w, filter);
+  ClearBorders<kGridThreads>(grid, kIn, stages);
+  ClearBorders<kGridThreads>(grid, kIn, stages + words);
+  FillPixels<kGridThreads>(grid, p.H, p.W, pixel_of);
+  const LaneScale<Filter::kEach> scale(epilogue, Filter::First());
+  FenceAsyncProxy();
   __syncthreads();
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int stage = 0;
   uint32_t round = 0;
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    const int there = pixels_of(tile);
-    BarrierWait(barrier, round);
-    round ^= 1;
+  for (; tile < p.tiles; tile += step) {
+    const int there = min(grid.images, p.N - tile * grid.images) * p.H * p.W;
+    const int64_t first = int64_t{tile} * grid.images * p.H * p.W;
+    BarrierWait(SharedAddress(&full[stage]), round);
+    if constexpr (kFlipped) {
+      // As small_backward.cuh rounds dz.
+      auto* const at =
+          reinterpret_cast<float4*>(stages + stage * words + grid.first * kIn);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < there * (kIn / 4); i += kGridThreads) {
-      StoreOrdered<kIn>(places, place_of[i / (kIn / 4)], i % (kIn / 4),
-                        reinterpret_cast<const float4*>(incoming)[i]);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && tile + gridDim.x < p.tiles) {
-      fetch(tile + gridDim.x);
-    }
-    for (int m = warp; m < grid.sixteens; m += kGridThreads / 32) {
-      const int place = grid.first + m * 16;
-      float sums[2][kOut / 8][4] = {};
-      MultiplySixteen<kIn, kOut>(SharedAddress(places), filter, place, p.W,
-                                 sums);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int pixel = pixel_of[place + lane / 4 + half * 8];
-        const bool is_there = pixel >= 0 && pixel < there;
-        const int channel = lane % 4 * 2;
-        const int64_t at = (first_of(tile) + pixel) * kOut + channel;
-        float2 v[kOut / 8];
-#pragma unroll
-        for (int j = 0; j < kOut / 8; ++j) {
-          const int i = half * 2;
-          v[j] = make_float2(sums[0][j][i] + sums[1][j][i],
-                             sums[0][j][i + 1] + sums[1][j][i + 1]);
-        }
-        if constexpr (!kFlipped) {
-          StoreSmall(p.out, epilogue, is_there, at, channel, v);
-        } else if (is_there) {
-#pragma unroll
-          for (int j = 0; j < kOut / 8; ++j) {
-            *reinterpret_cast<float2*>(p.out + at + j * 8) = v[j];
-          }
-        }
+      for (int i = threadIdx.x; i < grid.box * kIn / 4; i += kGridThreads) {
+        at[i] = RoundTf32(at[i]);
       }
+      FenceAsyncProxy();
+      __syncthreads();
     }
+    Filter::ForBlocks(
+        grid, SharedAddress(stages + stage * words), SharedAddress(filter), p.W,
+        part, p.parts, [&](int place, float (&v)[Filter::kEach]) {
+          const int pixel = pixel_of[place];
+          const bool is_there = pixel >= 0 && pixel < there;
+          const int64_t at =
+              is_there ? (first + pixel) * kOut + Filter::First() : -1;
+          if constexpr (!kFlipped) {
+            StoreLane(p.out, epilogue, scale, at, v);
+          } else if (is_there) {
+            StoreFours(p.out + at, v);
+          }
+        });
     __syncthreads();
+    if (threadIdx.x == 0) fetch(tile + 2 * step, stage);
+    round ^= stage;
+    stage ^= 1;
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace jax_convbatch::hopper {
 
-// Whether there is a kernel; its bits are those of small_tf32.cu.
+// Whether there is a kernel; its bits are not those of small_tf32.cu.
 bool HasSmallGridConv(Op op, const ConvGeometry& g);
 
 cudaError_t SmallGridConv(Op op, const ConvCall& call, Stage stage,

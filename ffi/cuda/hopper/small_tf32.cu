@@ -87,22 +87,17 @@ cudaError_t Run(const ConvCall& call, const SmallShape& shape, Stage stage,
   }
 }
 
-// Whole images at a time, with the same bits, where there are enough of them.
-bool TakesGrids(Op op, const ConvCall& call) {
-  return call.g.N >= call.plan.blocks && HasSmallGridConv(op, call.g);
-}
-
 }  // namespace
 
 cudaError_t SmallFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (TakesGrids(Op::kFprop, call)) {
+  if (HasSmallGridConv(Op::kFprop, call.g)) {
     return SmallGridConv(Op::kFprop, call, stage, stream);
   }
   return Run<false>(call, FpropSmall(call.g), stage, stream);
 }
 
 cudaError_t SmallDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (TakesGrids(Op::kDgrad, call)) {
+  if (HasSmallGridConv(Op::kDgrad, call.g)) {
     return SmallGridConv(Op::kDgrad, call, stage, stream);
   }
   return Run<true>(call, DgradSmall(call.g), stage, stream);

@@ -128,6 +128,16 @@ bool EncodeBoxes(CUtensorMap* map, Type type, const void* data,
                 CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
+bool EncodeHalfLines(CUtensorMap* map, Type type, const void* data,
+                     std::initializer_list<int64_t> sizes,
+                     std::initializer_list<int> box, Copy copy) {
+  int64_t dense[kMaxRank];
+  DenseStrides(sizes, dense);
+  return Encode(map, MapType(type, copy), ElementBytes(type), data,
+                sizes.size(), sizes.begin(), dense, box.begin(),
+                CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
 bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
                    std::initializer_list<int64_t> sizes,
                    std::initializer_list<int64_t> strides,
