@@ -93,6 +93,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
       return launch(WgradConfig<T, 64, 128, 8, kNo, 2, kYes>());
     if (m == 128 && n == 128)
       return launch(WgradConfig<T, 128, 128, 7, kNo, 2, kYes>());
+    if (m == 192 && n == 128)
+      return launch(WgradConfig<T, 192, 128, 5, kNo, 3, kYes>());
     if (m == 256 && n == 128)
       return launch(WgradConfig<T, 256, 128, 4, kYes, 2, kYes>());
     return cudaErrorInvalidValue;

@@ -136,7 +136,7 @@ std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
   const bool small = tiles.small();
   const bool smallest = tiles.m == 64 && tiles.n == 64;  // two a multiprocessor
   // Those that Run() in wgrad.cu has kernels for.
-  const bool pairs = smallest || (tiles.n == 128 && tiles.m != 192);
+  const bool pairs = smallest || tiles.n == 128;
   std::vector<Plan> plans;
   auto add = [&](int64_t blocks, int cluster, Pair pair) {
     Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};
