@@ -74,7 +74,11 @@ SPLITS = {
         problem(160, (28, 14), 1024, 256, (1, 1), (2, 1)),
         "128x128/128",
     ),
-    "three warpgroups": (
+    "three warpgroups share dy": (
+        problem(128, (7, 7), 320, 384, (5, 5), (2, 2), ((2, 2), (2, 2))),
+        "192x128/126",
+    ),
+    "three warpgroups share x": (
         problem(64, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
         "192x128/96",
     ),

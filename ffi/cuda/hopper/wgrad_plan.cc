@@ -43,6 +43,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kAddLaunch = 0.9, kAddPiece = 0.000156;
   constexpr double kExchange = 0.998, kExchangeBlock = 0.0597;
   constexpr double kAddInTwo = 1.82, kAddInTwoByte = 2.01e-6;
+  constexpr double kAddInTwoMore = 60e-6;
   constexpr double kWholeByte = 15.3e-6;
   constexpr double kPair = 0.738;
   constexpr double kAddHalves = 0.1;
@@ -85,6 +86,8 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
     time += tiles.small() ? (kExchange + kExchangeBlock * plan.cluster) *
                                 static_cast<double>(resident)
                           : kAddInTwo + kAddInTwoByte * bytes;
+    // At the clock that the power limit leaves, 256 x 128 tiles took more.
+    if (tiles.m != kHaloM) time += kAddInTwoMore * std::max(0.0, bytes - 65536);
   }
   if (plan.pair != Pair::kNone) time += kPair;
   if (tiles.m == 64 && tiles.n == 128) time += kAddHalves;
