@@ -94,3 +94,35 @@ def test_independent_convolutions_of_one_program(platform, count):
     want = [np.asarray(jc.conv(x, w)) for x in xs]
     for _ in range(5):
         assert_same(many(xs), want)
+
+
+def strips(i):
+    """Rows of an image."""
+    return (2, 14, 10 + 6 * i, 3), (7, 7, 3, 64), "bfloat16", {"padding": 3}
+
+
+def sweeps(i):
+    """A row of the filter."""
+    c = 64 + 64 * (i % 3)
+    return (2, 14, 14, c), (3, 3, c, 3), "bfloat16", {"padding": 1}
+
+
+def tiles(i):
+    """A tile and what its taps reach."""
+    options = {"padding": 1 + i % 4, "dilation": 1 + i % 4}
+    return (2, 14, 14, 16), (3, 3, 16, 16), "float32", options
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kept", [strips, sweeps, tiles])
+def test_geometries_that_share_a_kernel(hopper, kept):
+    """Each needs shared memory as it keeps more or less there, and is given it."""
+    calls, want = [], []
+    for i in range(THREADS):
+        x, w, dtype, options = kept(i)
+        conv = jax.jit(functools.partial(jc.conv, algorithm="implicit_gemm", **options))
+        calls.append(functools.partial(conv, normal(i, x, dtype), normal(1, w, dtype)))
+        want.append(np.asarray(calls[i]()))
+    results = call_at_once(lambda i: [calls[i]() for _ in range(50)])
+    for got, right in zip(results, want, strict=True):
+        assert_same(got, [right] * 50)

@@ -3,6 +3,7 @@
 #include "cuda/direct/add_partials.cuh"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/one_channel.cuh"
 #include "cuda/hopper/one_channel.h"
 #include "cuda/hopper/one_channel_rows.h"
@@ -85,7 +86,7 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
       const auto kernel = &OneChannelWgrad<kTaps, kCols>;
       const int64_t size = call.g.w_size();
       const int bytes = static_cast<int>(kOneThreads / 32 * size * 4);
-      const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+      const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
       if (raised != cudaSuccess) return raised;
       p.x = static_cast<const float*>(call.lhs);
       p.y = static_cast<const float*>(call.rhs);

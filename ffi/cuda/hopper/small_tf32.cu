@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/small_grid_conv.h"
 #include "cuda/hopper/small_shape.h"
 #include "cuda/hopper/small_tf32.cuh"
@@ -15,7 +16,7 @@ cudaError_t Launch(const ConvCall& call, const SmallShape& shape, Stage stage,
   const SmallTiles tiles = {Config::kRows, Config::kCols};
   const int bytes = static_cast<int>(shape.shared_bytes(tiles));
   const auto kernel = &SmallKernel<Config>;
-  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   SmallProblem p{};
   p.in = static_cast<const float*>(call.lhs);

@@ -1,6 +1,7 @@
 // Launches of strip_fprop.cuh.
 #include <algorithm>
 
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/strip_fprop.cuh"
 #include "cuda/hopper/strip_launch.cuh"
 
@@ -13,7 +14,7 @@ cudaError_t LaunchFprop(const ConvCall& call, const StripProblem& problem,
   const auto kernel = &StripFpropKernel<Config, After>;
   const int bytes =
       static_cast<int>(StripSharedBytes(call.g, problem.tile, false));
-  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, call.plan.blocks), kStripThreads, bytes,
            stream>>>(problem, after);

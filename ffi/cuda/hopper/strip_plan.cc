@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "cuda/hopper/gather_plan.h"
+#include "cuda/hopper/most_shared.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 constexpr int64_t kStages = 3;
 constexpr int64_t kBox = 64 * 128;
-constexpr int64_t kShared = 226 << 10;  // of a block, besides barriers
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -21,7 +21,7 @@ int64_t BestTile(const ConvGeometry& g, bool wgrad, int multiprocessors) {
   int64_t best = 0;
   double least = 0;
   for (int64_t tile = 64; tile <= 512; tile += 64) {
-    if (StripSharedBytes(g, tile, wgrad) > kShared) continue;
+    if (StripSharedBytes(g, tile, wgrad) > kMostShared) continue;
     const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
     const int64_t waves = (tiles + multiprocessors - 1) / multiprocessors;
     const double strip = StripShape::Rows(g, tile) * shape.pitch * 2.0;

@@ -1,4 +1,5 @@
 // Launches of strip_wgrad.cuh.
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/multiply_then_add.cuh"
 #include "cuda/hopper/strip_launch.cuh"
 #include "cuda/hopper/strip_wgrad.cuh"
@@ -12,7 +13,7 @@ cudaError_t LaunchWgrad(const ConvCall& call, const StripProblem& problem,
   const auto kernel = &StripWgradKernel<Config>;
   const int bytes =
       static_cast<int>(StripSharedBytes(call.g, problem.tile, true));
-  const cudaError_t error = RaiseSharedMemory(kernel, bytes);
+  const cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
   if (error != cudaSuccess) return error;
   const auto adds = &AddStripPieces<Config>;
   return MultiplyThenAdd(

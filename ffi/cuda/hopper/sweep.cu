@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/sweep.cuh"
 #include "cuda/hopper/sweep_shape.h"
 #include "cuda/hopper/tensor_map.h"
@@ -32,7 +33,7 @@ template <typename Config>
 cudaError_t Launch(const SweepProblem& problem, int bytes, int blocks,
                    Stage stage, cudaStream_t stream) {
   const auto kernel = &SweepKernel<Config>;
-  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.strips, blocks), kSweepThreads, bytes, stream>>>(
       problem);

@@ -1,5 +1,6 @@
 #include "cuda/hopper/sweep_plan.h"
 
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/sweep_shape.h"
 
 namespace jax_convbatch::hopper {
@@ -41,9 +42,9 @@ bool IsUndilated(const ConvGeometry& g) {
 
 std::optional<Plan> MakePlan(const ConvGeometry& g, const SweepShape& shape,
                              int multiprocessors) {
-  constexpr int64_t kShared = 227 << 10;
   if (!IsUndilated(g) || shape.rows() == 0 || shape.in_c % 8 != 0 ||
-      shape.w.taps > kSweepPixels - 64 + 1 || shape.shared_bytes() > kShared) {
+      shape.w.taps > kSweepPixels - 64 + 1 ||
+      shape.shared_bytes() > kMostShared) {
     return std::nullopt;
   }
   return Plan{64, 64, multiprocessors, 0, Path::kSweeps, g.taps() > 1};
