@@ -39,15 +39,6 @@ each_case = pytest.mark.parametrize("name", CASES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@pytest.fixture
-def hopper():
-    gpu = jax.devices("cuda")[0]
-    if gpu.compute_capability != targets.HOPPER:
-        pytest.skip("the kernel is for compute capability 9.0")
-    with jax.default_device(gpu):
-        yield
-
-
 def forward(p, **options):
     return jax.jit(functools.partial(jc.deform_conv, **p.kwargs, **options))
 

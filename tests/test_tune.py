@@ -207,15 +207,6 @@ def test_what_looks_faster_than_the_rule_is_timed_on_beside_it(monkeypatch):
 # --- on a GPU -----------------------------------------------------------------
 
 
-@pytest.fixture
-def hopper():
-    device = jax.devices("cuda")[0]
-    if device.compute_capability != "9.0":
-        pytest.skip(f"compute capability {device.compute_capability}")
-    with jax.default_device(device):
-        yield
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 60])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
