@@ -12,8 +12,11 @@
 #include <string_view>
 
 #include "conv_geometry.h"
+#include "cuda/stage.h"
 
 namespace jax_convbatch::direct {
+
+using jax_convbatch::Stage;
 
 enum class Op { kFprop, kDgrad, kWgrad };
 enum class Type { kF32, kBf16, kF16 };
@@ -53,9 +56,6 @@ std::string PlanName(Op op, const Plan& plan);
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors, bool hopper,
                              std::string_view name);
-
-// kPrepare does all but the launch, so that kLaunch may be captured.
-enum class Stage { kPrepare, kLaunch };
 
 // fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w, result dx. wgrad: lhs x,
 // rhs dy, result dw. All channels last (w: HWIO), all aligned to 16 bytes.

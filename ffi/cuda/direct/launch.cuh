@@ -10,6 +10,7 @@
 #include "cuda/direct/staging.cuh"
 #include "cuda/direct/tiling.h"
 #include "cuda/dtypes.h"
+#include "cuda/launch.cuh"
 
 namespace jax_convbatch::direct {
 
@@ -24,19 +25,6 @@ cudaError_t DispatchType(Type type, F&& f) {
     default:
       return f(TypeTag<__half>());
   }
-}
-
-// Launches, or does what may not be done while a graph is captured: raising the
-// kernel's limit on shared memory, which also loads it.
-template <typename Problem>
-cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
-                            unsigned blocks, int threads, int shared_bytes,
-                            Stage stage, cudaStream_t stream) {
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
-  kernel<<<blocks, threads, shared_bytes, stream>>>(problem);
-  return cudaGetLastError();
 }
 
 inline TileGrid MakeGrid(const Walks& walks, const Plan& plan, int64_t batch) {

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "cuda/direct/add_partials.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/simt/conv.cuh"
 #include "cuda/simt/parts.h"
 #include "cuda/simt/simt.h"
@@ -109,16 +110,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <typename T, typename Problem>
-cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
-                            int blocks, Stage stage, cudaStream_t stream) {
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
-  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
-  kernel<<<blocks, T::kThreads, T::kSharedBytes, stream>>>(problem);
-  return cudaGetLastError();
-}
-
 cudaError_t RunAddChunks(int chunks, int64_t size, const float* partials,
                          void* result, Stage stage, cudaStream_t stream) {
   if (stage == Stage::kPrepare) {
@@ -138,14 +129,16 @@ cudaError_t RunTile(Op op, const Call& call, float* out, Stage stage,
   const int blocks = call.plan.blocks;
   switch (op) {
     case Op::kFprop:
-      return LaunchOrPrepare<T>(&ConvKernel<T, false>, MakeConv(op, call, out),
-                                blocks, stage, stream);
+      return LaunchOrPrepare(&ConvKernel<T, false>, MakeConv(op, call, out),
+                             blocks, T::kThreads, T::kSharedBytes, stage,
+                             stream);
     case Op::kDgrad:
-      return LaunchOrPrepare<T>(&ConvKernel<T, true>, MakeConv(op, call, out),
-                                blocks, stage, stream);
+      return LaunchOrPrepare(&ConvKernel<T, true>, MakeConv(op, call, out),
+                             blocks, T::kThreads, T::kSharedBytes, stage,
+                             stream);
     default:
-      return LaunchOrPrepare<T>(&WgradKernel<T>, MakeWgrad(call, out), blocks,
-                                stage, stream);
+      return LaunchOrPrepare(&WgradKernel<T>, MakeWgrad(call, out), blocks,
+                             T::kThreads, T::kSharedBytes, stage, stream);
   }
 }
 
@@ -178,11 +171,8 @@ cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
     const int64_t size = op == Op::kFprop ? g.y_size() : g.x_size();
     return RunAddChunks(splits, size, partials, call.result, stage, stream);
   }
-  return direct::AddPartialsOrPrepare<float>(
-      splits, g.w_size(), partials, call.result,
-      stage == Stage::kPrepare ? direct::Stage::kPrepare
-                               : direct::Stage::kLaunch,
-      stream);
+  return direct::AddPartialsOrPrepare<float>(splits, g.w_size(), partials,
+                                             call.result, stage, stream);
 }
 
 }  // namespace jax_convbatch::simt

@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "conv_geometry.h"
+#include "cuda/stage.h"
 
 namespace jax_convbatch::simt {
+
+using jax_convbatch::Stage;
 
 enum class Op { kFprop, kDgrad, kWgrad };
 
@@ -50,9 +53,6 @@ std::string PlanName(const Plan& plan);
 // The plan of that name, or the first for an empty one.
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, int multiprocessors,
                              bool hopper, std::string_view name);
-
-// kPrepare does all but the launch, so that kLaunch may be captured.
-enum class Stage { kPrepare, kLaunch };
 
 // fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w, result dx. wgrad: lhs x,
 // rhs dy, result dw. All channels last (w: HWIO), all aligned to 16 bytes.
