@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from problems import Problem, normal, run
+from problems import Problem, exact, normal, run
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -219,6 +219,34 @@ def test_numbers_near_the_largest_do_not_overflow_on_the_way(hopper, name):
     for a, b in zip(got, definition(case, x, w, dy), strict=True):
         scale = abs(b).max()
         np.testing.assert_allclose(a / scale, b / scale, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [32, 128, 512])
+def test_transforms_are_no_less_precise_than_the_sum(hopper, channels):
+    """Winograd's error against float64 is below that of adding term by term."""
+    case = problem(2, (8, 8), channels, 64)
+    x, w, dy = arrays(case, normal, "float32")
+    assert "Winograd" in jc.explain(call(case), x, w)[0].reason
+    got = run(case, x, w, dy, precision="highest", algorithm="implicit_gemm")
+    right = exact(case, x, w, dy)
+
+    def error(values, right):
+        return np.linalg.norm(oracle.float64(values) - right) / np.linalg.norm(right)
+
+    assert error(got.y, right.y) < error(term_by_term(x, w), right.y)
+    for values, want in zip(got, right, strict=True):
+        assert error(values, want) < 8e-7
+
+
+def term_by_term(x, w):
+    """y of a padded 3x3 filter, a term at a time in float32."""
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    height, width = x.shape[1:3]
+    y = np.zeros((*x.shape[:3], w.shape[-1]), np.float32)
+    for r, s, c in np.ndindex(*w.shape[:3]):
+        y += padded[:, r : r + height, s : s + width, c, None] * w[r, s, c]
+    return y
 
 
 # --- planned without a GPU ------------------------------------------------------

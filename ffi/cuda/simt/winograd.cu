@@ -1,4 +1,5 @@
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/launch.cuh"
 #include "cuda/simt/parts.h"
 #include "cuda/simt/winograd.cuh"
 #include "cuda/simt/winograd_wgrad.cuh"
@@ -62,18 +63,6 @@ WinogradWgradProblem MakeWgradProblem(const Call& call, float* dw) {
   return p;
 }
 
-// Launches, or does what may not be done while a graph is captured.
-template <typename Problem>
-cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
-                            int blocks, Stage stage, cudaStream_t stream) {
-  using T = WinogradTile;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
-  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
-  kernel<<<blocks, T::kThreads, T::kSharedBytes, stream>>>(problem);
-  return cudaGetLastError();
-}
-
 template <bool kDgrad>
 cudaError_t TransformFilter(const Call& call, Stage stage,
                             cudaStream_t stream) {
@@ -93,17 +82,18 @@ cudaError_t TransformFilter(const Call& call, Stage stage,
 
 cudaError_t RunWinograd(Op op, const Call& call, float* out, Stage stage,
                         cudaStream_t stream) {
+  using T = WinogradTile;
   const int blocks = call.plan.blocks;
   if (op == Op::kWgrad) {
     return LaunchOrPrepare(&WinogradWgradKernel, MakeWgradProblem(call, out),
-                           blocks, stage, stream);
+                           blocks, T::kThreads, T::kSharedBytes, stage, stream);
   }
   const cudaError_t error = op == Op::kFprop
                                 ? TransformFilter<false>(call, stage, stream)
                                 : TransformFilter<true>(call, stage, stream);
   if (error != cudaSuccess) return error;
   return LaunchOrPrepare(&WinogradKernel, MakeProblem(op, call, out), blocks,
-                         stage, stream);
+                         T::kThreads, T::kSharedBytes, stage, stream);
 }
 
 }  // namespace jax_convbatch::simt

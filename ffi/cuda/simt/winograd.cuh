@@ -7,7 +7,8 @@
 namespace jax_convbatch::simt {
 
 // Written in fprop's words. `u` is the transformed filter, [16, channels,
-// out_channels]. Chunks are as ConvProblem's.
+// out_channels], neighbours of the latter in each other's place. Chunks are as
+// ConvProblem's.
 struct WinogradProblem {
   const float *in, *u, *w;
   bool turned;  // dgrad: w with its taps in reverse, and channels exchanged
@@ -254,7 +255,9 @@ __global__ void __launch_bounds__(256)
     for (int i = 0; i < 9; ++i) {
       g[i / 3][i % 3] = kDgrad ? tile[8 - i][lane][r] : w[i * size + at];
     }
-    StoreFilter(g, size, u + (kDgrad ? int64_t{at_k} * channels + at_c : at));
+    StoreFilter(g, size,
+                u + (kDgrad ? int64_t{at_k} * channels + (at_c ^ 1)
+                            : int64_t{at_c} * out_channels + (at_k ^ 1)));
   }
 }
 

@@ -125,15 +125,20 @@ class WinogradSums {
   __device__ static int AtV() { return Place() * T::kPlaceV + Row(); }
   __device__ static int AtU() { return Place() * T::kPlaceU + Col(); }
 
-  // Adds the products of a depth.
+  // Adds the products of a depth. In u, channels 2i and 2i + 1 are in each
+  // other's place. The compiler has b, which is loaded as vectors, and the sums
+  // of a row, which are stored as such, in registers in a row from an even one
+  // on, and two even or two odd ones are not read at once.
   __device__ __forceinline__ void Add(const float* v, const float* u) {
     WinogradFragments f;
     f.Load(v, u);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        sums_[i][j] = fmaf(f.a[i], f.b[j], sums_[i][j]);
+      for (int turn = 0; turn < 8; ++turn) {
+        // There and back: a row begins with the number that was read last.
+        const int j = i % 2 == 0 ? turn : 7 - turn;
+        sums_[i][j ^ 1] = fmaf(f.a[i], f.b[j], sums_[i][j ^ 1]);
       }
     }
   }

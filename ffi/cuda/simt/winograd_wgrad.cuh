@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(WinogradTile::kThreads, 1)
   const float* const x = p.x + c;
   const float* const dy = p.dy + k;
   const int to_v = warp * T::kPitchV + 2 * lane;
-  const int to_u = warp * T::kChannels + lane;
+  const int to_u = warp * T::kChannels + (lane ^ 1);
   const int x_line = p.width * p.channels;
   const int dy_line = p.out_width * p.out_channels;
 
