@@ -19,6 +19,10 @@ namespace {
 
 constexpr const char* kName = "layer_parts";
 
+// Products of an element of dx, and elements of dw, from which on dgrad is the
+// longer one: wgrad then has tiles enough without splitting its sums.
+constexpr int64_t kLongSum = 2048, kLargeFilter = int64_t{1} << 20;
+
 // saved: y's signs or y. scratch: of dgrad, wgrad and the bias gradient.
 struct Buffers {
   ffi::AnyBuffer saved, x, w, dy;
@@ -83,14 +87,20 @@ ffi::Error Run(const Buffers& b, const ConvGeometry& g,
   JCB_RETURN_IF_ERROR(
       ToError(hopper::ReluGradSums(relu, stage, stream), where));
   JCB_RETURN_IF_ERROR(next());
-  // Before dgrad, as it takes longer.
-  JCB_RETURN_IF_ERROR(RunImplicitGemm(Operation::kWgrad,
-                                      {b.x, b.dz, b.dw, b.scratch[1]}, g, 0,
-                                      wgrad_config, launch, stream));
+  auto wgrad = [&] {
+    return RunImplicitGemm(Operation::kWgrad, {b.x, b.dz, b.dw, b.scratch[1]},
+                           g, 0, wgrad_config, launch, stream);
+  };
+  auto dgrad = [&] {
+    return RunImplicitGemm(Operation::kDgrad, {b.dz, b.w, b.dx, b.scratch[0]},
+                           g, 0, dgrad_config, launch, stream);
+  };
+  // The longer one gets multiprocessors first.
+  const bool dgrad_first =
+      g.taps() * g.K >= kLongSum && g.w_size() >= kLargeFilter;
+  JCB_RETURN_IF_ERROR(dgrad_first ? dgrad() : wgrad());
   JCB_RETURN_IF_ERROR(next());
-  JCB_RETURN_IF_ERROR(RunImplicitGemm(Operation::kDgrad,
-                                      {b.dz, b.w, b.dx, b.scratch[0]}, g, 0,
-                                      dgrad_config, launch, stream));
+  JCB_RETURN_IF_ERROR(dgrad_first ? wgrad() : dgrad());
   return launch ? ToError(branches.Join(), where) : ffi::Error::Success();
 }
 
