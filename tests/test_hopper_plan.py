@@ -5,6 +5,7 @@ import pytest
 from benchmarks.workloads import (
     FLUX_MNIST,
     RESNET50_V1,
+    RESNET50_V15_EXTRA,
     SOFIE_SINGLE,
     SOFIE_STACK,
 )
@@ -98,6 +99,18 @@ def test_64_channels_of_3x3_layers_are_read_as_windows(native):
     # Rows that fill a product badly, and rows that do not fit one.
     assert WINDOW not in tiles(H=7, W=7, P=7, Q=7)
     assert WINDOW not in tiles(H=240, W=240, P=240, Q=240)
+
+
+def test_long_sums_take_tiles_in_turns_and_short_ones_wide_tiles(native):
+    def tile(op, name):
+        g = geometry(256, {**RESNET50_V1, **RESNET50_V15_EXTRA}[name])
+        return native(op, g, "bfloat16", H200)["config"]
+
+    for op in ("fprop", "dgrad"):
+        for name in ("14_3x3_256_256", "28_3x3s2_256_256", "28_1x1s2_512_1024"):
+            assert tile(op, name) == "128x128"
+        assert tile(op, "56_1x1s2_256_512") == "128x256"
+    assert tile("fprop", "14_1x1_256_1024") == "128x256"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

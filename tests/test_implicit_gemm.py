@@ -49,7 +49,7 @@ EDGES = {
     "padding past the image": problem(
         2, (3, 4), 8, 8, (5, 5), padding=((6, 7), (5, 5))
     ),
-    "64 columns": problem(40, (28, 28), 32, 40, (3, 3), padding=SAME),
+    "64 columns": problem(34, (28, 28), 32, 40, (3, 3), padding=SAME),
     "128 columns": problem(48, (28, 28), 32, 136, (3, 3), padding=SAME),
     "rows of shared taps": problem(30, (9, 61), 36, 68, (3, 3), padding=SAME),
     "shared taps, dilated": problem(
@@ -109,7 +109,7 @@ WINDOWS = {
     "rows": problem(33, (28, 28), 64, 64, (3, 3), padding=SAME),
     "a tile an image": problem(70, (14, 14), 64, 64, (3, 3), padding=SAME),
     "two stages": problem(3, (112, 112), 64, 64, (3, 3), padding=SAME),
-    "the last tile is short": problem(40, (23, 17), 40, 56, (3, 3), padding=SAME),
+    "short, then by rows": problem(67, (23, 17), 40, 56, (3, 3), padding=SAME),
     "asymmetric": problem(70, (22, 18), 8, 64, (2, 4), padding=((1, 0), (0, 2))),
     "a row of taps": problem(40, (31, 33), 64, 16, (1, 5), padding=((0, 0), (2, 2))),
     "a column of taps": problem(40, (31, 33), 24, 64, (5, 1), padding=((2, 2), (0, 0))),

@@ -39,13 +39,14 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
         return {64, 128, multiprocessors, 0};
       }
       // 128x256 moves fewer bytes, but its warpgroups do not take turns: worth
-      // it for many tiles or long ones, if no wave is wasted.
+      // it for short sums of many tiles, if no wave is wasted.
       auto waves = [&](int n) {
         return (tiles(part.pixels, 128, n) - 1) / multiprocessors + 1;
       };
       const int64_t wide = waves(256);
-      if (2 * wide <= waves(128) && part.stages >= (parts > 1 ? 4 : 2) &&
-          (wide >= 12 || wide * part.stages >= 96)) {
+      const int64_t least = parts > 1 ? 4 : 2;
+      if (2 * wide <= waves(128) && wide >= 12 && part.stages >= least &&
+          part.stages <= 2 * least) {
         return {128, 256, multiprocessors, 0};
       }
       return {128, 128, multiprocessors, 0};

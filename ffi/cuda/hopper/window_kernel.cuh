@@ -16,6 +16,8 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_KERNEL_CUH_
 
+#include <type_traits>
+
 #include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/window_problem.h"
@@ -48,18 +50,26 @@ struct WindowBarriers {
   }
 };
 
-// A tile of this block: its number among them, first row, image, and where it
-// lies in the ring.
+// A tile of this block: its number among them, first row, how many, image, and
+// where it lies in the ring.
 struct WindowTile {
-  int turn, row, image, stage;
+  int turn, row, rows, image, stage;
   uint32_t round;
 };
 
 // Where number t of all lies.
 __device__ __forceinline__ void Place(const WindowProblem& problem, int t,
                                       WindowTile* tile) {
+  int row = 0;
+  tile->rows = problem.tiling.rows;
+  if (t >= problem.whole) {
+    const int single = t - problem.whole;
+    t = problem.whole + single / tile->rows;
+    row = single % tile->rows;
+    tile->rows = 1;
+  }
   tile->image = t / problem.groups;
-  tile->row = (t - tile->image * problem.groups) * problem.tiling.rows;
+  tile->row = (t - tile->image * problem.groups) * problem.tiling.rows + row;
 }
 
 __device__ __forceinline__ WindowTile
@@ -140,8 +150,9 @@ __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
                                              WindowBarriers& barriers) {
   ForWindows(problem, [&](const WindowTile& tile) {
     BarrierWait(SharedAddress(&barriers.written[tile.stage]), tile.round);
-    StoreTile4(problem.output, ring + tile.stage * problem.tiling.stage_bytes,
-               0, 0, tile.row, tile.image);
+    StoreTile4(tile.rows == 1 ? problem.row : problem.output,
+               ring + tile.stage * problem.tiling.stage_bytes, 0, 0, tile.row,
+               tile.image);
     StoreCommit();
     StoreWaitRead<0>();
     BarrierArrive(SharedAddress(&barriers.empty[tile.stage]));
@@ -167,26 +178,27 @@ struct WindowChannels {
   }
 };
 
-// Writes a warpgroup's accumulators, 64 channels of kWindowPixels: rows of
+// Writes a warpgroup's accumulators, 64 channels of 2 kHalf pixels: `rows` of
 // outputs without what lies between them. pack(v, i) rounds two neighbouring
 // pixels, of the first of the thread's two channels or of the second.
-template <typename PackPair>
-__device__ __forceinline__ void WriteWindow(
-    const float (&acc)[kWindowPixels / 2], const WindowProblem& problem,
-    uint32_t window, PackPair pack) {
+template <int kHalf, typename PackPair>
+__device__ __forceinline__ void WriteWindow(const float (&acc)[kHalf],
+                                            const WindowProblem& problem,
+                                            int rows, uint32_t window,
+                                            PackPair pack) {
   const WindowTiling& tiling = problem.tiling;
-  constexpr int kEights = kWindowPixels / 8;
+  constexpr int kEights = kHalf / 4;
   // A lane addresses 8 of its warp's 16 channels, of one pixel in 16.
   const int lane = threadIdx.x % 32;
   const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 8 % 2;
   const int first = lane / 16 * 8 + lane % 8;
-  const int spare = tiling.rows * tiling.cols;  // behind the tile
+  const int spare = rows * tiling.cols;  // behind the tile
 #pragma unroll
   for (int j = 0; j < kEights; j += 2) {
     const int pixel = j * 8 + first;
     const int row = pixel * problem.reciprocal >> 16;
     const int col = pixel - row * tiling.width;
-    const bool is_output = row < tiling.rows && col < tiling.cols;
+    const bool is_output = row < rows && col < tiling.cols;
     const int to = is_output ? row * tiling.cols + col : spare;
     const float* v = &acc[4 * j];
     const float* w = &acc[4 * (j + 1 < kEights ? j + 1 : j)];
@@ -196,13 +208,15 @@ __device__ __forceinline__ void WriteWindow(
 }
 
 // The same with an epilogue.
-template <typename T>
-__device__ __forceinline__ void WriteLayerWindow(
-    const Epilogue& e, const WindowChannels& channels,
-    const float (&acc)[kWindowPixels / 2], const WindowProblem& problem,
-    const WindowTile& tile, uint32_t window) {
+template <typename T, int kHalf>
+__device__ __forceinline__ void WriteLayerWindow(const Epilogue& e,
+                                                 const WindowChannels& channels,
+                                                 const float (&acc)[kHalf],
+                                                 const WindowProblem& problem,
+                                                 const WindowTile& tile,
+                                                 uint32_t window) {
   auto write = [&](auto tag) {
-    WriteWindow(acc, problem, window, [&](const float* v, int i) {
+    WriteWindow(acc, problem, tile.rows, window, [&](const float* v, int i) {
       const float scale = channels.scale[i], bias = channels.bias[i];
       return PackActivated<T, decltype(tag)::value>(
           fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
@@ -220,7 +234,7 @@ __device__ __forceinline__ void WriteLayerWindow(
   const int lane = threadIdx.x % 32;
   const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 16;
   const int cols = problem.tiling.cols;
-  const int rows = min(problem.tiling.rows, problem.height - tile.row);
+  const int rows = min(tile.rows, problem.height - tile.row);
   const int eights = problem.channels / 8;
   const int64_t first =
       (int64_t{tile.image} * problem.height + tile.row) * cols;
@@ -254,39 +268,49 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                   (tile.turn - 1) / kConsumers & 1);
     }
     const uint32_t window = ring + tile.stage * tiling.stage_bytes;
-    float acc[kWindowPixels / 2];
+    auto multiply = [&](auto pixels) {
+      constexpr int kPixels = decltype(pixels)::value;
+      float acc[kPixels / 2];
 #pragma unroll
-    for (float& a : acc) a = 0.0f;
-    BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
-    uint64_t a = Descriptor(filter), b = Descriptor(window);
-    for (int tap = 0, s = 0; tap < taps; ++tap) {
-      BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
-      WgmmaFence();
+      for (float& a : acc) a = 0.0f;
+      BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
+      uint64_t a = Descriptor(filter), b = Descriptor(window);
+      for (int tap = 0, s = 0; tap < taps; ++tap) {
+        BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
+        WgmmaFence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Wgmma<T, kWeights, Contiguous::kReduction, kWindowPixels>(
-            acc, a + k * kReductionStep<kWeights>,
-            b + k * kReductionStep<Contiguous::kReduction>);
+        for (int k = 0; k < 4; ++k) {
+          Wgmma<T, kWeights, Contiguous::kReduction, kPixels>(
+              acc, a + k * kReductionStep<kWeights>,
+              b + k * kReductionStep<Contiguous::kReduction>);
+        }
+        WgmmaCommit();
+        if (tap + 1 == taps && signals) {
+          BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+        }
+        WgmmaWait<1>();
+        a += kBoxBytes >> 4;
+        b += step_w;
+        if (++s == problem.taps_w.count) {
+          s = 0;
+          b += step_h;
+        }
       }
-      WgmmaCommit();
-      WgmmaWait<1>();
-      a += kBoxBytes >> 4;
-      b += step_w;
-      if (++s == problem.taps_w.count) {
-        s = 0;
-        b += step_h;
+      WgmmaWait<0>();
+      // Every warp's products have read the window.
+      NamedBarrier(1 + group, kWarpgroup);
+      if constexpr (After::kPresent) {
+        WriteLayerWindow<T>(after, channels, acc, problem, tile, window);
+      } else {
+        WriteWindow(acc, problem, tile.rows, window, [](const float* v, int i) {
+          return Pack<T>(v[2 * i], v[2 * i + 1]);
+        });
       }
-    }
-    if (signals) BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
-    WgmmaWait<0>();
-    // Every warp's products have read the window.
-    NamedBarrier(1 + group, kWarpgroup);
-    if constexpr (After::kPresent) {
-      WriteLayerWindow<T>(after, channels, acc, problem, tile, window);
+    };
+    if (tile.rows == tiling.rows) {
+      multiply(std::integral_constant<int, kWindowPixels>());
     } else {
-      WriteWindow(acc, problem, window, [](const float* v, int i) {
-        return Pack<T>(v[2 * i], v[2 * i + 1]);
-      });
+      multiply(std::integral_constant<int, kWindowRowPixels>());
     }
     FenceAsyncProxy();
     __syncwarp();

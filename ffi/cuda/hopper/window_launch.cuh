@@ -27,7 +27,17 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   problem->height = static_cast<int>(out.h);
   problem->channels = static_cast<int>(out.c);
   problem->tiles = static_cast<int>(out.n * tiling->groups);
+  problem->whole = problem->tiles;
   problem->groups = tiling->groups;
+  // Tiles that some multiprocessors would have alone at the end: row by row,
+  // if those are no more than the multiprocessors.
+  const int last = problem->tiles % call.plan.blocks;
+  if (problem->tiles > call.plan.blocks &&
+      last * tiling->rows <= call.plan.blocks && tiling->rows > 1 &&
+      tiling->cols <= kWindowRowPixels) {
+    problem->whole -= last;
+    problem->tiles = problem->whole + last * tiling->rows;
+  }
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
   return EncodeTiled(&problem->weights, call.type, call.rhs,
                      {g.K, g.C, g.taps()}, {64, 64, 1}) &&
@@ -36,7 +46,10 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
                      {64, tiling->width, tiling->box_rows, 1}) &&
          EncodeTiled(&problem->output, call.type, call.result,
                      {out.c, out.w, out.h, out.n},
-                     {64, tiling->cols, tiling->rows, 1}, Copy::kStore);
+                     {64, tiling->cols, tiling->rows, 1}, Copy::kStore) &&
+         EncodeTiled(&problem->row, call.type, call.result,
+                     {out.c, out.w, out.h, out.n}, {64, tiling->cols, 1, 1},
+                     Copy::kStore);
 }
 
 // after: without residual and z.

@@ -7,6 +7,7 @@ namespace jax_convbatch::hopper {
 // Pixels of a product, among them those that are no output's.
 inline constexpr int kWindowPixels = 232;
 inline constexpr int kWindowChannels = 64;
+inline constexpr int kWindowRowPixels = 64;  // of a product of one row
 inline constexpr int kMaxWindowTaps = 9;
 inline constexpr int kMaxWindowStages = 4;
 
