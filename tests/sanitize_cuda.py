@@ -121,6 +121,14 @@ def narrow_layer(c, k):
         return forward_and_backward(test_one_pass.layer, args, dy)
 
 
+def wide_layer(stride):
+    """In two kernels, as small as they are: dy has 35 MB."""
+    of = {1: test_one_pass.operands, 2: test_one_pass.strided_operands}[stride]
+    args, dy = of((43, 14, 14), 256, 2048, "bfloat16", whole)
+    fun = functools.partial(test_one_pass.layer, strides=stride)
+    return forward_and_backward(fun, args, dy)
+
+
 def small_layer(name):
     case = test_layer_parts.CASES[name]
     args, dy = test_layer_parts.operands(case, "bfloat16", whole)
@@ -182,6 +190,9 @@ def runs():
     for c, k in test_one_pass.CHANNELS:
         call = functools.partial(narrow_layer, c, k)
         found[f"implicit_gemm, narrow layer, C={c}, K={k}"] = call
+    for stride in (1, 2):
+        call = functools.partial(wide_layer, stride)
+        found[f"implicit_gemm, wide layer, stride of {stride}"] = call
     for name in ("3x3, odd", "one pixel"):
         call = functools.partial(small_layer, name)
         found[f"implicit_gemm, small layer, {name}"] = call
