@@ -190,7 +190,7 @@ def _one_pass_rows(eqn, platform: str) -> list[Row]:
             reason = f"{row.reason}; {both} in one call"
             row = replace(row, reason=reason, workspace_bytes=parts.workspace)
         elif platform == "cuda" and size is not None:
-            row = replace(row, reason=f"{both} in one pass", workspace_bytes=size)
+            row = replace(row, reason=f"{both} in one call", workspace_bytes=size)
         rows.append(row)
     return rows
 

@@ -1,11 +1,12 @@
-"""Backward of a narrow or small layer with relu, in one call.
+"""Backward of a narrow, wide or small layer with relu, in one call.
 
     tangent    dx, dw, db (, dr) -> relu'(y) (conv(dx, w) + conv(x, dw) + db (+ dr))
     cotangent  dy -> dx, dw, db (, dr)
 
 Two linear primitives, each the other's transpose. The second is one call on Hopper
-GPUs: of narrow layers one pass over dy and x, with dz in memory only where a residual
-wants it (`workspace`), of small ones several kernels, some of them at once (`parts`).
+GPUs: of narrow layers one pass over dy and x, of wide ones two over dy, with dz in
+memory only where a residual wants it (`workspace`); of small ones several kernels, some
+of them at once (`parts`).
 Elsewhere, on several devices, and in other transformations than the two, they are what
 `composed_*` says, by the primitives of every layer.
 """
@@ -64,15 +65,15 @@ def suits(saved, named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
 
 
 def workspace(params: ConvParams, dtype) -> int | None:
-    """Bytes that the kernel takes on the default platform; None without one."""
+    """Bytes that it takes on the default platform without dz; None where it cannot."""
     plans = _plans(("fprop",), params, dtype)
     found = plans[0].backward_workspace if plans else None
     return found if found is not None and _fits(found, params) else None
 
 
 def parts(params: ConvParams, dtype) -> Parts | None:
-    """How it runs as several kernels on the default platform; None where one kernel or
-    the primitives are faster."""
+    """How it runs with dz on the default platform; None where what `workspace` is of,
+    or the primitives, are faster."""
     plans = _plans(("fprop", "dgrad", "wgrad"), params, dtype)
     if not plans or (sums := plans[0].parts_workspace) is None:
         return None

@@ -40,8 +40,9 @@ class Plan:
       epilogue: whether its kernel can form what follows a convolution, if the engine
         is in `EPILOGUES`.
       signs: whether that can also keep the signs of y, `activations.signs_of`.
-      backward_workspace: bytes that the backward pass of a layer with relu takes in
-        one kernel (fprop's plan has it), or None where there is no such kernel.
+      backward_workspace: bytes that the backward pass of a layer with relu takes by
+        kernels that make dz as they read dy (fprop's plan has it), or None where there
+        are none.
       parts_workspace: bytes of partial sums of its bias gradient where it takes one
         call of several kernels (fprop's plan), or None where it takes several calls.
       config: name of the engine's configuration, where it has several.
