@@ -10,7 +10,7 @@ from functools import partial
 from jax._src import checkify, core, dispatch
 from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, batching, mlir
-from jax._src.interpreters.partial_eval import dce_jaxpr
+from jax._src.interpreters.partial_eval import dce_jaxpr, dce_rules
 from jax._src.lax.convolution import (
     _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
 )
@@ -38,6 +38,7 @@ __all__ = [
     "decode_sharding",
     "defbatching",
     "defbilinear",
+    "defdce",
     "defjet",
     "defjvp",
     "deflinear",
@@ -150,6 +151,21 @@ def defbatching(primitive, rule):
         return rule(axis_data, operands, dims, **params)
 
     batching.fancy_primitive_batchers[primitive] = with_shortcut
+
+
+def defdce(primitive, narrowed):
+    """narrowed(used, **params) -> params where only those results are used."""
+
+    def rule(used, *rest):
+        eqn = rest[-1]  # before it, from jax 0.12 on, which operands are live
+        if not any(used):
+            return [False] * len(eqn.invars), None
+        params = narrowed(tuple(used), **eqn.params)
+        # From jax 0.12 on a program stays itself where its equations do.
+        new = eqn if params == eqn.params else eqn.replace(params=params)
+        return [True] * len(eqn.invars), new
+
+    dce_rules[primitive] = rule
 
 
 def is_zero(tangent) -> bool:

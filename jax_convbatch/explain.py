@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,10 +182,13 @@ def _one_pass_rows(eqn, platform: str) -> list[Row]:
     """dgrad's and wgrad's, whose bias gradient is theirs; one call on one device."""
     params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
     options = {"params": params, "out_dtype": dtype}
-    size, parts = one_pass.workspace(params, dtype), one_pass.parts(params, dtype)
+    used = eqn.params.get("used", (True, True))
+    size = parts = None
+    if all(used[:2]):
+        size, parts = one_pass.workspace(params, dtype), one_pass.parts(params, dtype)
     both = "dgrad, wgrad, derivative of relu and bias gradient"
     rows = []
-    for name in ("dgrad", "wgrad"):
+    for name in itertools.compress(("dgrad", "wgrad"), used):
         row, _ = _conv_row(name, options, np.dtype(dtype).name, platform)
         if platform == "cuda" and parts is not None:
             reason = f"{row.reason}; {both} in one call"

@@ -121,7 +121,7 @@ def _composed_tangent(saved, x, w, dx, dw, db, *residual, params):
     return act_grad.tangent("relu", saved, dz, db, axis)
 
 
-def _composed_cotangent(saved, x, w, dy, *, params, residual):
+def _composed_cotangent(saved, x, w, dy, *, params, residual, used=None):
     axis = params.axis("y", "K")
     dz, db = act_grad.cotangent("relu", saved, dy, axis, bias=True)
     dx = primitives.bind("dgrad", dz, w, params)
@@ -174,9 +174,10 @@ def _several(found: Parts, params, residual, saved, x, w, dy):
     return [dx, dw, db, *([dz] if residual else [])]
 
 
-def _cotangent_lowering(on_cuda: bool, ctx, *arrays, params, residual):
+def _cotangent_lowering(on_cuda: bool, ctx, *arrays, params, residual, used=None):
     dtype = ctx.avals_in[1].dtype
-    alone = _compat.on_one_device(ctx)
+    # What nobody uses XLA drops of the primitives, and not of one call.
+    alone = _compat.on_one_device(ctx) and used is None
     signs = ctx.avals_in[0].dtype == np.uint8
     several = parts(params, dtype) if on_cuda and alone else None
     if several is not None:
@@ -223,11 +224,16 @@ def _tangent_transpose(ct, signs, x, w, *linear, params):
     ]
 
 
-def _cotangent_transpose(cts, signs, x, w, dy, *, params, residual):
+def _cotangent_transpose(cts, signs, x, w, dy, *, params, residual, used=None):
     if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
         return [None] * 3 + [_compat.zero_cotangent(dy)]
     cts = [_compat.instantiate_zeros(ct) for ct in cts]
     return [None] * 3 + [tangent_p.bind(signs, x, w, *cts, params=params)]
+
+
+def _cotangent_dce(now, *, used=None, **params):
+    """Without dx or dw it is not one call; db and dz cost it little."""
+    return params if all(now[:2]) else {**params, "used": now}
 
 
 # --- vmap -----------------------------------------------------------------------
@@ -279,6 +285,7 @@ for _p, _composed, _transpose in (
     _compat.defjvp(_p, partial(_jvp, _p, _composed), _transpose)
     _compat.defjet(_p, _composed)
     _compat.defbatching(_p, partial(_batching, _composed))
+_compat.defdce(cotangent_p, _cotangent_dce)
 _compat.mlir.register_lowering(
     tangent_p, _compat.mlir.lower_fun(_composed_tangent, multiple_results=False)
 )

@@ -15,6 +15,7 @@ from promises import bits
 
 import jax_convbatch as jc
 from jax_convbatch import activations, fused, one_pass
+from jax_convbatch.planners import Plan
 
 # A slice of the input channels and several, of every kernel.
 CHANNELS = [
@@ -147,6 +148,33 @@ def test_a_gradient_that_is_not_asked_for_is_not_computed(composed, wanted):
     assert [name in names for name in ("conv_dgrad", "conv_wgrad")] == [
         i in wanted for i in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("kept", "ops", "one_call"),
+    [
+        ((0, 1, 2), ["fprop", "dgrad", "wgrad"], True),
+        ((0, 1), ["fprop", "dgrad", "wgrad"], True),
+        ((1, 2), ["fprop", "wgrad"], False),
+        ((0,), ["fprop", "dgrad"], False),
+    ],
+)
+def test_a_gradient_that_nobody_uses_is_not_computed(monkeypatch, kept, ops, one_call):
+    """It is not one call then, of which nothing could be left out."""
+    some = Plan("implicit_gemm", "")
+    monkeypatch.setattr(one_pass, "parts", lambda *_: one_pass.Parts(some, some, 0))
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: False)
+    args, dy = operands((2, 3, 4), 8, 16, "float32", normal, residual=False)
+
+    def some_gradients(args, dy):
+        found = gradients(layer, args, dy)
+        return [found[i] for i in kept]
+
+    rows = jc.explain(some_gradients, args, dy, platform="cuda")
+    assert [row.op for row in rows] == ops
+    traced = jax.jit(some_gradients).trace(args, dy)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("jax_convbatch_implicit_gemm_layer_parts" in text) == one_call
 
 
 @pytest.mark.gpu
