@@ -76,7 +76,7 @@ def composed(monkeypatch, request):
 
 @pytest.fixture
 def kernel(hopper, monkeypatch):
-    """In one pass, however small the layer is."""
+    """By the kernels that make dz of dy, however small the layer is."""
     monkeypatch.setattr(one_pass, "parts", lambda params, dtype: None)
 
 
