@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/small_backward.cuh"
 #include "cuda/hopper/small_backward_plan.h"
 
@@ -16,7 +17,7 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
   p.grid = SmallGridOf(g, multiprocessors);
   const int bytes = static_cast<int>(SmallBackwardBytes(g, p.grid));
   // To one limit: threads may launch the kernel for several geometries at once.
-  const cudaError_t raised = RaiseSharedMemory(kernel, kGridShared);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess) return raised;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;

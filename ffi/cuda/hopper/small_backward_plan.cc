@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/hopper/most_shared.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
@@ -13,7 +15,7 @@ constexpr int kTurns = 2;
 
 bool Fits(const ConvGeometry& g, const SmallGrid& grid) {
   return grid.box * g.K <= 4 * kMostSmallFours &&
-         SmallBackwardBytes(g, grid) <= kGridShared;
+         SmallBackwardBytes(g, grid) <= kMostShared;
 }
 
 }  // namespace

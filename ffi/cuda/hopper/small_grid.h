@@ -24,9 +24,6 @@ struct SmallGrid {
   }
 };
 
-// Usable shared memory of a multiprocessor.
-inline constexpr int64_t kGridShared = 226 << 10;
-
 // Whether a convolution is one of these, whatever its image's size up to 128.
 bool IsGridded(const ConvGeometry& g);
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/small_backward.h"
 #include "cuda/hopper/small_grid_conv.cuh"
 #include "cuda/hopper/small_grid_conv.h"
@@ -22,7 +23,7 @@ int64_t BytesOf(Op op, const ConvGeometry& g, const SmallGrid& grid) {
 }
 
 bool Fits(Op op, const ConvGeometry& g, const SmallGrid& grid) {
-  return kGridBlocks * (BytesOf(op, g, grid) + 2048) <= kGridShared;
+  return kGridBlocks * (BytesOf(op, g, grid) + 2048) <= kMostShared;
 }
 
 template <int kIn, int kOut, bool kFlipped>
@@ -37,7 +38,7 @@ cudaError_t Launch(Op op, const ConvCall& call, Stage stage,
                        [&](const auto& grid) { return Fits(op, g, grid); });
   const int bytes = static_cast<int>(BytesOf(op, g, p.grid));
   // To one limit: threads may launch the kernel for several geometries at once.
-  const cudaError_t raised = RaiseSharedMemory(kernel, kGridShared);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   if (!EncodeGrid(&p.in, g, p.grid, kIn, call.lhs, /*rounded=*/!kFlipped)) {
     return cudaErrorInvalidValue;

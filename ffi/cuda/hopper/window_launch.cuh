@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/tensor_map.h"
 #include "cuda/hopper/window_kernel.cuh"
 #include "cuda/hopper/window_plan.h"
@@ -65,7 +66,9 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
   const int bytes = static_cast<int>(call.g.taps()) * kBoxBytes +
                     problem.tiling.stages * problem.tiling.stage_bytes +
                     static_cast<int>(sizeof(WindowBarriers));
-  const cudaError_t raised = RaiseSharedMemory(kernel, bytes);
+  // To one limit: threads may launch the kernel for several geometries at once.
+  const cudaError_t raised = RaiseSharedMemory(
+      kernel, kMostShared + static_cast<int>(sizeof(WindowBarriers)));
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads, bytes,
            stream>>>(problem, after);

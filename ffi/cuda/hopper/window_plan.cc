@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/most_shared.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
-constexpr int64_t kSharedBytes = 226 * 1024;      // without the barriers
 constexpr int64_t kRowBytes = 128;                // of a pixel: 64 channels
 constexpr int64_t kFilterBytes = 64 * kRowBytes;  // of a tap
 constexpr int64_t kMaxBox = 256;                  // of a copy, along an axis
@@ -36,7 +37,7 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
       std::max(box_rows * width, reach_h * width + reach_w + kWindowPixels);
   const int64_t stage_bytes = (pixels * kRowBytes + 1023) / 1024 * 1024;
   const int64_t stages = std::min<int64_t>(
-      (kSharedBytes - taps * kFilterBytes) / stage_bytes, kMaxWindowStages);
+      (kMostShared - taps * kFilterBytes) / stage_bytes, kMaxWindowStages);
   if (stages < 2) return std::nullopt;
   return WindowTiling{static_cast<int>(rows),   static_cast<int>(w.count),
                       static_cast<int>(width),  static_cast<int>(box_rows),
