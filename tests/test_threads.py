@@ -107,6 +107,12 @@ def sweeps(i):
     return (2, 14, 14, c), (3, 3, c, 3), "bfloat16", {"padding": 1}
 
 
+def windows(i):
+    """All taps of a filter, and as many stages as fit beside them."""
+    taps = 2 + i % 2, 1 + i % 3
+    return (34, 30, 30, 64), (*taps, 64, 64), "bfloat16", {"padding": "VALID"}
+
+
 def tiles(i):
     """A tile and what its taps reach."""
     options = {"padding": 1 + i % 4, "dilation": 1 + i % 4}
@@ -114,7 +120,7 @@ def tiles(i):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kept", [strips, sweeps, tiles])
+@pytest.mark.parametrize("kept", [strips, sweeps, windows, tiles])
 def test_geometries_that_share_a_kernel(hopper, kept):
     """Each needs shared memory as it keeps more or less there, and is given it."""
     calls, want = [], []
