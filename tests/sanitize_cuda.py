@@ -103,7 +103,7 @@ def layer(engine, dtype, k):
 
 
 def forward_and_backward(fun, args, dy):
-    """Backward in one pass over dy and x, and the signs that it reads."""
+    """A layer with relu, and what its backward pass reads."""
 
     @jax.jit
     def both(args, dy):

@@ -243,6 +243,8 @@ def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
     for n in (most, 1, 3):
         eqns = jax.make_jaxpr(layer)(x[:n], *args[1:3], args[3][:n]).eqns
         params["of"] = next(e.params["params"] for e in eqns if "params" in e.params)
+        has_kernel = one_pass.workspace(params["of"], x.dtype) is not None
+        assert has_kernel == (n == most or (c, k) not in WIDE)
         given = x[:n], w, dy[:n], signs[:n]
         first = list(map(bits, bound(*given)))
         for _ in range(5):

@@ -133,6 +133,7 @@ def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(hopper, image, c, k):
     for n in dict.fromkeys((image[0], 1, (image[0] + 1) // 2)):
         eqns = jax.make_jaxpr(layer)(x[:n], *args[1:3], args[3][:n]).eqns
         params = next(e.params["params"] for e in eqns if "params" in e.params)
+        assert one_pass.workspace(params, x.dtype) is not None
         options = {"params": params, "residual": True}
         given = signs[:n], x[:n], w, dy[:n]
         bound = jax.jit(functools.partial(one_pass.cotangent_p.bind, **options))
@@ -179,6 +180,7 @@ def test_padding_times_a_filter_of_infinities_is_nan_as_in_dgrad(hopper, c):
     params = next(e.params["params"] for e in eqns if "params" in e.params)
     options = {"params": params, "residual": True}
     given = signs, *args[:2], dy
+    assert one_pass.workspace(params, dy.dtype) is not None
     bound = jax.jit(functools.partial(one_pass.cotangent_p.bind, **options))
     parts = jax.jit(functools.partial(one_pass._composed_cotangent, **options))
     dx = bound(*given)[0]
