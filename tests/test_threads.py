@@ -113,6 +113,12 @@ def windows(i):
     return (34, 30, 30, 64), (*taps, 64, 64), "bfloat16", {"padding": "VALID"}
 
 
+def depthwise(i):
+    """Tiles that divide images well."""
+    size, options = 5 + 3 * i, {"padding": 1, "groups": 40}
+    return (64, size, size, 40), (3, 3, 1, 40), "float32", options
+
+
 def tiles(i):
     """A tile and what its taps reach."""
     options = {"padding": 1 + i % 4, "dilation": 1 + i % 4}
@@ -120,7 +126,7 @@ def tiles(i):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kept", [strips, sweeps, windows, tiles])
+@pytest.mark.parametrize("kept", [strips, sweeps, windows, tiles, depthwise])
 def test_geometries_that_share_a_kernel(hopper, kept):
     """Each needs shared memory as it keeps more or less there, and is given it."""
     calls, want = [], []
