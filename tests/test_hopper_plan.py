@@ -206,6 +206,15 @@ def test_wide_layers_are_differentiated_in_two_kernels(native):
         assert plan["backward_workspace"] == 4 * runs * (c + 1) * k
 
 
+def test_a_stride_along_an_axis_of_one_is_no_strided_layer(native):
+    """3-D layers of one plane: nothing lies between the pixels of x."""
+    for name in ("56_1x1_64_256", "14_1x1_256_1024"):
+        for stride, found in (((1, 1, 1), True), ((2, 1, 1), False)):
+            g = geometry(256, RESNET50_V1[name], stride=stride)
+            plan = native("fprop", g, "bfloat16", H200)
+            assert ("backward_workspace" in plan) == found
+
+
 def test_a_plan_is_the_same_every_time(native):
     for op in OPS:
         plans = [native(op, geometry(8, ROW), "float32", H200) for _ in range(3)]

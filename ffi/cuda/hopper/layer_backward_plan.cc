@@ -20,8 +20,8 @@ int64_t Pixels(const ConvGeometry& g) { return g.N * g.output_pixels(); }
 bool IsDivided(const ConvGeometry& g, Type type) {
   const Axes& s = g.stride;
   if (g.D != 1 || g.O != 1 || g.taps() != 1 || g.groups != 1 || !g.pad.all(0) ||
-      !g.input_dilation.all(1) || s.h > 2 || s.w > 2 || g.H != g.P * s.h ||
-      g.W != g.Q * s.w || !IsPlain2d(g, type)) {
+      !g.input_dilation.all(1) || s.h * s.w == 1 || s.h > 2 || s.w > 2 ||
+      g.H != g.P * s.h || g.W != g.Q * s.w || !IsPlain2d(g, type)) {
     return false;
   }
   if (!IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))) return false;
