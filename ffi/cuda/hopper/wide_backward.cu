@@ -1,4 +1,6 @@
-#include <array>
+#include <algorithm>
+#include <cstdint>
+#include <utility>
 
 #include "cuda/hopper/box_map.h"
 #include "cuda/hopper/conv_parts.h"

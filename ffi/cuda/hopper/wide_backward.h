@@ -12,7 +12,7 @@
 
 namespace jax_convbatch::hopper {
 
-// Tiles of dw: output channels by input channels. Pixels of a step.
+// Tiles of dw: output channels by input channels.
 inline constexpr int kWideRows = 128, kWideColumns = 256;
 
 // Whether there are kernels for the channels, and pixels enough.
