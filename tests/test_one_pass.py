@@ -22,8 +22,9 @@ CHANNELS = [
     *[(64, 64), (256, 64), (512, 64), (128, 128), (512, 128)],
     *[(64, 256), (192, 256), (128, 256), (512, 256), (64, 512), (192, 512)],
 ]
-# In two kernels that make dz of dy, from so many images of 14x14 on.
-WIDE = {(256, 1024): 84, (512, 2048): 42, (256, 2048): 42}
+# In two kernels that make dz of dy, from so many images of 14x14 on; dw in runs of the
+# pixels that pairs of blocks add, and whole.
+WIDE = {(256, 1024): 84, (512, 2048): 42, (256, 2048): 42, (2048, 2048): 42}
 
 
 def images(c, k):
