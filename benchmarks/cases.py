@@ -133,6 +133,13 @@ class Pool:
         starts, scale = self._starts(shape, count), np.float32(scale)
         return [cut(pool, np.int64(start + shift), scale) for start in starts]
 
+    def operands(self, case: Case, counts) -> list[list[jax.Array]]:
+        """So many different ones of each of a case's two."""
+        return [
+            self.arrays("normal", case.dtype, shape, count)
+            for shape, count in zip(case.operands, counts, strict=True)
+        ]
+
     def on_host(self, shape, count: int) -> list[np.ndarray]:
         """The same whole numbers as `arrays` gives, as int8."""
         with self._lock:

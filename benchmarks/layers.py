@@ -90,10 +90,7 @@ class Prepared:
         """
         case = self.case
         counts = sets_of(case.pairs(jax.default_backend()))
-        operands = [
-            self.pool.arrays("normal", case.dtype, shape, count)
-            for shape, count in zip(case.operands, counts, strict=True)
-        ]
+        operands = self.pool.operands(case, counts)
         sides: list = [*self.ours, *([self.peer.result()] if self.peer else [])]
         for side in sides:
             side.take(*operands)

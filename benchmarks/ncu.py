@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -122,10 +124,7 @@ def _kernel(row: dict[str, str]) -> dict:
 
 def _product(size: str) -> int:
     """Of "(132, 1, 1)"."""
-    found = 1
-    for number in re.findall(r"\d+", size):
-        found *= int(number)
-    return found
+    return math.prod(map(int, re.findall(r"\d+", size)))
 
 
 def short(name: str) -> str:
@@ -156,7 +155,6 @@ def medians(runs: Iterable[list[dict]]) -> list[dict]:
     for same in zip(first, *others, strict=True):
         kernel = dict(same[0])
         for key in METRICS.keys() & kernel.keys():
-            values = sorted(each[key] for each in same)
-            kernel[key] = values[len(values) // 2]
+            kernel[key] = statistics.median(each[key] for each in same)
         found.append(kernel)
     return found

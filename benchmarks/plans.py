@@ -77,10 +77,7 @@ def timed(
     task = progress.add_task("timing", total=len(ready))
     while ready:  # and let go of, one by one
         case, made = ready.pop(0)
-        operands = [
-            pool.arrays("normal", case.dtype, shape, count)
-            for shape, count in zip(case.operands, made.counts, strict=True)
-        ]
+        operands = pool.operands(case, made.counts)
         yield made.problem, measure(made, operands, 0.003, repeats)
         progress.advance(task)
 

@@ -75,24 +75,17 @@ def program(side: str, case: Case, pool: Pool):
         return lambda: (product.queue(), product.wait())
     if side == "cudnn":
         counts = sets_of(case.pairs("gpu"))
-        torch = torch_side.TorchSide(case, *_operands(case, pool, counts))
+        torch = torch_side.TorchSide(case, *pool.operands(case, counts))
 
         def run() -> None:
             torch.alone()
             torch.wait()
 
         return run
-    (first,), (second,) = _operands(case, pool, [1, 1])
+    (first,), (second,) = pool.operands(case, [1, 1])
     one = jax.jit(operation("auto" if side == "ours" else side, case))
     one = one.lower(first, second).compile()
     return lambda: timing.wait_for(one(first, second))
-
-
-def _operands(case: Case, pool: Pool, counts):
-    return [
-        pool.arrays("normal", case.dtype, shape, count)
-        for shape, count in zip(case.operands, counts, strict=True)
-    ]
 
 
 def run(wanted: list[Case], sides: list[str], runs: int, driver: Driver) -> None:

@@ -13,6 +13,7 @@ Elsewhere, on several devices, and in other transformations than the two, they a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -132,45 +133,41 @@ def _composed_cotangent(saved, x, w, dy, *, params, residual, used=None):
 # --- lowering -------------------------------------------------------------------
 
 
-def _kernel(params, residual, signs, x, w, dy):
+def _call(target: str, params: ConvParams, arrays, out, **attributes) -> Sequence:
+    """Results of one call on (saved, x, w, dy).
+
+    Args:
+      out: of each result the array that it is like, "b" the bias; or bytes.
+    """
+    _, x, w, dy = arrays
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
-    bytes_ = params.plan("fprop", x.dtype, x.dtype, "cuda").backward_workspace
-    like = [x, w, jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)]
-    out = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in like]
-    out.append(jax.ShapeDtypeStruct((bytes_,), np.uint8))
-    out_layouts = [layouts["x"], layouts["w"], (0,), (0,)]
-    if residual:
-        out.append(jax.ShapeDtypeStruct(dy.shape, dy.dtype))
-        out_layouts.append(layouts["y"])
-    dx, dw, db, _, *dz = jax.ffi.ffi_call(
-        "jax_convbatch_implicit_gemm_layer_backward",
-        out,
+    bias = jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)
+    like = {"x": x, "w": w, "y": dy, "b": bias} | {
+        size: jax.ShapeDtypeStruct((size,), np.uint8)
+        for size in out
+        if isinstance(size, int)
+    }
+    return jax.ffi.ffi_call(
+        f"jax_convbatch_implicit_gemm_{target}",
+        [jax.ShapeDtypeStruct(like[o].shape, like[o].dtype) for o in out],
         input_layouts=[layouts[role] for role in "yxwy"],
-        output_layouts=out_layouts,
-    )(signs, x, w, dy, geometry=params.geometry.attribute())
+        output_layouts=[layouts.get(o, (0,)) for o in out],
+    )(*arrays, geometry=params.geometry.attribute(), **attributes)
+
+
+def _kernel(params, residual, *arrays):
+    dtype = arrays[1].dtype
+    size = params.plan("fprop", dtype, dtype, "cuda").backward_workspace
+    out = ["x", "w", "b", size, *(["y"] if residual else [])]
+    dx, dw, db, _, *dz = _call("layer_backward", params, arrays, out)
     return [dx, dw, db, *dz]
 
 
-def _several(found: Parts, params, residual, saved, x, w, dy):
-    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
-    like = [x, w, jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype), dy]
-    out = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in like]
+def _several(found: Parts, params, residual, *arrays):
     sizes = (found.dgrad.workspace_bytes, found.wgrad.workspace_bytes, found.sums)
-    out += [jax.ShapeDtypeStruct((size,), np.uint8) for size in sizes]
-    dx, dw, db, dz, *_ = jax.ffi.ffi_call(
-        "jax_convbatch_implicit_gemm_layer_parts",
-        out,
-        input_layouts=[layouts[role] for role in "yxwy"],
-        output_layouts=[layouts["x"], layouts["w"], (0,), layouts["y"], *[(0,)] * 3],
-    )(
-        saved,
-        x,
-        w,
-        dy,
-        geometry=params.geometry.attribute(),
-        dgrad=found.dgrad.config,
-        wgrad=found.wgrad.config,
-    )
+    configs = {"dgrad": found.dgrad.config, "wgrad": found.wgrad.config}
+    out = ["x", "w", "b", "y", *sizes]
+    dx, dw, db, dz, *_ = _call("layer_parts", params, arrays, out, **configs)
     return [dx, dw, db, *([dz] if residual else [])]
 
 
@@ -210,25 +207,25 @@ def _jvp(primitive, composed, primals, tangents, **params):
     return out, jax.jvp(of_moving, moved, tangents)[1]
 
 
-def _tangent_transpose(ct, signs, x, w, *linear, params):
+def _tangent_transpose(ct, saved, x, w, *linear, params):
     if _compat.is_zero(ct):
         return [None] * 3 + [_compat.zero_cotangent(a) for a in linear]
     residual = len(linear) > 3
     wanted = [_compat.is_linear_input(a) for a in linear]
     if all(wanted):
-        cts = cotangent_p.bind(signs, x, w, ct, params=params, residual=residual)
+        cts = cotangent_p.bind(saved, x, w, ct, params=params, residual=residual)
     else:
-        cts = _composed_cotangent(signs, x, w, ct, params=params, residual=residual)
+        cts = _composed_cotangent(saved, x, w, ct, params=params, residual=residual)
     return [None] * 3 + [
         c if is_wanted else None for c, is_wanted in zip(cts, wanted, strict=True)
     ]
 
 
-def _cotangent_transpose(cts, signs, x, w, dy, *, params, residual, used=None):
+def _cotangent_transpose(cts, saved, x, w, dy, *, params, residual, used=None):
     if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
         return [None] * 3 + [_compat.zero_cotangent(dy)]
     cts = [_compat.instantiate_zeros(ct) for ct in cts]
-    return [None] * 3 + [tangent_p.bind(signs, x, w, *cts, params=params)]
+    return [None] * 3 + [tangent_p.bind(saved, x, w, *cts, params=params)]
 
 
 def _cotangent_dce(now, *, used=None, **params):
@@ -257,17 +254,17 @@ def _like(which: int):
 
 
 _DB = (
-    lambda signs, x, w, dy, *, params, **_: (params.geometry.K,),
-    lambda signs, x, w, dy, **_: dy.dtype,
-    lambda signs, x, w, dy, *, params, **_: result_sharding(
+    lambda saved, x, w, dy, *, params, **_: (params.geometry.K,),
+    lambda saved, x, w, dy, **_: dy.dtype,
+    lambda saved, x, w, dy, *, params, **_: result_sharding(
         dy, kept=(params.axis("y", "K"),), out_sharding=None
     ),
 )
 tangent_p = _compat.primitive(
     "conv_layer_tangent",
-    lambda signs, x, *_, params: params.shape("y"),
-    lambda signs, x, *_, **__: x.dtype,
-    lambda signs, x, *_, **__: x.sharding,
+    lambda saved, x, *_, params: params.shape("y"),
+    lambda saved, x, *_, **__: x.dtype,
+    lambda saved, x, *_, **__: x.sharding,
 )
 # x, w, y and db have the places of their arrays.
 cotangent_p = _compat.multi_primitive(
