@@ -96,9 +96,14 @@ def _tangent_lowering(ctx, *arrays, activation, kept):
     return _compat.with_sharding(ctx, out)
 
 
-def _local_cotangent(platform, activation, kept, bias, saved, dy):
-    """One FFI call: dz and, where wanted, db."""
-    if dy.size == 0:
+def _is_native(dtype, signs: bool, platform: str) -> bool:
+    """Whether the pass over dy has a kernel."""
+    return not native_reason(dtype, platform) and (platform == "cuda" or not signs)
+
+
+def local_cotangent(platform, activation, kept, bias, saved, dy):
+    """What one device does with its part: dz and, where wanted, db, by one FFI call."""
+    if dy.size == 0 or not _is_native(dy.dtype, _are_signs(saved), platform):
         return _stock_cotangent(activation, kept, bias, saved, dy)
     sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
     summed = tuple(i for i in range(dy.ndim) if i not in kept)
@@ -140,10 +145,10 @@ def _cotangent_lowering(
     aval = ctx.avals_in[1]
     platform = platform or ctx.module_context.platforms[0]
     signs = _are_signs(ctx.avals_in[0])
-    if native_reason(aval.dtype, platform) or (signs and platform != "cuda"):
+    if not _is_native(aval.dtype, signs, platform):
         fun = partial(_stock_cotangent, activation, kept, bias)
     else:
-        fun = partial(_local_cotangent, platform, activation, kept, bias)
+        fun = partial(local_cotangent, platform, activation, kept, bias)
         if _compat.partitions(ctx):
             fun = partition.partitioned_cotangent(fun, aval.ndim, kept, bias, signs)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, saved, dy)

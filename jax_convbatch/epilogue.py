@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, partition, plan, primitives
+from jax_convbatch import _compat, activations, partition_layer, plan, primitives
 from jax_convbatch import geometry as geo
 from jax_convbatch.primitives import OPS
 
@@ -175,7 +175,9 @@ def lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding):
     else:
         local = partial(_local_layer, platform, epilogue, out_dtype)
         if _compat.partitions(ctx):
-            fun = partition.partitioned_layer(local, OPS["fprop"], params, epilogue)
+            fun = partition_layer.partitioned_layer(
+                local, OPS["fprop"], params, epilogue
+            )
         else:
             fun = lambda *arrays: local(params, arrays)  # noqa: E731
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)

@@ -179,22 +179,26 @@ def _deform_rows(eqn, platform: str) -> list[Row]:
 
 
 def _one_pass_rows(eqn, platform: str) -> list[Row]:
-    """dgrad's and wgrad's, whose bias gradient is theirs; one call on one device."""
+    """dgrad's and wgrad's, whose bias gradient is theirs; one call on a device."""
     params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
     options = {"params": params, "out_dtype": dtype}
     used = eqn.params.get("used", (True, True))
-    size = parts = None
-    if all(used[:2]):
-        size, parts = one_pass.workspace(params, dtype), one_pass.parts(params, dtype)
-    both = "dgrad, wgrad, derivative of relu and bias gradient"
+    signs = eqn.invars[0].aval.dtype == np.uint8
+    call = None
+    if platform == "cuda" and all(used[:2]):
+        call = one_pass.one_call(params, dtype, signs)
+    both = "dgrad, wgrad, derivative of relu and bias gradient in one call"
+    if call is not None and call.geometry.N < params.geometry.N:
+        both += f" of each device that has {call.geometry.N} samples"
     rows = []
     for name in itertools.compress(("dgrad", "wgrad"), used):
         row, _ = _conv_row(name, options, np.dtype(dtype).name, platform)
-        if platform == "cuda" and parts is not None:
-            reason = f"{row.reason}; {both} in one call"
+        if call is not None and (parts := one_pass.parts(call, dtype)):
+            reason = f"{row.reason}; {both}"
             row = replace(row, reason=reason, workspace_bytes=parts.workspace)
-        elif platform == "cuda" and size is not None:
-            row = replace(row, reason=f"{both} in one call", workspace_bytes=size)
+        elif call is not None:
+            size = one_pass.workspace(call, dtype) or 0
+            row = replace(row, reason=both, workspace_bytes=size)
         rows.append(row)
     return rows
 

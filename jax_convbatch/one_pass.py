@@ -7,8 +7,9 @@ Two linear primitives, each the other's transpose. The second is one call on Hop
 GPUs: of narrow layers one pass over dy and x, of wide ones two over dy, with dz in
 memory only where a residual wants it (`workspace`); of small ones several kernels, some
 of them at once (`parts`).
-Elsewhere, on several devices, and in other transformations than the two, they are what
-`composed_*` says, by the primitives of every layer.
+Of several devices each makes the call for its part of the batch. Elsewhere, and in
+other transformations than the two, they are what `composed_*` says, by the primitives
+of every layer.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jax_convbatch import _compat, act_grad, primitives, targets
+from jax_convbatch import _compat, act_grad, partition_layer, primitives, targets
 from jax_convbatch import geometry as geo
 from jax_convbatch.bias import result_sharding
 from jax_convbatch.planners import Plan
-from jax_convbatch.primitives import ConvParams
+from jax_convbatch.primitives import OPS, ConvParams
 
 
 class Parts(NamedTuple):
@@ -60,9 +61,18 @@ def suits(saved, named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
         return False
     if (named["residual"] is None) != (d_named["residual"] is None):
         return False
-    if parts(params, dtype) is not None:
-        return True
-    return saved.dtype == np.uint8 and workspace(params, dtype) is not None
+    return one_call(params, dtype, saved.dtype == np.uint8) is not None
+
+
+def one_call(params: ConvParams, dtype, signs: bool) -> ConvParams | None:
+    """What one call on a device is of: `params`; where that is too large, what a device
+    has where all of JAX's share the batch evenly, as who traces a layer cannot know;
+    or None."""
+    n, devices = params.geometry.N, jax.device_count()
+    for one in (params, params.with_sizes(N=n if n % devices else n // devices)):
+        if parts(one, dtype) or (signs and workspace(one, dtype) is not None):
+            return one
+    return None
 
 
 def workspace(params: ConvParams, dtype) -> int | None:
@@ -171,19 +181,55 @@ def _several(found: Parts, params, residual, *arrays):
     return [dx, dw, db, *([dz] if residual else [])]
 
 
-def _cotangent_lowering(on_cuda: bool, ctx, *arrays, params, residual, used=None):
+def _one_call(platform, params: ConvParams, dtype, signs: bool, residual: bool):
+    """What makes all gradients of (saved, x, w, dy) in one call, or None."""
+    if platform != "cuda":
+        return None
+    if (found := parts(params, dtype)) is not None:
+        return partial(_several, found, params, residual)
+    if signs and workspace(params, dtype) is not None:
+        return partial(_kernel, params, residual)
+    return None
+
+
+def _local(platform, params, residual, cut, saved, x, w, dy):
+    """What one device does with its part: of the batch alone where it is one call."""
+    local = params.with_sizes(
+        N=x.shape[params.axis("x", "N")],
+        C=x.shape[params.axis("x", "C")],
+        K=dy.shape[params.axis("y", "K")],
+    )
+    if cut <= {"N"}:
+        signs = saved.dtype == np.uint8
+        if fun := _one_call(platform, local, x.dtype, signs, residual):
+            return fun(saved, x, w, dy)
+    kept = (params.axis("y", "K"),)
+    dz, db = act_grad.local_cotangent(platform, "relu", kept, True, saved, dy)
+    dx, dw = (
+        primitives.local_call(OPS[name], platform, x.dtype, local, a, b)
+        for name, a, b in (("dgrad", dz, w), ("wgrad", x, dz))
+    )
+    return [dx, dw, db, *([dz] if residual else [])]
+
+
+def _cotangent_lowering(platform, ctx, *arrays, params, residual, used=None):
+    platform = platform or ctx.module_context.platforms[0]
     dtype = ctx.avals_in[1].dtype
-    # What nobody uses XLA drops of the primitives, and not of one call.
-    alone = _compat.on_one_device(ctx) and used is None
     signs = ctx.avals_in[0].dtype == np.uint8
-    several = parts(params, dtype) if on_cuda and alone else None
-    if several is not None:
-        fun = partial(_several, several, params, residual)
-    elif on_cuda and alone and signs and workspace(params, dtype) is not None:
-        fun = partial(_kernel, params, residual)
-    else:
+    plans = [params.plan(op, dtype, dtype, platform) for op in ("dgrad", "wgrad")]
+    native = not any(p.engine == "xla" for p in plans)
+    fun = None
+    # What nobody uses XLA drops of the primitives, and not of one call.
+    if used is None and _compat.on_one_device(ctx):
+        fun = _one_call(platform, params, dtype, signs, residual)
+    elif used is None and native and _compat.partitions(ctx):
+        fun = partition_layer.partitioned_backward(
+            partial(_local, platform, params, residual), params, residual, signs
+        )
+    if fun is None:
         fun = partial(_composed_cotangent, params=params, residual=residual)
-    return _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)
+    out = _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)
+    return _compat.with_sharding(ctx, out)
 
 
 # --- differentiation ------------------------------------------------------------
@@ -286,7 +332,8 @@ _compat.defdce(cotangent_p, _cotangent_dce)
 _compat.mlir.register_lowering(
     tangent_p, _compat.mlir.lower_fun(_composed_tangent, multiple_results=False)
 )
-_compat.mlir.register_lowering(
-    cotangent_p, partial(_cotangent_lowering, True), platform="cuda"
-)
-_compat.mlir.register_lowering(cotangent_p, partial(_cotangent_lowering, False))
+for _platform in ("cpu", "cuda"):
+    _compat.mlir.register_lowering(
+        cotangent_p, partial(_cotangent_lowering, _platform), platform=_platform
+    )
+_compat.mlir.register_lowering(cotangent_p, partial(_cotangent_lowering, None))

@@ -19,7 +19,7 @@ from jax_convbatch import _compat
 from jax_convbatch import geometry as geo
 
 
-def _factors(role: str, grouped: bool, dimension_numbers) -> list[str]:
+def factors(role: str, grouped: bool, dimension_numbers) -> list[str]:
     """Names of `role`'s axes in the user's order, one letter a factor."""
     first, second = geo.LETTERS[role]
     if role == "w" and grouped:
@@ -35,11 +35,11 @@ def _factors(role: str, grouped: bool, dimension_numbers) -> list[str]:
     return result
 
 
-def _sharding_rule(op, params):
+def sharding_rule(op, params):
     """Shardy's einsum-like rule, its reduction and its replicated factors."""
     grouped = params.geometry.groups > 1
     roles = (*op.operands, op.result)
-    names = {role: _factors(role, grouped, params.dimension_numbers) for role in roles}
+    names = {role: factors(role, grouped, params.dimension_numbers) for role in roles}
     rule = ", ".join(" ".join(names[role]) for role in op.operands)
     rule += " -> " + " ".join(names[op.result])
     every = dict.fromkeys(name for role in roles for name in names[role])
@@ -51,7 +51,19 @@ def _sharding_rule(op, params):
     }
 
 
-def _fine_mesh(mesh) -> Mesh:
+# Eight channels make one element of signs: K is that many times eight.
+EIGHTS = {"o": 8}
+
+
+def by_eights(k: str, rule: str) -> str:
+    """`rule` with factor `k` for K / 8."""
+    return " ".join(
+        word.replace(k, f"({k} o)") if word.strip(",") == k else word
+        for word in rule.split(" ")
+    )
+
+
+def fine_mesh(mesh) -> Mesh:
     """`mesh` with each of its axes split into the prime factors of its size.
 
     XLA also shards by a part of an axis, as where a sharded batch is cut into
@@ -92,7 +104,7 @@ def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
     return () if size % math.prod(mesh.shape[a] for a in axes) else axes
 
 
-def _per_device(local, mesh, axes, first: int = 0):
+def per_device(local, mesh, axes, first: int = 0):
     """`local`, with its results added over mesh `axes`, as one device runs it.
 
     Where it has several results, those before number `first` are left alone.
@@ -114,18 +126,14 @@ def _per_device(local, mesh, axes, first: int = 0):
     return lower
 
 
-def _partition(op, params, local, mesh, arg_shapes, result_shape, multiple=None):
-    """Assigns mesh axes to N, C and K and builds the per-device function.
+def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, ...]]:
+    """Mesh axes of N, C and K where one of `arrays`, (role, array), is cut by them.
 
     `multiple`: what a device's part of a letter has to be a multiple of, if not 1.
     """
     grouped = params.geometry.groups > 1
-    arrays = dict(
-        zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
-    )
-    mesh = _fine_mesh(mesh)
     assigned: dict[str, tuple[str, ...]] = {}
-    for role, array in arrays.items():
+    for role, array in arrays:
         spec = _spec(array, mesh)
         for letter in geo.LETTERS[role]:
             if letter in assigned or (grouped and letter != "N"):
@@ -136,6 +144,19 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape, multiple=None)
             taken = {a for other in assigned.values() for a in other}
             if axes and not taken & {*axes}:
                 assigned[letter] = axes
+    return assigned
+
+
+def partition_conv(op, params, local, mesh, arg_shapes, result_shape, multiple=None):
+    """Assigns mesh axes to N, C and K and builds the per-device function.
+
+    `multiple`: as in `assigned_axes`.
+    """
+    arrays = dict(
+        zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
+    )
+    mesh = fine_mesh(mesh)
+    assigned = assigned_axes(params, mesh, arrays.items(), multiple)
 
     def sharding(role: str) -> NamedSharding:
         spec: list = [None] * len(arrays[role].shape)
@@ -146,60 +167,18 @@ def _partition(op, params, local, mesh, arg_shapes, result_shape, multiple=None)
                 spec[params.axis(role, letter)] = assigned[letter]
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    lower = _per_device(partial(local, params), mesh, assigned.get(op.contraction))
+    lower = per_device(partial(local, params), mesh, assigned.get(op.contraction))
     return mesh, lower, sharding(op.result), tuple(map(sharding, op.operands))
 
 
 def partitioned(local, op, params):
     """`local(params, a, b)` with a partitioning rule for operation `op`."""
     fun = custom_partitioning(partial(local, params))
-    rule, kinds = _sharding_rule(op, params)
+    rule, kinds = sharding_rule(op, params)
     fun.def_partition(
-        partition=partial(_partition, op, params, local),
+        partition=partial(partition_conv, op, params, local),
         sharding_rule=rule,
         decode_shardings=False,  # `_spec` does, where the user's mesh cannot say it
-        **kinds,
-    )
-    return fun
-
-
-def partitioned_layer(local, op, params, epilogue):
-    """`local(params, arrays, add)` of a fused layer, with a partitioning rule.
-
-    `op` is fprop. Arrays are x, w and the epilogue's operands; the results are
-    laid out like y. Where C is sharded, `add` sums the parts of the convolution
-    before the rest.
-    """
-    rule, kinds = _sharding_rule(op, params)
-    operands, result = rule.split(" -> ")
-    k = _factors("y", False, params.dimension_numbers)[params.axis("y", "K")]
-    operands += f", {k}" * (epilogue.scale + epilogue.bias)
-    operands += f", {result}" * epilogue.residual
-    results = ", ".join([result] * (1 + epilogue.save_input))
-    if epilogue.save_signs:
-        # Eight channels make one element: another factor.
-        results += ", " + " ".join("e" if f == k else f for f in result.split())
-        kinds["need_replication_factors"] += ("e",)
-    multiple = {"K": 8} if epilogue.save_signs else {}
-
-    def partition(mesh, arg_shapes, result_shapes):
-        x, w = arg_shapes[:2]
-        mesh, _, y, conv = _partition(
-            *(op, params, lambda *_: None, mesh, (x, w), result_shapes[0], multiple)
-        )
-        c_axes = conv[0].spec[params.axis("x", "C")]
-        per_channel = NamedSharding(mesh, PartitionSpec(y.spec[params.axis("y", "K")]))
-        shardings = [*conv, *[per_channel] * (epilogue.scale + epilogue.bias)]
-        shardings += [y] * epilogue.residual
-        add = partial(jax.lax.psum, axis_name=c_axes) if c_axes else None
-        lower = _per_device(lambda *a: local(params, a, add), mesh, ())
-        return mesh, lower, [y] * epilogue.results, tuple(shardings)
-
-    fun = custom_partitioning(lambda *arrays: local(params, arrays))
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=f"{operands} -> {results}",
-        decode_shardings=False,
         **kinds,
     )
     return fun
@@ -214,14 +193,14 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
 
     def partition(mesh, arg_shapes, result_shape):
         (dy,) = arg_shapes
-        mesh = _fine_mesh(mesh)
+        mesh = fine_mesh(mesh)
         spec = [
             _even_axes(mesh, entry, size) or None
             for entry, size in zip(_spec(dy, mesh), dy.shape, strict=True)
         ]
         axes = [a for i in summed for a in spec[i] or ()]
 
-        lower = _per_device(local, mesh, axes)
+        lower = per_device(local, mesh, axes)
         out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
         return mesh, lower, out, (NamedSharding(mesh, PartitionSpec(*spec)),)
 
@@ -242,7 +221,7 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
-        mesh = _fine_mesh(mesh)
+        mesh = fine_mesh(mesh)
         spec = [
             _even_axes(mesh, entry, size) or None
             for entry, size in zip(
@@ -250,7 +229,7 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
             )
         ]
         axes = [a for i in summed for a in spec[i] or ()]
-        lower = _per_device(local, mesh, axes)
+        lower = per_device(local, mesh, axes)
         out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
         same = NamedSharding(mesh, PartitionSpec(*spec))
         return mesh, lower, [out, out], (same, same)
@@ -275,21 +254,21 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
     fun = custom_partitioning(local)
     names = [f"a{i}" for i in range(ndim)]
     whole = " ".join(names)
-    saved = " ".join("e" if signs and i == kept[-1] else f for i, f in enumerate(names))
-    rule = f"{saved}, {whole} -> {whole}"
-    rule += f", {' '.join(names[i] for i in kept)}" if bias else ""
+    rest = f", {whole} -> {whole}"
+    rest += f", {' '.join(names[i] for i in kept)}" if bias else ""
+    rule = whole + (by_eights(names[kept[-1]], rest) if signs else rest)
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
         # The smaller of the two sizes, where they differ.
         shape = arg_shapes[0].shape
-        mesh = _fine_mesh(mesh)
+        mesh = fine_mesh(mesh)
         spec = [
             _even_axes(mesh, entry, size) or None
             for entry, size in zip(_spec(arg_shapes[1], mesh), shape, strict=True)
         ]
         axes = [a for i in summed for a in spec[i] or ()]
-        lower = _per_device(local, mesh, axes, first=1)
+        lower = per_device(local, mesh, axes, first=1)
         same = NamedSharding(mesh, PartitionSpec(*spec))
         out = [same]
         if bias:
@@ -300,7 +279,7 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
         partition=partition,
         sharding_rule=rule,
         decode_shardings=False,
-        need_replication_factors=("e",) if signs else (),
+        **(EIGHTS if signs else {}),
     )
     return fun
 
@@ -326,7 +305,7 @@ def partitioned_samples(local, operands, results):
     whole = dict.fromkeys(f for text in names for f in text.split() if f != "n")
 
     def partition(mesh, arg_shapes, result_shapes):
-        mesh = _fine_mesh(mesh)
+        mesh = fine_mesh(mesh)
         axes: tuple[str, ...] = ()
         several = isinstance(result_shapes, (list, tuple))
         shapes = [*arg_shapes, *(result_shapes if several else [result_shapes])]
@@ -339,10 +318,10 @@ def partitioned_samples(local, operands, results):
             return NamedSharding(mesh, PartitionSpec(*spec))
 
         def lower(*arrays):
-            out = _per_device(local, mesh, ())(*arrays)
+            out = per_device(local, mesh, ())(*arrays)
             if not several or not axes:
                 return out
-            with_sums = _per_device(lambda a: a, mesh, axes)
+            with_sums = per_device(lambda a: a, mesh, axes)
             return [
                 with_sums(a) if axis is None else a
                 for a, (_, axis) in zip(out, results, strict=True)

@@ -336,7 +336,7 @@ def xla_call(name: str, a, b, params: ConvParams, out_dtype):
     return jax.linear_transpose(lambda w: conv(a, w), result)(b)[0]
 
 
-def _local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
+def local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
     """What one device does with its part of the operands."""
     local = params.with_sizes(**local_sizes(op, params, a, b))
     chosen = local.plan(op.name, a.dtype, out_dtype, platform)
@@ -364,7 +364,7 @@ def _lowering(
     if chosen.engine == "xla":
         fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
     else:
-        fun = partial(_local_call, op, platform, out_dtype)
+        fun = partial(local_call, op, platform, out_dtype)
         if _compat.partitions(ctx):
             fun = partition.partitioned(fun, op, params)
         else:

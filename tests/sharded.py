@@ -4,7 +4,7 @@ import re
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import normal
 
@@ -61,3 +61,9 @@ def assert_spec(array, *spec):
 
 def assert_same(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def make_gpu_mesh(gpus):
+    """One axis, "data", over all of them."""
+    types = (AxisType.Auto,)
+    return jax.make_mesh((len(gpus),), ("data",), axis_types=types, devices=gpus)

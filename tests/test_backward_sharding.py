@@ -1,0 +1,132 @@
+"""Backward of a layer in one call, its arrays cut over 8 virtual devices.
+
+The CPU has no such call: a stand-in notes what a device is asked for, and the
+primitives compute it.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from problems import whole
+from sharded import assert_same, assert_spec, collectives, put
+
+import jax_convbatch as jc
+from jax_convbatch import fused, one_pass
+
+SMALL = functools.partial(whole, most=1)
+
+
+def operands(residual, c=8, k=64):
+    shapes = [(16, 3, 4, c), (3, 3, c, k), (k,), *[(16, 3, 4, k)] * (1 + residual)]
+    return [SMALL(i, s, "float32") for i, s in enumerate(shapes)]
+
+
+def layer(x, w, bias, residual=None):
+    return jc.conv_bias_act(x, w, bias, residual=residual, activation="relu")
+
+
+def gradients(*args):
+    """Of every argument but the last, dy."""
+    return jax.vjp(layer, *args[:-1])[1](args[-1])
+
+
+@pytest.fixture(params=["signs", "y"])
+def calls(monkeypatch, request):
+    """Sizes of the calls that devices make, if there were such calls."""
+    jax.clear_caches()
+    found = []
+
+    def one_call(platform, params, dtype, signs, residual):
+        geometry = params.geometry
+        found.append((geometry.N, geometry.C, geometry.K))
+        return functools.partial(
+            one_pass._local, platform, params, residual, frozenset("CK")
+        )
+
+    monkeypatch.setattr(one_pass, "parts", lambda params, dtype: one_pass.Parts)
+    keeps = request.param == "signs"
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: keeps)
+    monkeypatch.setattr(one_pass, "_one_call", one_call)
+    return found
+
+
+# How x, w and bias are cut, and y: by samples, by output channels, by input channels.
+CUTS = {
+    "samples": (P("data"), P(), P(), P("data")),
+    "samples over all": (P(("data", "model")), P(), P(), P(("data", "model"))),
+    "output channels": (
+        *(P(), P(None, None, None, "model"), P("model")),
+        P(None, None, None, "model"),
+    ),
+    "input channels": (
+        *(P(None, None, None, "model"), P(None, None, "model"), P(), P()),
+    ),
+    "samples and output channels": (
+        *(P("data"), P(None, None, None, "model"), P("model")),
+        P("data", None, None, "model"),
+    ),
+}
+ONE_CALL = {"samples": (4, 8, 64), "samples over all": (2, 8, 64)}
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_cut_layer_has_the_gradients_of_a_whole_one(calls, mesh_2d, cut, residual):
+    args = operands(residual)
+    want = jax.jit(gradients)(*args)
+    x, w, bias, y = CUTS[cut]
+    sharded = put(mesh_2d, args, x, w, bias, *[y] * (1 + residual))
+    calls.clear()
+    compiled = jax.jit(gradients).lower(*sharded).compile()
+    # One call for each device where only the batch is cut, else the primitives; the
+    # whole is traced, too, and not run.
+    assert {*calls} - {(16, 8, 64)} == ({ONE_CALL[cut]} if cut in ONE_CALL else set())
+    assert collectives(compiled) <= {"all-reduce"}
+    assert "dynamic-slice" not in compiled.as_text()
+    found = compiled(*sharded)
+    assert_same(found, want)
+    assert_spec(found[0], *x)
+    assert_spec(found[1], *w)
+
+
+def test_it_is_chosen_for_what_a_device_will_have(monkeypatch):
+    """Whole it is too large for one call, and its eighth is not."""
+    jax.clear_caches()
+    largest = []
+
+    def parts(params, dtype):
+        largest.append(params.geometry.N)
+        return one_pass.Parts if params.geometry.N <= 2 else None
+
+    monkeypatch.setattr(one_pass, "parts", parts)
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: False)
+    args = operands(False)
+    names = [str(e.primitive) for e in jax.make_jaxpr(gradients)(*args).eqns]
+    assert names == ["conv_layer", "conv_layer_cotangent"]
+    assert largest == [16, 2]
+    alone = [a[:15] if a.ndim == 4 and len(a) == 16 else a for a in args]
+    names = [str(e.primitive) for e in jax.make_jaxpr(gradients)(*alone).eqns]
+    assert "conv_layer_cotangent" not in names
+
+
+def test_under_shard_map_each_device_makes_the_call(calls, mesh):
+    args = operands(False)
+    want = jax.jit(gradients)(*args)
+    specs = (P("data"), P(), P(), P("data"))
+    mapped = jax.shard_map(layer, mesh=mesh, in_specs=specs[:3], out_specs=P("data"))
+    calls.clear()
+    args = put(mesh, args, *specs)
+    found = jax.jit(lambda *a: jax.vjp(mapped, *a[:-1])[1](a[-1]))(*args)
+    assert calls == [(2, 8, 64)]
+    assert_same(found, want)
+
+
+def test_frozen_weights_cost_no_gradient(calls, mesh):
+    args = put(mesh, operands(False), P("data"), P(), P(), P("data"))
+    compiled = jax.jit(lambda *a: gradients(*a)[::2]).lower(*args).compile()
+    assert calls == []
+    assert "wgrad" not in compiled.as_text()
+    np.testing.assert_array_equal(compiled(*args)[0], jax.jit(gradients)(*args)[0])
