@@ -1,13 +1,14 @@
 """Whole networks: training and inference steps with our layers and with Flax's.
 
     python -m benchmarks models [--model resnet50,mnist] [--mode train,infer]
-                                [--batch 8,64,256] [--engine auto]
+                                [--batch 8,64,256] [--engine auto] [--devices 1]
 
 A training step is loss, gradients, batch statistics and SGD with momentum, jitted,
 its state donated, so that steps follow each other as in training. Both sides start
 from the same parameters, and their losses of the first steps are compared before
-anything is timed. Writes STEM.json and prints a table; interrupted, of the rows that
-are done.
+anything is timed. `--devices` that share each batch make a data-parallel program, with
+ours and with Flax's layers. Writes STEM.json and prints a table; interrupted, of the
+rows that are done.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -80,22 +83,47 @@ def _optimizer(model: Model):
     return optax.sgd(0.01 if model.make is ResNet else 0.1, momentum=0.9)
 
 
+class Places(NamedTuple):
+    """Where a batch and the state are: None for the default device."""
+
+    batch: NamedSharding | None
+    state: NamedSharding | None
+
+    @classmethod
+    def over(cls, devices: int) -> Places:
+        if devices == 1:
+            return cls(None, None)
+        found = jax.devices()[:devices]
+        mesh = jax.make_mesh(
+            (devices,), ("data",), axis_types=(AxisType.Auto,), devices=found
+        )
+        return cls(NamedSharding(mesh, P("data")), NamedSharding(mesh, P()))
+
+
 class Steps(timing.Side):
     """Steps of a network as a side of a measurement, compiled; `start` comes next."""
 
     def __init__(
-        self, name: str, model: Model, conv, batch: int, mode: str, state: State
+        self,
+        name: str,
+        model: Model,
+        conv,
+        batch: int,
+        mode: str,
+        state: State,
+        places: Places,
     ):
         self.name, self._model, self._batch = name, model, batch
-        self._state, self._out = None, None
+        self._state, self._out, self._places = None, None, places
         network = _network(model, conv, mode)
-        x = jax.ShapeDtypeStruct((batch, *model.image), model.dtype)
+        of_batch = partial(jax.ShapeDtypeStruct, sharding=places.batch)
+        x = of_batch((batch, *model.image), model.dtype)
         self._trains = mode == "train"
         if self._trains:
             step = jax.jit(
                 partial(_train, network, _optimizer(model)), donate_argnums=0
             )
-            labels = jax.ShapeDtypeStruct((batch,), "int32")
+            labels = of_batch((batch,), "int32")
             self._step = step.lower(state, x, labels).compile()
         else:
             self._step = jax.jit(network.apply).lower(state.variables, x).compile()
@@ -103,10 +131,11 @@ class Steps(timing.Side):
     def start(self, state: State) -> None:
         keys = jax.random.split(jax.random.key(0, impl="rbg"))
         shape = (self._batch, *self._model.image)
-        self._x = jax.random.normal(keys[0], shape, self._model.dtype)
-        self._labels = jax.random.randint(
+        x = jax.random.normal(keys[0], shape, self._model.dtype)
+        labels = jax.random.randint(
             keys[1], (self._batch,), 0, self._model.classes, "int32"
         )
+        self._x, self._labels = jax.device_put((x, labels), self._places.batch)
         self._state = _copied(state) if self._trains else state.variables
 
     def release(self) -> None:
@@ -160,13 +189,16 @@ def _train(network, optimizer, state: State, x, labels):
     return State({"params": params, **updated}, moments), loss
 
 
-def prepare(case, states: dict[str, State], stock: Executor) -> list[Steps]:
+def prepare(
+    case, states: dict[str, State], places: Places, stock: Executor
+) -> list[Steps]:
     """Both sides of a (model, mode, batch, engine), compiled."""
     name, mode, batch, engine = case
     model, state = MODELS[name], states[name]
     conv = partial(jcb_linen.Conv, algorithm=engine)
-    theirs = stock.submit(Steps, "stock", model, nn.Conv, batch, mode, state)
-    return [Steps("ours", model, conv, batch, mode, state), theirs.result()]
+    rest = (batch, mode, state, places)
+    theirs = stock.submit(Steps, "stock", model, nn.Conv, *rest)
+    return [Steps("ours", model, conv, *rest), theirs.result()]
 
 
 def measure(case, sides: list[Steps], state: State) -> dict:
@@ -237,6 +269,7 @@ def main(arguments=None) -> None:
     parser.add_argument("--mode", default="train,infer")
     parser.add_argument("--batch", help="batch sizes (default: each model's own)")
     parser.add_argument("--engine", default="auto", choices=plan.ALGORITHMS)
+    parser.add_argument("--devices", type=int, default=1, help="that share a batch")
     parser.add_argument(
         "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
     )
@@ -244,6 +277,8 @@ def main(arguments=None) -> None:
     names, modes = options.model.split(","), options.mode.split(",")
     if unknown := (set(names) - set(MODELS)) | (set(modes) - {"train", "infer"}):
         parser.error(f"no {', '.join(sorted(unknown))}")
+    if not 1 <= options.devices <= jax.device_count():
+        parser.error(f"there are {jax.device_count()} devices")
     own = options.batch and [int(n) for n in options.batch.split(",")]
     todo = [
         (name, mode, batch, options.engine)
@@ -251,17 +286,24 @@ def main(arguments=None) -> None:
         for mode in modes
         for batch in (own or MODELS[name].batches)
     ]
-    environment = record.environment()
+    if any(batch % options.devices for _, _, batch, _ in todo):
+        parser.error(f"{options.devices} devices cannot share such a batch evenly")
+    places = Places.over(options.devices)
+    environment = record.environment() | {"devices": str(options.devices)}
     console = Console(width=None if Console().is_terminal else 120, soft_wrap=True)
     rows = []
     progress = Progress(console=console, transient=True)
     with progress, contextlib.suppress(KeyboardInterrupt):
-        states = {name: State.of(MODELS[name]) for name in names}
-        ready = compiled(partial(prepare, states=states), todo, progress)
+        states = {
+            name: jax.device_put(State.of(MODELS[name]), places.state) for name in names
+        }
+        ready = compiled(partial(prepare, states=states, places=places), todo, progress)
         todo = list(zip(todo, ready, strict=True))
         for case, sides in progress.track(todo, description="timing"):
             rows.append(measure(case, sides, states[case[0]]))
-    stem = options.out or record.RESULTS / f"models-{record.slug(environment)}"
+    several = f"-{options.devices}-devices" if options.devices > 1 else ""
+    name = f"models{several}-{record.slug(environment)}"
+    stem = options.out or record.RESULTS / name
     path = record.save({"environment": environment, "rows": rows}, stem)
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
     console.print(table(rows))

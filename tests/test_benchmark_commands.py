@@ -48,14 +48,30 @@ def one_layer(monkeypatch):
     monkeypatch.setattr(models, "MODELS", {"one": model})
 
 
-def test_models_times_steps_with_our_layers_and_stock_ones(one_layer, tmp_path, capsys):
-    models.main(f"--model one --out {tmp_path / 'models'}".split())
+@pytest.mark.parametrize("devices", [1, 2])
+def test_models_times_steps_with_our_layers_and_stock_ones(
+    one_layer, tmp_path, capsys, devices
+):
+    options = f"--model one --devices {devices} --out {tmp_path / 'models'}"
+    models.main(options.split())
     result = json.loads((tmp_path / "models.json").read_text())
     assert [row["mode"] for row in result["rows"]] == ["train", "infer"]
+    assert result["environment"]["devices"] == str(devices)
     for row in result["rows"]:
         ours, stock = (row[side]["median_us"] for side in ("ours", "stock"))
         assert row["over_stock"] == pytest.approx(stock / ours, abs=1e-3)
     assert "whole steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"), [(3, "cannot share"), (99, "there are 8 devices")]
+)
+def test_models_refuses_devices_that_cannot_share_a_batch(
+    one_layer, capsys, devices, words
+):
+    with pytest.raises(SystemExit):
+        models.main(["--model", "one", "--devices", str(devices)])
+    assert words in capsys.readouterr().err
 
 
 def test_models_refuses_a_network_that_differs(one_layer, monkeypatch):
