@@ -136,11 +136,12 @@ def test_sums_in_chunks_need_no_workspace(hopper):
     """Where there is none, a block forms all chunks of a tile, with the same bits."""
     case = CASES["long sums, strided"]
     x, w, _ = arrays(case, normal, "float32")
+    parts = 6 * w.size  # bytes of the filter's, which are always there
     wanted = call(case, algorithm="implicit_gemm")
-    limited = functools.partial(wanted, workspace_limit=0)
+    limited = functools.partial(wanted, workspace_limit=parts)
     rows = [jc.explain(fun, x, w)[0] for fun in (wanted, limited)]
-    assert rows[0].workspace_bytes > 0
-    assert rows[1].workspace_bytes == 0
+    assert rows[0].workspace_bytes > parts
+    assert rows[1].workspace_bytes == parts
     np.testing.assert_array_equal(
         bits(jax.jit(wanted)(x, w)), bits(jax.jit(limited)(x, w))
     )
@@ -163,11 +164,11 @@ def test_channels_that_are_not_a_multiple_of_4_are_refused_by_name(hopper):
         jax.jit(fun)(x, w)
 
 
-# Winograd's tiles, and with chunks; direct sums.
+# Six products, and in chunks; direct sums.
 ODD = {
-    "Winograd": problem(3, (9, 8), 40, 36),
-    "Winograd, chunks": problem(3, (7, 7), 128, 136),
-    "direct": problem(3, (9, 8), 24, 28),
+    "six products": problem(3, (9, 8), 40, 64),
+    "six products, chunks": problem(3, (7, 7), 128, 136),
+    "direct": problem(3, (9, 8), 12, 28),
 }
 # Where what is no number stands: corners of images, of 2x2 tiles, one in the middle.
 PLACES = {
@@ -221,22 +222,58 @@ def test_numbers_near_the_largest_do_not_overflow_on_the_way(hopper, name):
         np.testing.assert_allclose(a / scale, b / scale, atol=1e-5)
 
 
+# Three parts of bf16 and six products of them, by the filter and the stride.
+PARTS = {
+    **{f"3x3, {c} channels": problem(2, (8, 8), c, 64) for c in (32, 128, 512)},
+    "1x1": problem(2, (8, 8), 512, 64, (1, 1), padding=((0, 0), (0, 0))),
+    "strided": problem(2, (16, 16), 128, 64, stride=(2, 2)),
+}
+
+
+def error(values, right):
+    return np.linalg.norm(oracle.float64(values) - right) / np.linalg.norm(right)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("channels", [32, 128, 512])
-def test_transforms_are_no_less_precise_than_the_sum(hopper, channels):
-    """Winograd's error against float64 is below that of adding term by term."""
-    case = problem(2, (8, 8), channels, 64)
+@pytest.mark.parametrize("name", PARTS)
+def test_six_products_are_more_precise_than_the_sum(hopper, name):
+    """The error against float64 is below that of adding term by term."""
+    case = PARTS[name]
     x, w, dy = arrays(case, normal, "float32")
-    assert "Winograd" in jc.explain(call(case), x, w)[0].reason
+    rows = jc.explain(all_three(case), x, w, dy)
+    assert all("six products" in row.reason for row in rows)
     got = run(case, x, w, dy, precision="highest", algorithm="implicit_gemm")
     right = exact(case, x, w, dy)
-
-    def error(values, right):
-        return np.linalg.norm(oracle.float64(values) - right) / np.linalg.norm(right)
-
-    assert error(got.y, right.y) < error(term_by_term(x, w), right.y)
+    if name.startswith("3x3"):
+        assert error(got.y, right.y) < error(term_by_term(x, w), right.y)
     for values, want in zip(got, right, strict=True):
-        assert error(values, want) < 8e-7
+        assert error(values, want) < 2.5e-7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_small_and_large_numbers_keep_their_precision(hopper, scale):
+    case = PARTS["3x3, 128 channels"]
+    x, w, dy = arrays(case, normal, "float32")
+    x, dy = x * np.float32(scale), dy * np.float32(scale)
+    got = run(case, x, w, np.sign(dy), precision="highest", algorithm="implicit_gemm")
+    right = exact(case, x, w, np.sign(dy))
+    for values, want in zip(got, right, strict=True):
+        assert error(values, want) < 2.5e-7
+
+
+@pytest.mark.gpu
+def test_a_filter_that_moves_an_image_keeps_every_bit(hopper):
+    """Three parts hold all of a number, which a product by one leaves as it is."""
+    x = arrays(PARTS["3x3, 128 channels"], normal, "float32")[0]
+    w = np.zeros((3, 3, 128, 128), np.float32)
+    w[2, 0] = np.eye(128)
+    conv = functools.partial(jc.conv, padding=1, precision="highest")
+    moved = np.pad(x, ((0, 0), (0, 1), (1, 0), (0, 0)))[:, 1:, :-1]
+    np.testing.assert_array_equal(jax.jit(conv)(x, w), moved)
+    dx = jax.jit(lambda dy: jax.vjp(lambda x: conv(x, w), x)[1](dy)[0])(x)
+    back = np.pad(x, ((0, 0), (1, 0), (0, 1), (0, 0)))[:, :-1, 1:]
+    np.testing.assert_array_equal(dx, back)
 
 
 def term_by_term(x, w):

@@ -6,9 +6,12 @@
 #include <vector>
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/paths.h"
 #include "cuda/simt/simt.h"
 
 namespace jax_convbatch::simt {
+
+constexpr hopper::Op SixOp(Op op) { return static_cast<hopper::Op>(op); }
 
 // Outputs that use the same taps, of most taps first.
 std::vector<hopper::PartAxes> PartsOf(Op op, const ConvGeometry& g);

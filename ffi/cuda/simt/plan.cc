@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/six.h"
 #include "cuda/simt/parts.h"
 #include "cuda/simt/simt.h"
 
@@ -194,6 +195,19 @@ std::vector<Plan> WinogradWgradPlans(const ConvGeometry& g,
   return {Sorted(candidates).front()};
 }
 
+std::vector<Plan> OfSix(Op op, const ConvGeometry& g, int multiprocessors) {
+  std::vector<Plan> plans;
+  for (const hopper::SixPlan& six :
+       hopper::SixPlans(SixOp(op), g, multiprocessors)) {
+    Plan plan{six.tile_m, six.tile_n,    six.split ? six.chunks : 1,
+              six.blocks, six.workspace, true};
+    plan.six = true;
+    plan.chunks = six.chunks;
+    plans.push_back(plan);
+  }
+  return plans;
+}
+
 // Small enough for the kernels' 32-bit numbers.
 bool Fits(const ConvGeometry& g) {
   constexpr double kLimit = 1 << 30;
@@ -281,6 +295,10 @@ int Chunks(Op op, const ConvGeometry& g,
 std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
                         bool hopper) {
   if (!hopper::IsPlain2d(g, hopper::Type::kTf32) || !Fits(g)) return {};
+  if (hopper) {
+    const std::vector<Plan> plans = OfSix(op, g, multiprocessors);
+    if (!plans.empty()) return plans;
+  }
   // Its tiles take more shared memory than some other GPUs have.
   const bool winograd = hopper && UsesWinograd(g);
   if (op == Op::kWgrad) {

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "cuda/direct/add_partials.cuh"
+#include "cuda/hopper/six.h"
 #include "cuda/launch.cuh"
 #include "cuda/simt/conv.cuh"
 #include "cuda/simt/parts.h"
@@ -154,11 +155,34 @@ cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
   return RunTile<LargeTile>(op, call, out, stage, stream);
 }
 
+// Whose sums of chunks, where blocks share them, follow the filter's parts.
+cudaError_t RunSix(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+  const ConvGeometry& g = call.g;
+  const Plan& plan = call.plan;
+  const hopper::SixCall six{g,
+                            {plan.tile_m, plan.tile_n, plan.chunks, plan.blocks,
+                             plan.splits > 1, plan.workspace},
+                            call.lhs,
+                            call.rhs,
+                            call.result,
+                            call.workspace};
+  const auto half = stage == Stage::kLaunch ? hopper::Stage::kLaunch
+                                            : hopper::Stage::kPrepare;
+  const cudaError_t error = hopper::RunSix(SixOp(op), six, half, stream);
+  if (error != cudaSuccess || plan.splits == 1) return error;
+  return RunAddChunks(plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
+                      static_cast<const float*>(call.workspace) +
+                          hopper::SixFilterBytes(SixOp(op), g) /
+                              int64_t{sizeof(float)},
+                      call.result, stage, stream);
+}
+
 }  // namespace
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
   const ConvGeometry& g = call.g;
   const int splits = call.plan.splits;
+  if (call.plan.six) return RunSix(op, call, stage, stream);
   // Where several blocks share a result, each writes its own.
   const bool filter = call.plan.winograd && op != Op::kWgrad;
   float* const partials =

@@ -38,6 +38,9 @@ struct Plan {
   bool preferred;
   // By winograd.cuh, tiles of 2x2 pixels.
   bool winograd = false;
+  // On tensor cores, by hopper/six.h, with so many chunks.
+  bool six = false;
+  int chunks = 1;
 };
 
 // Every plan that may be chosen on a GPU of so many multiprocessors, the one to

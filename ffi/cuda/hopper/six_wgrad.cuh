@@ -1,0 +1,308 @@
+// wgrad of f32 by six products of bf16 (six_parts.cuh), in the way of
+// wgrad_tf32_kernel.cuh: x is the left operand, and is cut into parts on its
+// way to registers; dy is cut into parts within its stage by a warpgroup of its
+// own.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_SIX_WGRAD_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_SIX_WGRAD_CUH_
+
+#include "cuda/hopper/six_parts.cuh"
+#include "cuda/hopper/wgrad_tiling.h"
+// after the tiling
+#include "cuda/hopper/wgrad_tf32_kernel.cuh"
+
+namespace jax_convbatch::hopper {
+
+// What the sums themselves take, where a result is not finite.
+struct SixWgradProblem : WgradProblem {
+  const float *x_data, *dy_data;
+  int images, height, width, pad_h, pad_w;
+};
+
+// Of kM filter rows by kN output channels.
+template <int kM_, int kN_, int kStages_>
+struct SixWgradConfig {
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = 1;
+  static constexpr int kMultipliers = 2;  // warpgroups
+  static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
+  static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
+  // What a block begins with: 128 x 512.
+  static constexpr int kCutterRegisters = 72;
+  static constexpr int kMultiplierRegisters = 200;
+  static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
+
+  static constexpr int kXBoxes = kM / kTf32Block;
+  static constexpr int kXBoxBytes = kTf32BoxBytes;
+  static constexpr int kXBytes = kXBoxes * kXBoxBytes;
+  static constexpr int kDyBytes = kN / kTf32Block * kTf32BoxBytes;
+  static constexpr int kPartBytes = kN / 64 * kSixBoxBytes;
+  static constexpr int kStageBytes = kXBytes + kDyBytes + 3 * kPartBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
+  static constexpr int kIssuers = 4;
+  static constexpr int kQuads = kRows * kN / 8;
+  static constexpr int kPieceFloats = kM * kN;
+};
+
+// Rows of dw, two channels of a tap, that a multiplying thread has in a quad of
+// accumulators, two columns of each.
+struct SixPlace {
+  int tap, c, k;
+};
+
+template <typename Config>
+__device__ __forceinline__ SixPlace PlaceOf(const WgradProblem& problem,
+                                            int tile, int quad, int thread) {
+  const FragmentLane<Config::kRows> lane(thread);
+  const int m_tile = tile / problem.n_tiles;
+  const int block = m_tile * Config::kXBoxes +
+                    thread / kWarpgroup *
+                        (Config::kXBoxes / Config::kMultipliers) +
+                    lane.box;
+  const int tap = block / problem.channel_blocks;
+  const int c = (block - tap * problem.channel_blocks) * kTf32Block +
+                lane.chunk * 4 + lane.half * 2 + quad / (Config::kN / 8) * 2;
+  const int k = tile % problem.n_tiles * Config::kN +
+                quad % (Config::kN / 8) * 8 + thread % 4 * 2;
+  return {tap, c, k};
+}
+
+// One sum itself; padding is zeros as elsewhere.
+static __device__ __noinline__ float DirectSum(const SixWgradProblem& p,
+                                               int tap, int c, int k) {
+  const int r = tap / p.filter_width, s = tap - r * p.filter_width;
+  float sum = 0.0f;
+  for (int n = 0; n < p.images; ++n) {
+    for (int y = 0; y < p.rows; ++y) {
+      for (int z = 0; z < p.cols; ++z) {
+        const int h = y * p.step_h - p.pad_h + r * p.dilation_h;
+        const int w = z * p.step_w - p.pad_w + s * p.dilation_w;
+        const bool inside = static_cast<unsigned>(h) < p.height &&
+                            static_cast<unsigned>(w) < p.width;
+        const float x =
+            inside
+                ? p.x_data[((int64_t{n} * p.height + h) * p.width + w) * p.C +
+                           c]
+                : 0.0f;
+        sum = fmaf(
+            x, p.dy_data[((int64_t{n} * p.rows + y) * p.cols + z) * p.K + k],
+            sum);
+      }
+    }
+  }
+  return sum;
+}
+
+template <typename Config>
+__device__ __forceinline__ void WriteSixQuad(const SixWgradProblem& problem,
+                                             int tile, int quad, int thread,
+                                             float4 v) {
+  const SixPlace at = PlaceOf<Config>(problem, tile, quad, thread);
+  if (at.tap >= problem.taps || at.k >= problem.K) return;
+  float* to = static_cast<float*>(problem.dw) +
+              (int64_t{at.tap} * problem.C + at.c) * problem.K + at.k;
+  float sums[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (at.c + i >= problem.C) return;
+    float2 pair = make_float2(sums[2 * i], sums[2 * i + 1]);
+    if (!(pair.x * 0.0f + pair.y * 0.0f == 0.0f)) {
+      pair.x = DirectSum(problem, at.tap, at.c + i, at.k);
+      pair.y = DirectSum(problem, at.tap, at.c + i, at.k + 1);
+    }
+    *reinterpret_cast<float2*>(to + i * int64_t{problem.K}) = pair;
+  }
+}
+
+// Cuts the dy of every stage, 32 pixels of 32 channels a box, into parts, 32
+// pixels of 64 channels a box. A thread takes 8 channels of a pixel at a time.
+template <typename Config>
+__device__ __forceinline__ void CutDy(const WgradProblem& problem,
+                                      uint32_t ring,
+                                      uint64_t (&loaded)[Config::kStages],
+                                      RingBarriers<Config::kStages>& barriers) {
+  constexpr int kBoxes = Config::kN / 64, kEach = 2 * kBoxes;
+  const int thread = threadIdx.x % kWarpgroup;
+  const int eight = thread % 8;
+  uint32_t read[2], write[2];  // of two pixels
+  bool turned = eight >= 4;    // lanes that load together find other banks
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int pixel = thread / 8 + 16 * i;
+    const uint32_t row = Config::kXBytes + pixel * 128;
+    read[i] = row + eight / 4 * kTf32BoxBytes +
+              ((eight % 4 * 2 + turned ^ pixel % 8) << 4);
+    write[i] = row + Config::kDyBytes + ((eight ^ pixel % 8) << 4);
+  }
+  RingPosition<Config::kStages> at;
+  const int64_t steps =
+      problem.Begin(blockIdx.x + 1) - problem.Begin(blockIdx.x);
+  for (int64_t step = 0; step < steps; ++step) {
+    const uint32_t stage = ring + at.stage * Config::kStageBytes;
+    BarrierWait(SharedAddress(&loaded[at.stage]), at.round);
+    float4 v[kEach][2];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const uint32_t from = stage + read[i % 2] + i / 2 * 2 * kTf32BoxBytes;
+      const float4 a = LoadShared4(from), b = LoadShared4(from ^ 16);
+      v[i][0] = turned ? b : a;
+      v[i][1] = turned ? a : b;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float4 &a = v[i][0], &b = v[i][1];
+      const PairParts parts[4] = {PartsOfPair(a.x, a.y), PartsOfPair(a.z, a.w),
+                                  PartsOfPair(b.x, b.y), PartsOfPair(b.z, b.w)};
+      const uint32_t to = stage + write[i % 2] + i / 2 * kSixBoxBytes;
+      auto store = [&](int part, auto of) {
+        StoreShared4(
+            to + part * Config::kPartBytes,
+            make_float4(__uint_as_float(of(parts[0])),
+                        __uint_as_float(of(parts[1])),
+                        __uint_as_float(of(parts[2])),
+                        __uint_as_float(of(parts[3]))));
+      };
+      store(0, [](const PairParts& p) { return p.high; });
+      store(1, [](const PairParts& p) { return p.middle; });
+      store(2, [](const PairParts& p) { return p.low; });
+    }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (thread % 32 == 0) {
+      BarrierArrive(SharedAddress(&barriers.full[at.stage]));
+    }
+    at.Advance();
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void ConsumeSixWgrad(
+    const SixWgradProblem& problem, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers) {
+  constexpr int kRows = Config::kRows;
+  const int thread = threadIdx.x - 2 * kWarpgroup;
+  const uint32_t x =
+      ring + thread / kWarpgroup * (Config::kXBytes / Config::kMultipliers);
+  const uint32_t dy = ring + Config::kXBytes + Config::kDyBytes;
+  const FragmentLoader<kRows> loader(2 * (threadIdx.x % 4), 1);
+  RingPosition<Config::kStages> at;
+  const int64_t end = problem.Begin(blockIdx.x + 1);
+  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
+    const WgradPiece piece = PieceAt(problem, i, end);
+    const int steps = piece.end - piece.begin;
+    i += steps;
+    float sum[kRows][Config::kN / 2];
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int j = 0; j < Config::kN / 2; ++j) sum[m][j] = 0.0f;
+    }
+    for (int step = 0; step < steps; ++step) {
+      BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+      const uint32_t stage = at.stage * Config::kStageBytes;
+      SixFragments<kRows> a;
+#pragma unroll
+      for (int k = 0; k < kSixSteps; ++k) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          // Rows of two pixels: of the first in [0] and [1].
+          uint32_t v[kRows][4];
+          loader.Load(x + stage, 2 * k + half, v);
+#pragma unroll
+          for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+              a.Set(k, m, 2 * half + row, __uint_as_float(v[m][row]),
+                    __uint_as_float(v[m][row + 2]));
+            }
+          }
+        }
+      }
+      MultiplySix<Config::kN>(sum, a, dy + stage, [&] {
+        if (threadIdx.x % 32 == 0) {
+          BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
+        }
+      });
+      at.Advance();
+    }
+    const bool whole = steps == problem.steps;
+    float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
+                       PieceSlot(problem, blockIdx.x, piece.tile) *
+                           (Config::kPieceFloats / 4) +
+                       thread;
+#pragma unroll
+    for (int quad = 0; quad < Config::kQuads; ++quad) {
+      const float* s = &sum[quad / (Config::kN / 8)][quad % (Config::kN / 8) * 4];
+      const float4 v = make_float4(s[0], s[1], s[2], s[3]);
+      if (whole) {
+        WriteSixQuad<Config>(problem, piece.tile, quad, thread, v);
+      } else {
+        piece_at[quad * Config::kMultiplierThreads] = v;
+      }
+    }
+  }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    SixWgradKernel(const __grid_constant__ SixWgradProblem problem) {
+  extern __shared__ uint8_t shared[];
+  // A stage is loaded once its copies are there, full once dy is cut.
+  __shared__ RingBarriers<Config::kStages> barriers;
+  __shared__ alignas(8) uint64_t loaded[Config::kStages];
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (threadIdx.x == 0) {
+    for (uint64_t& barrier : loaded) {
+      BarrierInit(SharedAddress(&barrier), Config::kIssuers);
+    }
+    barriers.Init(kWarpgroup / 32, Config::kMultiplierThreads / 32);
+  }
+  __syncthreads();
+  const int warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    GiveRegisters<kProducerRegisters>();
+    if (threadIdx.x % 32 == 0) {
+      IssueWgradTf32Copies<Config>(problem, threadIdx.x / 32, ring, loaded,
+                                   barriers);
+    }
+  } else if (warpgroup == 1) {
+    GiveRegisters<Config::kCutterRegisters>();
+    CutDy<Config>(problem, ring, loaded, barriers);
+  } else {
+    TakeRegisters<Config::kMultiplierRegisters>();
+    ConsumeSixWgrad<Config>(problem, ring, barriers);
+  }
+}
+
+// As AddPieces.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kMultiplierThreads)
+    AddPiecesSix(const __grid_constant__ SixWgradProblem problem) {
+  const int tile = blockIdx.x / Config::kQuads;
+  const int quad = blockIdx.x % Config::kQuads;
+  const int64_t line_begin = int64_t{tile} * problem.steps;
+  const int64_t line_end = line_begin + problem.steps;
+  auto holder = [&](int64_t step) {
+    const int64_t line = int64_t{problem.tiles} * problem.steps;
+    int block = static_cast<int>(step * problem.blocks / line);
+    while (problem.Begin(block + 1) <= step) ++block;
+    return block;
+  };
+  const int first = holder(line_begin);
+  const int last = holder(line_end - 1);
+  if (first == last) return;  // whole: in dw already
+  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
+                         quad * Config::kMultiplierThreads + threadIdx.x;
+  auto piece = [&](int64_t slot) {
+    return pieces[slot * (Config::kPieceFloats / 4)];
+  };
+  float4 sum = piece(2 * first + (problem.Begin(first) < line_begin));
+#pragma unroll 16
+  for (int block = first + 1; block <= last; ++block) {
+    const float4 v = piece(2 * block);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  WriteSixQuad<Config>(problem, tile, quad, threadIdx.x, sum);
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_SIX_WGRAD_CUH_
