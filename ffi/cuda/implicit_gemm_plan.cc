@@ -135,9 +135,8 @@ nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
     const std::string name = simt::PlanName(plan);
     nb::dict fields;
     fields["config"] = name.c_str();
-    fields["path"] = plan.six        ? "true f32 by six products, tiles"
-                     : plan.winograd ? "true f32 Winograd tiles"
-                                     : "true f32 tiles";
+    fields["path"] =
+        plan.six ? "true f32 by six products, tiles" : "true f32 tiles";
     fields["preferred"] = plan.preferred;
     fields["epilogue"] = false;
     fields["signs"] = false;

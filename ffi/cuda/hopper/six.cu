@@ -1,9 +1,8 @@
-#include "cuda/hopper/six.h"
-
 #include <algorithm>
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/six.h"
 #include "cuda/hopper/six_conv.cuh"
 #include "cuda/hopper/six_filter.cuh"
 #include "cuda/hopper/six_wgrad.cuh"

@@ -154,7 +154,8 @@ __device__ __forceinline__ void StoreSix(
       const int w =
           part.output_w + (pixel - row * part.cols) * part.output_step_w;
       float* const line =
-          out + ((int64_t{n} * p.out_height + h) * p.out_width + w) * p.channels;
+          out +
+          ((int64_t{n} * p.out_height + h) * p.out_width + w) * p.channels;
 #pragma unroll
       for (int j = 0; j < Config::kN / 8; ++j) {
         const int channel = tile.channel + 8 * j + 2 * t;

@@ -1,8 +1,8 @@
 // f32 by six products of bf16: a number is the sum of three of 8 bits each,
-// rounded to the nearest, and of the nine products of two numbers' parts those
-// are added that are more than 2^-26 of it. The multiplier cuts off what it
-// adds, so that its sums are of kSixDepth terms, the smallest products first,
-// and are added up by ordinary additions.
+// rounded to the nearest. Of the nine products of two numbers' parts the three
+// smallest, at most 2^-24 of it together, are left out. The multiplier cuts off
+// what it adds, so that its sums are of kSixDepth terms, the smallest products
+// first, and are added up by ordinary additions.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SIX_PARTS_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SIX_PARTS_CUH_
 

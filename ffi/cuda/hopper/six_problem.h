@@ -14,7 +14,7 @@ struct SixProblem : ConvProblem<kParts> {
   const float *in, *w;
   float* out;
   int taps;
-  int height, width, depth;      // of in
+  int height, width, depth;  // of in
   int out_height, out_width;
   // From an output channel, and from an input channel, to the next one in w.
   int64_t w_channel, w_depth;

@@ -53,10 +53,9 @@ __device__ __forceinline__ SixPlace PlaceOf(const WgradProblem& problem,
                                             int tile, int quad, int thread) {
   const FragmentLane<Config::kRows> lane(thread);
   const int m_tile = tile / problem.n_tiles;
-  const int block = m_tile * Config::kXBoxes +
-                    thread / kWarpgroup *
-                        (Config::kXBoxes / Config::kMultipliers) +
-                    lane.box;
+  const int block =
+      m_tile * Config::kXBoxes +
+      thread / kWarpgroup * (Config::kXBoxes / Config::kMultipliers) + lane.box;
   const int tap = block / problem.channel_blocks;
   const int c = (block - tap * problem.channel_blocks) * kTf32Block +
                 lane.chunk * 4 + lane.half * 2 + quad / (Config::kN / 8) * 2;
@@ -153,12 +152,11 @@ __device__ __forceinline__ void CutDy(const WgradProblem& problem,
                                   PartsOfPair(b.x, b.y), PartsOfPair(b.z, b.w)};
       const uint32_t to = stage + write[i % 2] + i / 2 * kSixBoxBytes;
       auto store = [&](int part, auto of) {
-        StoreShared4(
-            to + part * Config::kPartBytes,
-            make_float4(__uint_as_float(of(parts[0])),
-                        __uint_as_float(of(parts[1])),
-                        __uint_as_float(of(parts[2])),
-                        __uint_as_float(of(parts[3]))));
+        StoreShared4(to + part * Config::kPartBytes,
+                     make_float4(__uint_as_float(of(parts[0])),
+                                 __uint_as_float(of(parts[1])),
+                                 __uint_as_float(of(parts[2])),
+                                 __uint_as_float(of(parts[3]))));
       };
       store(0, [](const PairParts& p) { return p.high; });
       store(1, [](const PairParts& p) { return p.middle; });
@@ -230,7 +228,8 @@ __device__ __forceinline__ void ConsumeSixWgrad(
                        thread;
 #pragma unroll
     for (int quad = 0; quad < Config::kQuads; ++quad) {
-      const float* s = &sum[quad / (Config::kN / 8)][quad % (Config::kN / 8) * 4];
+      const float* s =
+          &sum[quad / (Config::kN / 8)][quad % (Config::kN / 8) * 4];
       const float4 v = make_float4(s[0], s[1], s[2], s[3]);
       if (whole) {
         WriteSixQuad<Config>(problem, piece.tile, quad, thread, v);

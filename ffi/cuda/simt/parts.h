@@ -24,13 +24,6 @@ int Steps(const hopper::PartAxes& part, int64_t in_channels);
 int Chunks(Op op, const ConvGeometry& g,
            const std::vector<hopper::PartAxes>& parts);
 
-// Whether a geometry runs by winograd.cuh and winograd_wgrad.cuh on Hopper,
-// whatever N; of fprop and dgrad, in how many chunks, and the bytes of
-// workspace that the transformed filter takes.
-bool UsesWinograd(const ConvGeometry& g);
-int WinogradChunks(Op op, const ConvGeometry& g);
-int64_t TransformedBytes(const ConvGeometry& g);
-
 }  // namespace jax_convbatch::simt
 
 #endif  // JAX_CONVBATCH_CUDA_SIMT_PARTS_H_

@@ -120,27 +120,6 @@ std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
   return Sorted(candidates);
 }
 
-std::vector<Plan> WinogradPlans(Op op, const ConvGeometry& g,
-                                int multiprocessors) {
-  const bool fprop = op == Op::kFprop;
-  const int64_t height = fprop ? g.P : g.H, width = fprop ? g.Q : g.W;
-  const int64_t tiles = g.N * CeilDiv(height, 2) * CeilDiv(width, 2);
-  const int64_t blocks = CeilDiv(tiles, 64) * CeilDiv(fprop ? g.K : g.C, 32);
-  const int64_t size = fprop ? g.y_size() : g.x_size();
-  std::vector<Plan> plans;
-  for (const int splits : Splits(WinogradChunks(op, g))) {
-    const int64_t bytes = splits > 1 ? Aligned(size * splits * 4) : 0;
-    if (bytes > kMostPartialBytes) break;
-    plans.push_back({64, 32, splits, static_cast<int>(blocks * splits),
-                     TransformedBytes(g) + bytes, true, true});
-  }
-  // Large batches have enough blocks without.
-  if (plans.size() == 2 && blocks < 2 * multiprocessors) {
-    std::swap(plans[0], plans[1]);
-  }
-  return plans;
-}
-
 // dw's bits depend on the plan, so there is one.
 std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
   const int64_t rows = g.taps() * g.C;
@@ -165,32 +144,6 @@ std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
                                    multiprocessors, static_cast<double>(bytes)),
                             plan});
     }
-  }
-  return {Sorted(candidates).front()};
-}
-
-// The same where UsesWinograd: blocks of 64 x 32 channels.
-std::vector<Plan> WinogradWgradPlans(const ConvGeometry& g,
-                                     int multiprocessors) {
-  // Products of a stage, and a block's start and end.
-  constexpr double kStage = 3300, kBlock = 9000;
-  const int64_t tiles = g.N * CeilDiv(g.P, 2) * CeilDiv(g.Q, 2);
-  const int64_t steps = CeilDiv(tiles, 8);
-  const int64_t blocks = CeilDiv(g.C, 64) * CeilDiv(g.K, 32);
-  std::vector<Candidate> candidates;
-  for (int64_t splits = 1; splits <= std::clamp<int64_t>(steps / 4, 1, 128);
-       ++splits) {
-    const int64_t bytes = splits > 1 ? Aligned(g.w_size() * splits * 4) : 0;
-    if (bytes > kMostPartialBytes) break;
-    const double waves =
-        static_cast<double>(CeilDiv(blocks * splits, multiprocessors));
-    const double adding =
-        2.0 * static_cast<double>(bytes) / kBytesPerCycle / multiprocessors;
-    const double each = static_cast<double>(CeilDiv(steps, splits)) * kStage;
-    candidates.push_back(
-        {waves * (each + kBlock) + adding + (splits > 1 ? kLaunchCycles : 0),
-         {64, 32, static_cast<int>(splits), static_cast<int>(blocks * splits),
-          bytes, true, true}});
   }
   return {Sorted(candidates).front()};
 }
@@ -252,29 +205,6 @@ int Steps(const hopper::PartAxes& part, int64_t in_channels) {
                           CeilDiv(in_channels, kDepth));
 }
 
-int64_t TransformedBytes(const ConvGeometry& g) {
-  return Aligned(16 * g.C * g.K * 4);
-}
-
-bool UsesWinograd(const ConvGeometry& g) {
-  // Of few outputs, tiles of 2x2 hang over too far.
-  auto fits = [](int64_t height, int64_t width) {
-    return Waste(height, 2) * Waste(width, 2) <= 1.5;
-  };
-  return g.R == 3 && g.S == 3 && g.stride.all(1) && g.filter_dilation.all(1) &&
-         g.C >= 32 && g.K >= 32 && fits(g.H, g.W) && fits(g.P, g.Q);
-}
-
-int WinogradChunks(Op op, const ConvGeometry& g) {
-  const bool fprop = op == Op::kFprop;
-  const int64_t height = fprop ? g.P : g.H, width = fprop ? g.Q : g.W;
-  const int64_t tiles = 8 * CeilDiv(height, 2) * CeilDiv(width, 2);
-  const int64_t blocks = CeilDiv(tiles, 64) * CeilDiv(fprop ? g.K : g.C, 32);
-  const int64_t depth = CeilDiv(fprop ? g.C : g.K, 8);
-  return static_cast<int>(std::clamp<int64_t>(
-      std::min((132 + blocks / 2) / blocks, depth / 8), 1, 8));
-}
-
 int Chunks(Op op, const ConvGeometry& g,
            const std::vector<hopper::PartAxes>& parts) {
   // Blocks that a batch of eight should give, and steps that pay for one.
@@ -299,13 +229,7 @@ std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
     const std::vector<Plan> plans = OfSix(op, g, multiprocessors);
     if (!plans.empty()) return plans;
   }
-  // Its tiles take more shared memory than some other GPUs have.
-  const bool winograd = hopper && UsesWinograd(g);
-  if (op == Op::kWgrad) {
-    return winograd ? WinogradWgradPlans(g, multiprocessors)
-                    : WgradPlans(g, multiprocessors);
-  }
-  if (winograd) return WinogradPlans(op, g, multiprocessors);
+  if (op == Op::kWgrad) return WgradPlans(g, multiprocessors);
   if (PartsOf(op, g).empty()) return {};
   return ConvPlans(op, g, multiprocessors);
 }

@@ -145,7 +145,6 @@ cudaError_t RunTile(Op op, const Call& call, float* out, Stage stage,
 
 cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
                      cudaStream_t stream) {
-  if (call.plan.winograd) return RunWinograd(op, call, out, stage, stream);
   if (call.plan.tile_m == SmallTile::kM) {
     return RunTile<SmallTile>(op, call, out, stage, stream);
   }
@@ -170,11 +169,11 @@ cudaError_t RunSix(Op op, const Call& call, Stage stage, cudaStream_t stream) {
                                             : hopper::Stage::kPrepare;
   const cudaError_t error = hopper::RunSix(SixOp(op), six, half, stream);
   if (error != cudaSuccess || plan.splits == 1) return error;
-  return RunAddChunks(plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
-                      static_cast<const float*>(call.workspace) +
-                          hopper::SixFilterBytes(SixOp(op), g) /
-                              int64_t{sizeof(float)},
-                      call.result, stage, stream);
+  return RunAddChunks(
+      plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
+      static_cast<const float*>(call.workspace) +
+          hopper::SixFilterBytes(SixOp(op), g) / int64_t{sizeof(float)},
+      call.result, stage, stream);
 }
 
 }  // namespace
@@ -184,10 +183,7 @@ cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
   const int splits = call.plan.splits;
   if (call.plan.six) return RunSix(op, call, stage, stream);
   // Where several blocks share a result, each writes its own.
-  const bool filter = call.plan.winograd && op != Op::kWgrad;
-  float* const partials =
-      static_cast<float*>(call.workspace) +
-      (filter ? TransformedBytes(g) / int64_t{sizeof(float)} : 0);
+  float* const partials = static_cast<float*>(call.workspace);
   float* const out = splits > 1 ? partials : static_cast<float*>(call.result);
   const cudaError_t error = RunTiles(op, call, out, stage, stream);
   if (error != cudaSuccess || splits == 1) return error;

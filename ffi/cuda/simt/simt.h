@@ -36,8 +36,6 @@ struct Plan {
   int64_t workspace;
   // Whether it is at least as fast as columns in memory.
   bool preferred;
-  // By winograd.cuh, tiles of 2x2 pixels.
-  bool winograd = false;
   // On tensor cores, by hopper/six.h, with so many chunks.
   bool six = false;
   int chunks = 1;
@@ -67,11 +65,6 @@ struct Call {
 };
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream);
-
-// The kernels of plans with `winograd`: to `out`, which is the result, or where
-// the sums of several blocks are to stand that are added up later.
-cudaError_t RunWinograd(Op op, const Call& call, float* out, Stage stage,
-                        cudaStream_t stream);
 
 }  // namespace jax_convbatch::simt
 
