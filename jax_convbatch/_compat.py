@@ -15,6 +15,9 @@ from jax._src.lax.convolution import (
     _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
 )
 from jax._src.lax.convolution import (
+    conv_general_dilated as lax_conv,
+)
+from jax._src.lax.convolution import (
     conv_general_dilated_p as lax_conv_p,
 )
 from jax._src.lax.lax import canonicalize_precision
@@ -47,6 +50,7 @@ __all__ = [
     "is_constant_shape",
     "is_linear_input",
     "is_zero",
+    "lax_conv",
     "lax_conv_p",
     "lax_conv_sharding_rule",
     "lower_fun",

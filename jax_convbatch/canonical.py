@@ -149,7 +149,7 @@ def _hashable(value):
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, **kwargs):
-    call = functools.partial(jax.lax.conv_general_dilated, **kwargs)
+    call = functools.partial(_compat.lax_conv, **kwargs)
     jaxpr = jax.make_jaxpr(call)(
         jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),
         jax.ShapeDtypeStruct(rhs_shape, rhs_dtype),

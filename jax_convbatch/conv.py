@@ -58,7 +58,8 @@ def conv_general_dilated(
       TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
     """
     stock = functools.partial(
-        jax.lax.conv_general_dilated,
+        # Not by its public name, which users may have given to this function.
+        _compat.lax_conv,
         lhs,
         rhs,
         window_strides,

@@ -326,7 +326,7 @@ def xla_call(name: str, a, b, params: ConvParams, out_dtype):
 
     def conv(x, w):
         wide = None if out_dtype == a.dtype else out_dtype
-        return jax.lax.conv_general_dilated(x, w, **kwargs, preferred_element_type=wide)
+        return _compat.lax_conv(x, w, **kwargs, preferred_element_type=wide)
 
     if name == "fprop":
         return conv(a, b)

@@ -169,3 +169,22 @@ def test_batch_groups_are_jax_laxs(engine, problem):
     )
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_it_takes_the_place_of_jax_laxs(monkeypatch):
+    """Libraries that call `jax.lax` by name are given ours there."""
+    x, w = normal(0, (2, 5, 5, 3), "float32"), normal(1, (3, 3, 3, 4), "float32")
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def loss(w, x):
+        conv = jax.lax.conv_general_dilated
+        return (conv(x, w, (1, 1), "SAME", dimension_numbers=numbers) ** 2).sum()
+
+    want = jax.grad(loss)(w, x)
+    whole_numbers = x.astype("int8"), w.astype("int8"), (1, 1), "SAME"
+    in_stock = jax.lax.conv_general_dilated(*whole_numbers, dimension_numbers=numbers)
+    monkeypatch.setattr(jax.lax, "conv_general_dilated", jc.conv_general_dilated)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(w, x), want, rtol=1e-4)
+    assert jc.explain(loss, w, x)[0].engine != "xla"
+    got = jax.lax.conv_general_dilated(*whole_numbers, dimension_numbers=numbers)
+    np.testing.assert_array_equal(got, in_stock)
