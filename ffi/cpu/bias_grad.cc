@@ -12,6 +12,7 @@
 #include "act_loops.h"
 #include "ffi_checks.h"
 #include "half.h"
+#include "huge_pages.h"
 
 namespace jax_convbatch {
 namespace {
@@ -180,6 +181,7 @@ ffi::Error ActBgradImpl(ffi::AnyBuffer saved, ffi::AnyBuffer dy,
     if (!third.has_value()) return third.error();
     db = **third;
   }
+  AskForHugePages({*dz});
   return Dispatch({B, rows, K, chunk_rows},
                   {*activation, saved, dy, *dz, db, *workspace});
 }

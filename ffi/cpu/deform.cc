@@ -156,6 +156,7 @@ ffi::Error Run(const char* op, const ConvGeometry& g, const DeformOptions& o,
     arrays.at = {Data<int32_t>(cells), Data<A>(corners), o.offset_groups};
     fill(arrays);
     const Stopwatch watch(&handlers_time);
+    AskForHugePages({workspace});
     Workspace rest(workspace);
     const int64_t slice = std::min(o.slice, g.N);
     const Pieces<T> pieces(g, slice, arrays.x, arrays.dx, rest);
@@ -172,6 +173,7 @@ ffi::Error FpropImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
                      int64_t slice, int64_t precision, int64_t offset_groups) {
   const DeformOptions options{slice, precision, offset_groups};
   JCB_RETURN_IF_ERROR(CheckDeformFprop(g, options, x, cells, corners, w, *y));
+  AskForHugePages({*y});
   return Run(
       "fprop", g, options, x.element_type(), cells, corners, *workspace,
       [&](auto& arrays) {
@@ -193,6 +195,7 @@ ffi::Error DgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer cells,
   const DeformOptions options{slice, precision, offset_groups};
   JCB_RETURN_IF_ERROR(
       CheckDeformDgrad(g, options, x, cells, corners, w, dy, *dx, *dcorners));
+  AskForHugePages({*dx, *dcorners});
   return Run(
       "dgrad", g, options, dy.element_type(), cells, corners, *workspace,
       [&](auto& arrays) {

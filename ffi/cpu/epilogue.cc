@@ -8,6 +8,7 @@
 #include "epilogue_call.h"
 #include "ffi_checks.h"
 #include "half.h"
+#include "huge_pages.h"
 
 namespace jax_convbatch {
 namespace {
@@ -63,6 +64,9 @@ ffi::Error EpilogueImpl(ffi::AnyBuffer c, ffi::RemainingArgs operands,
   JCB_RETURN_IF_ERROR(
       DecodeEpilogue(attributes, shape, c, operands, results, &call));
   if (shape.size() == 0) return ffi::Error::Success();
+  for (size_t i = 0; i < results.size(); ++i) {
+    AskForHugePages({**results.get<ffi::AnyBuffer>(i)});
+  }
   switch (c.element_type()) {
     case ffi::F64:
       Epilogue<double>(shape, call);

@@ -6,6 +6,7 @@
 
 #include "ffi_checks.h"
 #include "half.h"
+#include "huge_pages.h"
 #include "stopwatch.h"
 
 namespace jax_convbatch {
@@ -69,6 +70,7 @@ ffi::Error RunOrZero(bool empty_sum, ffi::AnyBuffer result, Run run) {
     return ffi::Error::Success();
   }
   const Stopwatch watch(&handlers_time);
+  AskForHugePages({result});
   return run();
 }
 

@@ -130,6 +130,7 @@ ffi::Error RunChecked(const char* op, const ConvGeometry& g, int64_t slice,
     return ffi::Error::InvalidArgument("jax_convbatch: slice must be positive");
   }
   return RunOrZero(empty_sum, result, [&] {
+    AskForHugePages({workspace});
     Workspace rest(workspace);
     const Pieces<T> pieces(g, std::min(slice, g.N), rest);
     JCB_RETURN_IF_ERROR(rest.Check(op, g));

@@ -136,6 +136,8 @@ ffi::Error FpropActImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
     using T = decltype(zero);
     const LayerEpilogue<T> epilogue(call, g.K);
     const Stopwatch watch(&handlers_time);
+    AskForHugePages({*y});
+    if (call.z) AskForHugePages(call.z, y->size_bytes());
     Forward forward{g,
                     false,
                     x.untyped_data(),
@@ -210,6 +212,7 @@ ffi::Error WgradImpl(ffi::AnyBuffer x, ffi::AnyBuffer dy,
       JCB_RETURN_IF_ERROR(rest.Check("wgrad", g));
     }
     return RunOrZero(empty_sum, *dw, [&] {
+      AskForHugePages({*workspace});
       Wgrad{g,
             x.untyped_data(),
             dy.untyped_data(),
