@@ -26,7 +26,7 @@ struct SixWgradConfig {
   static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
   static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
   // What a block begins with: 128 x 512.
-  static constexpr int kCutterRegisters = 72;
+  static constexpr int kDyRegisters = 72;
   static constexpr int kMultiplierRegisters = 200;
   static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
 
@@ -243,32 +243,14 @@ __device__ __forceinline__ void ConsumeSixWgrad(
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     SixWgradKernel(const __grid_constant__ SixWgradProblem problem) {
-  extern __shared__ uint8_t shared[];
-  // A stage is loaded once its copies are there, full once dy is cut.
-  __shared__ RingBarriers<Config::kStages> barriers;
-  __shared__ alignas(8) uint64_t loaded[Config::kStages];
-  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
-  if (threadIdx.x == 0) {
-    for (uint64_t& barrier : loaded) {
-      BarrierInit(SharedAddress(&barrier), Config::kIssuers);
-    }
-    barriers.Init(kWarpgroup / 32, Config::kMultiplierThreads / 32);
-  }
-  __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup;
-  if (warpgroup == 0) {
-    GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x % 32 == 0) {
-      IssueWgradTf32Copies<Config>(problem, threadIdx.x / 32, ring, loaded,
-                                   barriers);
-    }
-  } else if (warpgroup == 1) {
-    GiveRegisters<Config::kCutterRegisters>();
-    CutDy<Config>(problem, ring, loaded, barriers);
-  } else {
-    TakeRegisters<Config::kMultiplierRegisters>();
-    ConsumeSixWgrad<Config>(problem, ring, barriers);
-  }
+  RunWgradTf32<Config>(
+      problem,
+      [&](uint32_t ring, auto& loaded, auto& barriers) {
+        CutDy<Config>(problem, ring, loaded, barriers);
+      },
+      [&](uint32_t ring, auto& barriers) {
+        ConsumeSixWgrad<Config>(problem, ring, barriers);
+      });
 }
 
 // As AddPieces.
@@ -277,29 +259,10 @@ __global__ void __launch_bounds__(Config::kMultiplierThreads)
     AddPiecesSix(const __grid_constant__ SixWgradProblem problem) {
   const int tile = blockIdx.x / Config::kQuads;
   const int quad = blockIdx.x % Config::kQuads;
-  const int64_t line_begin = int64_t{tile} * problem.steps;
-  const int64_t line_end = line_begin + problem.steps;
-  auto holder = [&](int64_t step) {
-    const int64_t line = int64_t{problem.tiles} * problem.steps;
-    int block = static_cast<int>(step * problem.blocks / line);
-    while (problem.Begin(block + 1) <= step) ++block;
-    return block;
-  };
-  const int first = holder(line_begin);
-  const int last = holder(line_end - 1);
-  if (first == last) return;  // whole: in dw already
-  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
-                         quad * Config::kMultiplierThreads + threadIdx.x;
-  auto piece = [&](int64_t slot) {
-    return pieces[slot * (Config::kPieceFloats / 4)];
-  };
-  float4 sum = piece(2 * first + (problem.Begin(first) < line_begin));
-#pragma unroll 16
-  for (int block = first + 1; block <= last; ++block) {
-    const float4 v = piece(2 * block);
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  float4 sum;
+  if (SumPieces<Config>(problem, tile, quad, &sum)) {
+    WriteSixQuad<Config>(problem, tile, quad, threadIdx.x, sum);
   }
-  WriteSixQuad<Config>(problem, tile, quad, threadIdx.x, sum);
 }
 
 }  // namespace jax_convbatch::hopper

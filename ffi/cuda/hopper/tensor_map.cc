@@ -37,7 +37,7 @@ CUtensorMapDataType MapType(Type type, Copy copy) {
 bool Encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes,
             const void* data, size_t rank, const int64_t* sizes,
             const int64_t* strides, const int* box,
-            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+            CUtensorMapSwizzle swizzle) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeTiled)>(
       "cuTensorMapEncodeTiled");
   if (encode == nullptr) return false;
@@ -58,13 +58,18 @@ bool Encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Of a dense tensor.
-void DenseStrides(std::initializer_list<int64_t> sizes, int64_t* strides) {
+// The same of a dense tensor.
+bool EncodeDense(CUtensorMap* map, Type type, Copy copy, const void* data,
+                 std::initializer_list<int64_t> sizes,
+                 std::initializer_list<int> box, CUtensorMapSwizzle swizzle) {
+  int64_t strides[kMaxRank];
   int64_t elements = 1;
   for (size_t i = 0; i < sizes.size(); ++i) {
     elements *= sizes.begin()[i];
     strides[i] = elements;
   }
+  return Encode(map, MapType(type, copy), ElementBytes(type), data,
+                sizes.size(), sizes.begin(), strides, box.begin(), swizzle);
 }
 
 bool InCornerRange(int64_t corner) { return -128 <= corner && corner <= 127; }
@@ -112,30 +117,22 @@ bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box, Copy copy) {
-  int64_t dense[kMaxRank];
-  DenseStrides(sizes, dense);
-  return Encode(map, MapType(type, copy), ElementBytes(type), data,
-                sizes.size(), sizes.begin(), dense, box.begin());
+  return EncodeDense(map, type, copy, data, sizes, box,
+                     CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 bool EncodeBoxes(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box) {
-  int64_t dense[kMaxRank];
-  DenseStrides(sizes, dense);
-  return Encode(map, MapType(type, Copy::kLoad), ElementBytes(type), data,
-                sizes.size(), sizes.begin(), dense, box.begin(),
-                CU_TENSOR_MAP_SWIZZLE_NONE);
+  return EncodeDense(map, type, Copy::kLoad, data, sizes, box,
+                     CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 bool EncodeHalfLines(CUtensorMap* map, Type type, const void* data,
                      std::initializer_list<int64_t> sizes,
                      std::initializer_list<int> box, Copy copy) {
-  int64_t dense[kMaxRank];
-  DenseStrides(sizes, dense);
-  return Encode(map, MapType(type, copy), ElementBytes(type), data,
-                sizes.size(), sizes.begin(), dense, box.begin(),
-                CU_TENSOR_MAP_SWIZZLE_64B);
+  return EncodeDense(map, type, copy, data, sizes, box,
+                     CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
@@ -143,7 +140,8 @@ bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
                    std::initializer_list<int64_t> strides,
                    std::initializer_list<int> box, Copy copy) {
   return Encode(map, MapType(type, copy), ElementBytes(type), data,
-                sizes.size(), sizes.begin(), strides.begin(), box.begin());
+                sizes.size(), sizes.begin(), strides.begin(), box.begin(),
+                CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -19,7 +19,6 @@
 
 namespace jax_convbatch::hopper {
 
-inline constexpr int kTransposerRegisters = 56;
 inline constexpr int kTransposeBarrier = 1;
 
 // Of kM filter rows. kTaps: 1, and the rows are boxes of 32 channels, each with
@@ -32,8 +31,9 @@ struct WgradTf32Config {
   static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
   static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
   static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
-  // With 40 and 56 of the others: what a block begins with, 128 x 512 or
-  // 96 x 640.
+  // With 40 of those that load: what a block begins with, 128 x 512 or 96 x
+  // 640.
+  static constexpr int kDyRegisters = 56;
   static constexpr int kMultiplierRegisters = kTaps == 1 ? 208 : 128;
   static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
 
@@ -275,11 +275,14 @@ __device__ __forceinline__ void ConsumeWgradTf32(
   }
 }
 
-template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    WgradTf32Kernel(const __grid_constant__ WgradProblem problem) {
+// One warpgroup loads, one has `change_dy(ring, loaded, barriers)` make of a
+// stage's dy what the others multiply, in `consume(ring, barriers)`.
+template <typename Config, typename ChangeDy, typename Consume>
+__device__ __forceinline__ void RunWgradTf32(const WgradProblem& problem,
+                                             ChangeDy change_dy,
+                                             Consume consume) {
   extern __shared__ uint8_t shared[];
-  // A stage is loaded once its copies are there, full once dy is transposed.
+  // A stage is loaded once its copies are there, full once dy is changed.
   __shared__ RingBarriers<Config::kStages> barriers;
   __shared__ alignas(8) uint64_t loaded[Config::kStages];
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
@@ -298,20 +301,32 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                    barriers);
     }
   } else if (warpgroup == 1) {
-    GiveRegisters<kTransposerRegisters>();
-    TransposeDy<Config>(problem, ring, loaded, barriers);
+    GiveRegisters<Config::kDyRegisters>();
+    change_dy(ring, loaded, barriers);
   } else {
     TakeRegisters<Config::kMultiplierRegisters>();
-    ConsumeWgradTf32<Config>(problem, ring, barriers);
+    consume(ring, barriers);
   }
 }
 
-// As AddPieces.
 template <typename Config>
-__global__ void __launch_bounds__(Config::kMultiplierThreads)
-    AddPiecesTf32(const __grid_constant__ WgradProblem problem) {
-  const int tile = blockIdx.x / Config::kQuads;
-  const int quad = blockIdx.x % Config::kQuads;
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    WgradTf32Kernel(const __grid_constant__ WgradProblem problem) {
+  RunWgradTf32<Config>(
+      problem,
+      [&](uint32_t ring, auto& loaded, auto& barriers) {
+        TransposeDy<Config>(problem, ring, loaded, barriers);
+      },
+      [&](uint32_t ring, auto& barriers) {
+        ConsumeWgradTf32<Config>(problem, ring, barriers);
+      });
+}
+
+// The sum of a quad's pieces, in order. False where the tile was in one piece,
+// which is in dw already.
+template <typename Config>
+__device__ __forceinline__ bool SumPieces(const WgradProblem& problem, int tile,
+                                          int quad, float4* sum) {
   const int64_t line_begin = int64_t{tile} * problem.steps;
   const int64_t line_end = line_begin + problem.steps;
   auto holder = [&](int64_t step) {
@@ -322,19 +337,31 @@ __global__ void __launch_bounds__(Config::kMultiplierThreads)
   };
   const int first = holder(line_begin);
   const int last = holder(line_end - 1);
-  if (first == last) return;  // whole: in dw already
+  if (first == last) return false;
   const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
                          quad * Config::kMultiplierThreads + threadIdx.x;
   auto piece = [&](int64_t slot) {
     return pieces[slot * (Config::kPieceFloats / 4)];
   };
-  float4 sum = piece(2 * first + (problem.Begin(first) < line_begin));
+  *sum = piece(2 * first + (problem.Begin(first) < line_begin));
 #pragma unroll 16
   for (int block = first + 1; block <= last; ++block) {
     const float4 v = piece(2 * block);
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
   }
-  WriteQuadTf32<Config>(problem, tile, quad, threadIdx.x, sum);
+  return true;
+}
+
+// As AddPieces.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kMultiplierThreads)
+    AddPiecesTf32(const __grid_constant__ WgradProblem problem) {
+  const int tile = blockIdx.x / Config::kQuads;
+  const int quad = blockIdx.x % Config::kQuads;
+  float4 sum;
+  if (SumPieces<Config>(problem, tile, quad, &sum)) {
+    WriteQuadTf32<Config>(problem, tile, quad, threadIdx.x, sum);
+  }
 }
 
 }  // namespace jax_convbatch::hopper
