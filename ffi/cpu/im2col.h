@@ -6,6 +6,7 @@
 
 #include "conv_geometry.h"
 #include "half.h"
+#include "meetings.h"
 
 namespace jax_convbatch {
 
@@ -14,6 +15,27 @@ namespace jax_convbatch {
 inline int64_t ColumnsPerSample(const ConvGeometry& g) {
   return g.output_pixels() * g.taps() * g.C;
 }
+
+// Unrolls any outputs of a sample.
+template <typename T>
+class Unroller {
+ public:
+  explicit Unroller(const ConvGeometry& g);
+
+  // columns = those of `count` outputs from the first-th on: for each group a
+  // matrix [count, T R S C/groups], `group_stride` elements apart.
+  void operator()(const T* sample, int64_t first, int64_t count,
+                  Compute<T>* columns, int64_t group_stride) const;
+
+ private:
+  // The S taps of one (t, r) for one output, of which `row` is the row of x;
+  // null where it lies outside.
+  void UnrollTaps(const T* row, Taps w_at, Compute<T>* to,
+                  int64_t group_stride) const;
+
+  const ConvGeometry g_;
+  const Meetings d_, h_, w_;
+};
 
 // columns = the columns of `samples` samples of x, zero where a tap reads
 // padding or a hole of a dilated input.

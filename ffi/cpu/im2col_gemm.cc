@@ -54,6 +54,45 @@ Columns<const Compute<T>> UnrollSlice(const ConvGeometry& g, int64_t samples,
   return Result::Unrolled(g, buffer);
 }
 
+// y = columns w, each piece of the columns unrolled just before it is
+// multiplied, by the same thread, over the one before: so they stay in the
+// thread's cache. False where there are too few pieces to share out. The
+// products are those of FpropProducts.
+template <typename T>
+bool UnrollAndMultiply(const ConvGeometry& g, int64_t samples, const T* x,
+                       const Compute<T>* w, Compute<T>* y, Compute<T>* buffer) {
+  using A = Compute<T>;
+  const int64_t column = g.column_size(), pixels = g.output_pixels();
+  const ResultCut cut(pixels, g.group_K(), column);
+  const int64_t pieces = samples * cut.rows.count;
+  // Ranges of pieces: four for each thread, to end at about the same time.
+  const int64_t range = pieces / (4 * ThreadCount());
+  if (range == 0 || !OneThreadBlas::Possible()) return false;
+  const Unroller<T> unroll(g);
+  const OneThreadBlas one_thread;
+  ParallelFor(pieces, range, [&](int64_t begin, int64_t end) {
+    A* columns = nullptr;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t n = i / cut.rows.count, piece = i % cut.rows.count;
+      const int64_t first = cut.rows.begin(piece);
+      const int64_t rows = cut.rows.width(piece);
+      if (i == begin) columns = buffer + (n * pixels + first) * g.taps() * g.C;
+      unroll(x + n * g.input_pixels() * g.C, first, rows, columns,
+             rows * column);
+      const Stopwatch watch(&products_time, ThreadCount());
+      for (int64_t group = 0; group < g.groups; ++group) {
+        for (int64_t k = 0; k < cut.columns.count; ++k) {
+          const int64_t channel = group * g.group_K() + cut.columns.begin(k);
+          Gemm<A>(false, false, rows, cut.columns.width(k), column,
+                  columns + group * rows * column, column, w + channel, g.K, 0,
+                  y + (n * pixels + first) * g.K + channel, g.K);
+        }
+      }
+    }
+  });
+  return true;
+}
+
 template <typename T, typename Y>
 void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
            Y* y, const Pieces<T>& pieces) {
@@ -61,15 +100,18 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
   const A* w = AsCompute(w_data, pieces.w, g.w_size());
   const int64_t y_sample = g.output_pixels() * g.K;
   ForEachSlice(g, slice, [&](int64_t first, int64_t count) {
-    const auto columns = UnrollSlice(
-        g, count, x + first * g.input_pixels() * g.C, pieces.columns);
+    const T* in = x + first * g.input_pixels() * g.C;
     A* out;
     if constexpr (std::is_same_v<Y, A>) {
       out = y + first * y_sample;
     } else {
       out = pieces.y;
     }
-    FpropProducts<A>(g, count, columns, w, out);
+    if (g.is_pointwise() ||
+        !UnrollAndMultiply(g, count, in, w, out, pieces.columns)) {
+      FpropProducts<A>(g, count, UnrollSlice(g, count, in, pieces.columns), w,
+                       out);
+    }
     if constexpr (!std::is_same_v<Y, A>) {
       ConvertAll(out, y + first * y_sample, count * y_sample);
     }

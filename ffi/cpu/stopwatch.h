@@ -12,14 +12,17 @@ namespace jax_convbatch {
 inline std::atomic<int64_t> products_time{0};  // in matrix products
 inline std::atomic<int64_t> handlers_time{0};  // in whole handlers
 
-// Adds the time for which it lives.
+// Adds the time for which it lives; where each of several threads has one, its
+// part of it.
 class Stopwatch {
  public:
-  explicit Stopwatch(std::atomic<int64_t>* total) : total_(total) {}
+  explicit Stopwatch(std::atomic<int64_t>* total, int threads = 1)
+      : total_(total), threads_(threads) {}
   ~Stopwatch() {
     const auto elapsed = std::chrono::steady_clock::now() - start_;
     total_->fetch_add(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count(),
+        std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count() /
+            threads_,
         std::memory_order_relaxed);
   }
   Stopwatch(const Stopwatch&) = delete;
@@ -27,6 +30,7 @@ class Stopwatch {
 
  private:
   std::atomic<int64_t>* total_;
+  int threads_;
   std::chrono::steady_clock::time_point start_ =
       std::chrono::steady_clock::now();
 };
