@@ -6,9 +6,10 @@
 //
 // and the same on the channels of each group. A slice of samples is unrolled
 // at a time, by all threads; then the threads share the products of its
-// samples, cut into pieces by a rule of their sizes alone. As no product spans
-// samples, the bits depend neither on the slice nor, for y and dx, on the
-// batch, nor on the number of threads.
+// samples, cut into pieces by a rule of their sizes alone. Where fprop has
+// pieces enough, a thread unrolls and multiplies one after the other. As no
+// product spans samples, the bits depend neither on the slice nor, for y and
+// dx, on the batch, nor on the number of threads.
 #include "im2col_gemm.h"
 
 #include <algorithm>
