@@ -65,6 +65,21 @@ def test_every_slice_of_the_batch_is_exact(engine, problem, budget):
     assert_exact(got, exact(problem, *arrays))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("channels, groups", [(24, 1), (24, 4), (640, 1)])
+def test_columns_in_many_pieces_are_exact(engine, dtype, channels, groups):
+    """Samples enough for several ranges of pieces on each of up to 16 threads."""
+    x = whole(0, (130, 13, 9, 24), dtype, most=1)
+    w = whole(1, (3, 2, 24 // groups, channels), dtype, most=1)
+
+    def conv(algorithm):
+        return jc.conv(x, w, groups=groups, strides=(2, 1), algorithm=algorithm)
+
+    np.testing.assert_array_equal(
+        oracle.float64(conv(engine)), oracle.float64(conv("per_sample"))
+    )
+
+
 @given(problem=problems(ranks=(0, 1, 2)), axis=st.integers(0, 2))
 @settings(max_examples=25)
 def test_a_spatial_axis_of_one_changes_nothing(engine, problem, axis):
