@@ -47,7 +47,7 @@ class Plan:
         call of several kernels (fprop's plan), or None where it takes several calls.
       config: name of the engine's configuration, where it has several.
       dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
-      rest: of float32 at HIGH, what multiplies the low parts, see `tf32x3.py`.
+      rest: of three products, what multiplies the low parts, see `tf32x3.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -78,10 +78,12 @@ def _plan_implicit_gemm(
         return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
     if dtype.name not in IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
-    # Groups are multiplied in true float32, at any precision.
-    if dtype.name == "float32" and precision == _HIGH and geometry.groups == 1:
-        return _plan_three_products(op, geometry, dtype, workspace_limit, config)
     native = implicit_cuda_plans(op, geometry, dtype.name, precision)
+    # Groups are multiplied in true float32, at any precision. Six products by one
+    # kernel are faster than three by three.
+    if dtype.name == "float32" and precision == _HIGH and geometry.groups == 1:
+        if isinstance(native, str) or not native[0]["six"]:
+            return _plan_three_products(op, geometry, dtype, workspace_limit, config)
     if isinstance(native, str):
         raise Unable(native)
     plans = [n for n in native if config in ("", n["config"])]
@@ -115,7 +117,7 @@ def _plan_implicit_gemm(
 
 
 def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
-    """Of float32 at HIGH, see `tf32x3.py`."""
+    """Of float32 at HIGH where there are no six, see `tf32x3.py`."""
 
     def planned(geometry, config=""):
         return _plan_implicit_gemm(
@@ -145,7 +147,7 @@ def implicit_cuda_plans(
     op: str, g: ConvGeometry, dtype: str, precision: int = 0
 ) -> list[dict] | str:
     """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated."""
-    exact = precision == _HIGHEST
+    exact = precision in (_HIGH, _HIGHEST)
     if strided := dual.geometry(g):
         return targets.implicit_gemm_plans(dual.OPS[op][0], strided, dtype, exact)
     return targets.implicit_gemm_plans(op, g, dtype, exact)

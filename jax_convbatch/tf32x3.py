@@ -1,9 +1,9 @@
-"""f32 at the precision HIGH on a GPU: three products of TF32.
+"""f32 at the precision HIGH on a GPU, where HIGHEST has no tensor cores.
 
-Each operand is the sum of two parts that TF32 holds: high, rounded to its ten bits of
-mantissa, and low, what that leaves. Of the four products of parts low * low is some
-2^-22 of the result and is left out. high * high is one convolution, the two others are
-one whose contraction is twice as long:
+Three products of TF32: each operand is the sum of two parts that TF32 holds, high,
+rounded to its ten bits of mantissa, and low, what that leaves. Of the four products of
+parts low * low is some 2^-22 of the result and is left out. high * high is one
+convolution, the two others are one whose contraction is twice as long:
 
     first: high, low        second: low, high
 

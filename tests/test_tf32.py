@@ -1,4 +1,4 @@
-"""f32 on Hopper: large tiles of TF32, and three products of it at HIGH."""
+"""f32 on Hopper: large tiles of TF32, and what HIGH is."""
 
 import functools
 
@@ -136,7 +136,7 @@ def test_high_leaves_what_the_multiplier_cuts_off(hopper, name):
 
 @pytest.mark.gpu
 def test_high_is_planned_as_three_products(hopper):
-    x, w, _ = arrays(CASES["3x3"], normal, "float32")
+    x, w, _ = arrays(CASES["odd channels"], normal, "float32")
 
     def explained(**options):
         conv = functools.partial(jc.conv, padding=1, precision="high", **options)
@@ -146,10 +146,31 @@ def test_high_is_planned_as_three_products(hopper):
     rows = explained()
     assert {row.engine for row in rows} == {"implicit_gemm"}
     assert all("three products of TF32" in row.reason for row in rows)
-    # Three parts of x and w, and y again.
-    extra = 4 * (3 * (x.size + w.size) + x.size)
-    assert explained(workspace_limit=extra - 1)[0].engine == "im2col_gemm"
-    assert explained(workspace_limit=extra)[0].engine == "implicit_gemm"
+    # Parts of x and w, and y again, take 196 kB.
+    conv = functools.partial(jc.conv, padding=1, precision="high")
+    for limit, engine in ((200_000, "im2col_gemm"), (1_000_000, "implicit_gemm")):
+        fun = functools.partial(conv, workspace_limit=limit)
+        assert jc.explain(fun, x, w)[0].engine == engine
+
+
+@pytest.mark.gpu
+def test_high_is_highest_where_that_has_tensor_cores(hopper):
+    args = arrays(CASES["3x3"], normal, "float32")
+
+    def step(precision):
+        conv = functools.partial(jc.conv, padding=1, precision=precision)
+
+        def all_three(x, w, dy):
+            y, pullback = jax.vjp(conv, x, w)
+            return y, pullback(dy)
+
+        return all_three
+
+    rows = jc.explain(step("high"), *args)
+    assert all("six products" in row.reason for row in rows)
+    high, highest = (jax.jit(step(p))(*args) for p in ("high", "highest"))
+    for a, b in zip(jax.tree.leaves(high), jax.tree.leaves(highest), strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 @pytest.mark.gpu

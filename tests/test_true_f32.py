@@ -56,6 +56,7 @@ CASES = {
     "few channels": problem(3, (12, 12), 4, 8),
     "few outputs": problem(9, (3, 1), 40, 36),
     "transposed": problem(2, (7, 6), 32, 20, padding=((2, 1), (1, 2)), dilated=(2, 3)),
+    "wide rows": problem(4, (9, 61), 36, 68),
     # Whose sums are formed in chunks.
     "long sums": problem(5, (7, 7), 128, 136),
     "long sums, strided": problem(9, (8, 7), 256, 64, stride=(2, 2)),

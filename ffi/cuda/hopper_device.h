@@ -16,7 +16,7 @@
 namespace jax_convbatch {
 
 // Of jax.lax.Precision: 0 DEFAULT, 1 HIGH, 2 HIGHEST.
-inline constexpr int64_t kHighest = 2;
+inline constexpr int64_t kHigh = 1;
 
 // Nothing where the tensor cores have no arithmetic for it; TF32 is the
 // default precision's alone.

@@ -107,8 +107,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
   const auto direct_type = DirectType(dtype);
-  const bool exact =
-      g.groups == 1 && dtype == ffi::F32 && precision == kHighest;
+  const bool exact = g.groups == 1 && dtype == ffi::F32 && precision >= kHigh;
   if (!(g.groups > 1 ? direct_type.has_value()
                      : exact || hopper_type.has_value()) ||
       buffers.rhs.element_type() != dtype ||

@@ -137,6 +137,7 @@ nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
     fields["config"] = name.c_str();
     fields["path"] =
         plan.six ? "true f32 by six products, tiles" : "true f32 tiles";
+    fields["six"] = plan.six;
     fields["preferred"] = plan.preferred;
     fields["epilogue"] = false;
     fields["signs"] = false;

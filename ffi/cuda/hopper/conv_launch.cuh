@@ -6,6 +6,7 @@
 
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_kernel.cuh"
+#include "cuda/hopper/conv_part_axes.h"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/conv_split_kernel.cuh"
 #include "cuda/hopper/launch.cuh"
@@ -27,23 +28,9 @@ template <int kParts>
 bool AddPart(const ConvCall& call, const Activations& in,
              const Activations& out, const PartAxes& axes,
              const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
-  const PartAxis &h = axes.h, &w = axes.w;
   ConvPart& part = problem->part[problem->parts];
   problem->parts = problem->parts + 1;
-  part.taps_h = h.taps;
-  part.taps_w = w.taps;
-  part.rows = static_cast<int>(h.count);
-  part.cols = static_cast<int>(w.count);
-  part.pixels = static_cast<int>(out.n * h.count * w.count);
-  part.iterations = h.taps.count * w.taps.count * problem->channel_blocks;
-  part.input_h = static_cast<int>(h.input);
-  part.input_w = static_cast<int>(w.input);
-  part.input_step_h = h.input_step;
-  part.input_step_w = w.input_step;
-  part.output_h = static_cast<int>(h.output);
-  part.output_w = static_cast<int>(w.output);
-  part.output_step_h = h.output_step;
-  part.output_step_w = w.output_step;
+  SetAxes(axes, out.n, problem->channel_blocks, &part);
   if (!EncodeIm2col(&part.input, call.type, call.lhs,
                     InputWalk(in, axes, boxes.load_pixels))) {
     return false;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/hopper/conv_part_axes.h"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/six.h"
@@ -28,23 +29,9 @@ template <int kParts>
 bool AddSixPart(const SixCall& call, const Activations& in,
                 const Activations& out, const PartAxes& axes,
                 SixProblem<kParts>* p) {
-  const PartAxis &h = axes.h, &w = axes.w;
   ConvPart& part = p->part[p->parts];
   p->parts = p->parts + 1;
-  part.taps_h = h.taps;
-  part.taps_w = w.taps;
-  part.rows = static_cast<int>(h.count);
-  part.cols = static_cast<int>(w.count);
-  part.pixels = static_cast<int>(out.n * h.count * w.count);
-  part.iterations = h.taps.count * w.taps.count * p->channel_blocks;
-  part.input_h = static_cast<int>(h.input);
-  part.input_w = static_cast<int>(w.input);
-  part.input_step_h = h.input_step;
-  part.input_step_w = w.input_step;
-  part.output_h = static_cast<int>(h.output);
-  part.output_w = static_cast<int>(w.output);
-  part.output_step_h = h.output_step;
-  part.output_step_w = w.output_step;
+  SetAxes(axes, out.n, p->channel_blocks, &part);
   return EncodeIm2col(&part.input, Type::kTf32, call.lhs,
                       InputWalk(in, axes, call.plan.tile_m), kPlain);
 }
@@ -112,7 +99,7 @@ cudaError_t CutFilter(Op op, const SixCall& call, Stage stage,
                               static_cast<int>(sizes.depth),
                               static_cast<int>(sizes.width)};
   const int64_t blocks =
-      g.taps() * (sizes.depth / 32) * ((sizes.width + 31) / 32);
+      g.taps() * (sizes.depth / kSixDepth) * ((sizes.width + 63) / 64);
   kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(p);
   return cudaGetLastError();
 }
@@ -123,9 +110,19 @@ cudaError_t LaunchSix(const SixProblem<kParts>& p, int blocks, Stage stage,
   const auto kernel = &SixConvKernel<Config, kParts>;
   const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  kernel<<<std::min(p.split ? p.tiles * p.chunks : p.tiles, blocks), kThreads,
-           Config::kSharedBytes, stream>>>(p);
-  return cudaGetLastError();
+  // Pixels are loaded while the filter is being cut.
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      dim3(std::min(p.split ? p.tiles * p.chunks : p.tiles, blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = Config::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, p);
 }
 
 template <int kParts, typename Parts>
@@ -153,18 +150,13 @@ cudaError_t RunSixWgrad(const SixCall& call, Stage stage, cudaStream_t stream) {
   const ConvCall as_tf32{g,        Type::kTf32, plan,          call.lhs,
                          call.rhs, call.result, call.workspace};
   SixWgradProblem p{};
-  if (!MakeWgradProblem(as_tf32, &p) ||
-      !EncodeIm2col(&p.x, Type::kTf32, call.lhs,
-                    InputWalk(InputOf(g), FpropPart(g), kTf32Block), kPlain) ||
-      !EncodeTiled(&p.dy, Type::kTf32, call.rhs, {g.K, g.N * g.P * g.Q},
-                   {kTf32Block, kTf32Block}, kPlain)) {
-    return cudaErrorInvalidValue;
-  }
+  if (!MakeWgradProblem(as_tf32, kPlain, &p)) return cudaErrorInvalidValue;
   p.x_data = static_cast<const float*>(call.lhs);
   p.dy_data = static_cast<const float*>(call.rhs);
   p.images = static_cast<int>(g.N);
   p.height = static_cast<int>(g.H);
   p.width = static_cast<int>(g.W);
+  p.out_width = static_cast<int>(g.Q);
   p.pad_h = static_cast<int>(g.pad.h);
   p.pad_w = static_cast<int>(g.pad.w);
   auto launch = [&](auto config) {
@@ -187,6 +179,9 @@ cudaError_t RunSixWgrad(const SixCall& call, Stage stage, cudaStream_t stream) {
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   if (m == 128 && n == 128) return launch(SixWgradConfig<128, 128, 4>());
   if (m == 256 && n == 64) return launch(SixWgradConfig<256, 64, 4>());
+  if (m == kTapRowTile && n == 64) {
+    return launch(SixWgradConfig<kTapRowTile, 64, 7, 3>());
+  }
   return cudaErrorInvalidValue;
 }
 

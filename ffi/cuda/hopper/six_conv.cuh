@@ -52,6 +52,7 @@ __device__ __forceinline__ void IssueSixCopies(
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
   const int units = SixUnits(p);
+  if (!kInput) WaitForPrimary();  // the filter's parts
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const SixWork work = SixWorkAt<Config>(p, unit);
     const ConvTile& tile = work.tile;

@@ -16,38 +16,64 @@ struct SixFilterProblem {
   int depth, width;
 };
 
-// A block has a tap's 32 x 32 weights. kTurned: rows are K (dgrad), not C.
+// The row of 16 that channel 4 t + i of 16 has: a lane of the multiplier takes
+// rows 2 t, 2 t + 1 and 8 further, and loads pixels' channels 4 t to 4 t + 3.
+__device__ __forceinline__ int ChannelOfRow(int row) {
+  return row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2;
+}
+
+// A block has a tap's weights of 32 rows and 64 columns, a thread two columns.
+// kTurned: rows are K (dgrad), not C.
 template <bool kTurned>
 __global__ void __launch_bounds__(256)
     SixFilterKernel(const __grid_constant__ SixFilterProblem p) {
-  __shared__ float tile[32][33];
-  const int across = (p.width + 31) / 32, down = p.depth / 32;
+  constexpr int kAtOnce = 8, kEach = kSixDepth / kAtOnce;
+  LaunchDependents();
+  __shared__ float turned[kTurned ? 64 : 1][kSixDepth + 1];
+  const int across = (p.width + 63) / 64, down = p.depth / kSixDepth;
   const int tap = blockIdx.x / (across * down);
   const int at = blockIdx.x - tap * across * down;
-  const int d = at / across * 32, n = at % across * 32;
-  const int lane = threadIdx.x % 32;
-  const int c = kTurned ? n : d, k = kTurned ? d : n;
-  for (int i = threadIdx.x / 32; i < 32; i += 8) {
-    const bool there = c + i < p.C && k + lane < p.K;
-    tile[i][lane] =
-        there ? p.w[(int64_t{tap} * p.C + c + i) * p.K + k + lane] : 0.0f;
-  }
-  __syncthreads();
-  if (n + lane >= p.width) return;
-  const int64_t part = int64_t{p.taps} * p.depth * p.width;
-  for (int i = threadIdx.x / 32; i < 32; i += 8) {
-    // A lane of the multiplier has of 16 rows 2 t, 2 t + 1 and 8 further, and
-    // loads pixels' channels 4 t to 4 t + 3.
-    const int channel = i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2;
-    float rest = kTurned ? tile[lane][channel] : tile[channel][lane];
-    __nv_bfloat16* to =
-        p.parts + (int64_t{tap} * p.depth + d + i) * p.width + n + lane;
+  const int first_row = at / across * kSixDepth;
+  const int first_column = at % across * 64;
+  const int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+  const float* const w = p.w + int64_t{tap} * p.C * p.K;
+  const int column = first_column + 2 * lane;
+  float2 v[kEach];
+  if constexpr (kTurned) {
 #pragma unroll
-    for (int j = 0; j < 3; ++j) {
-      const __nv_bfloat16 rounded = __float2bfloat16_rn(rest);
-      rest -= __bfloat162float(rounded);
-      to[j * part] = rounded;
+    for (int i = 0; i < 64; i += kAtOnce) {
+      const int c = first_column + line + i, k = first_row + lane;
+      turned[line + i][lane] =
+          c < p.C && k < p.K ? w[int64_t{c} * p.K + k] : 0.0f;
     }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = ChannelOfRow(line + i * kAtOnce);
+      v[i] = make_float2(turned[2 * lane][row], turned[2 * lane + 1][row]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int c = first_row + ChannelOfRow(line + i * kAtOnce);
+      v[i] = make_float2(0.0f, 0.0f);
+      if (c < p.C && column < p.K) {
+        v[i] = *reinterpret_cast<const float2*>(w + int64_t{c} * p.K + column);
+      }
+    }
+  }
+  if (column >= p.width) return;
+  const int64_t part = int64_t{p.taps} * p.depth * p.width / 2;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int row = first_row + line + i * kAtOnce;
+    uint32_t* const to =
+        reinterpret_cast<uint32_t*>(p.parts) +
+        ((int64_t{tap} * p.depth + row) * p.width + column) / 2;
+    const PairParts parts = PartsOfPair(v[i].x, v[i].y);
+    to[0] = parts.high;
+    to[part] = parts.middle;
+    to[2 * part] = parts.low;
   }
 }
 

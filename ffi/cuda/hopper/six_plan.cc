@@ -118,7 +118,8 @@ std::vector<SixPlan> ConvPlans(Op op, const ConvGeometry& g,
 
 // dw's bits depend on the plan, so there is one.
 std::vector<SixPlan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
-  constexpr TileSize kTiles[] = {{128, 128, 1.0}, {256, 64, 1.1}};
+  constexpr TileSize kTiles[] = {
+      {128, 128, 1.0}, {256, 64, 1.1}, {kTapRowTile, 64, 1.06}};
   // Where blocks start tiles together, they find each other's pixels in the L2.
   constexpr double kApart = 1.04;
   if (!IsWalkable(Type::kTf32, InputOf(g), OutputOf(g), FpropPart(g))) {
@@ -127,11 +128,14 @@ std::vector<SixPlan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
   std::vector<Candidate> candidates;
   for (const TileSize& tile : kTiles) {
     const int m = tile.m, n = tile.n;
+    if (m == kTapRowTile && !TapsShare(FpropPart(g).w)) continue;
     const WgradTiling tiling(g, Type::kTf32, m, n);
     const int64_t tiles = tiling.tiles(), line = tiles * tiling.steps;
     const int64_t all = std::min<int64_t>(multiprocessors, line);
     const int64_t together = std::max<int64_t>(1, all / tiles) * tiles;
-    for (const int64_t blocks : {std::min(all, together), all}) {
+    for (const int64_t blocks :
+         {std::min(all, together), all, all / 2, all / 4, all / 8}) {
+      if (blocks == 0) continue;
       const int64_t bytes =
           tiles % blocks == 0 ? 0 : Aligned(2 * blocks * m * n * 4);
       const double steps = static_cast<double>(CeilDiv(line, blocks));

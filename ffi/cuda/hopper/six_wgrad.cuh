@@ -15,23 +15,25 @@ namespace jax_convbatch::hopper {
 // What the sums themselves take, where a result is not finite.
 struct SixWgradProblem : WgradProblem {
   const float *x_data, *dy_data;
-  int images, height, width, pad_h, pad_w;
+  int images, height, width, out_width, pad_h, pad_w;
 };
 
-// Of kM filter rows by kN output channels.
-template <int kM_, int kN_, int kStages_>
+// Of kM filter rows by kN output channels; kTaps as in WgradTf32Config.
+template <int kM_, int kN_, int kStages_, int kTaps_ = 1>
 struct SixWgradConfig {
-  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = 1;
-  static constexpr int kMultipliers = 2;  // warpgroups
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
+  static_assert(kTaps == 1 || kM == kTapRowTile);
+  static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
   static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
   static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
-  // What a block begins with: 128 x 512.
-  static constexpr int kDyRegisters = 72;
-  static constexpr int kMultiplierRegisters = 200;
+  // With 40 of the copies: what a block begins with, 128 x 512 or 96 x 640.
+  static constexpr int kDyRegisters = kTaps == 1 ? 72 : 56;
+  static constexpr int kMultiplierRegisters = kTaps == 1 ? 200 : 128;
   static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
 
-  static constexpr int kXBoxes = kM / kTf32Block;
-  static constexpr int kXBoxBytes = kTf32BoxBytes;
+  static constexpr int kXBoxes = kTaps == 1 ? kM / kTf32Block : 2;
+  static constexpr int kXBoxBytes =
+      kTaps == 1 ? kTf32BoxBytes : (32 + kTapReach) * 128;
   static constexpr int kXBytes = kXBoxes * kXBoxBytes;
   static constexpr int kDyBytes = kN / kTf32Block * kTf32BoxBytes;
   static constexpr int kPartBytes = kN / 64 * kSixBoxBytes;
@@ -51,16 +53,25 @@ struct SixPlace {
 template <typename Config>
 __device__ __forceinline__ SixPlace PlaceOf(const WgradProblem& problem,
                                             int tile, int quad, int thread) {
+  constexpr int kColumnQuads = Config::kN / 8;
   const FragmentLane<Config::kRows> lane(thread);
+  const int warpgroup = thread / kWarpgroup;
   const int m_tile = tile / problem.n_tiles;
-  const int block =
-      m_tile * Config::kXBoxes +
-      thread / kWarpgroup * (Config::kXBoxes / Config::kMultipliers) + lane.box;
-  const int tap = block / problem.channel_blocks;
-  const int c = (block - tap * problem.channel_blocks) * kTf32Block +
-                lane.chunk * 4 + lane.half * 2 + quad / (Config::kN / 8) * 2;
-  const int k = tile % problem.n_tiles * Config::kN +
-                quad % (Config::kN / 8) * 8 + thread % 4 * 2;
+  int tap, c;
+  if constexpr (Config::kTaps == 1) {
+    const int block = m_tile * Config::kXBoxes +
+                      warpgroup * (Config::kXBoxes / Config::kMultipliers) +
+                      lane.box;
+    tap = block / problem.channel_blocks;
+    c = (block - tap * problem.channel_blocks) * kTf32Block;
+  } else {
+    const int r = m_tile / problem.channel_blocks;
+    tap = r * Config::kTaps + warpgroup;
+    c = (m_tile - r * problem.channel_blocks) * 64 + lane.box * kTf32Block;
+  }
+  c += lane.chunk * 4 + lane.half * 2 + quad / kColumnQuads * 2;
+  const int k = tile % problem.n_tiles * Config::kN + quad % kColumnQuads * 8 +
+                thread % 4 * 2;
   return {tap, c, k};
 }
 
@@ -71,7 +82,7 @@ static __device__ __noinline__ float DirectSum(const SixWgradProblem& p,
   float sum = 0.0f;
   for (int n = 0; n < p.images; ++n) {
     for (int y = 0; y < p.rows; ++y) {
-      for (int z = 0; z < p.cols; ++z) {
+      for (int z = 0; z < p.out_width; ++z) {
         const int h = y * p.step_h - p.pad_h + r * p.dilation_h;
         const int w = z * p.step_w - p.pad_w + s * p.dilation_w;
         const bool inside = static_cast<unsigned>(h) < p.height &&
@@ -82,7 +93,8 @@ static __device__ __noinline__ float DirectSum(const SixWgradProblem& p,
                            c]
                 : 0.0f;
         sum = fmaf(
-            x, p.dy_data[((int64_t{n} * p.rows + y) * p.cols + z) * p.K + k],
+            x,
+            p.dy_data[((int64_t{n} * p.rows + y) * p.out_width + z) * p.K + k],
             sum);
       }
     }
@@ -177,10 +189,15 @@ __device__ __forceinline__ void ConsumeSixWgrad(
     RingBarriers<Config::kStages>& barriers) {
   constexpr int kRows = Config::kRows;
   const int thread = threadIdx.x - 2 * kWarpgroup;
+  const int warpgroup = thread / kWarpgroup;
+  constexpr bool kOwnPixels = Config::kTaps == 1;
   const uint32_t x =
-      ring + thread / kWarpgroup * (Config::kXBytes / Config::kMultipliers);
+      ring +
+      (kOwnPixels ? warpgroup * (Config::kXBytes / Config::kMultipliers) : 0);
   const uint32_t dy = ring + Config::kXBytes + Config::kDyBytes;
-  const FragmentLoader<kRows> loader(2 * (threadIdx.x % 4), 1);
+  const FragmentLoader<kRows> loader(
+      2 * (threadIdx.x % 4) + (kOwnPixels ? 0 : warpgroup * problem.dilation_w),
+      1, Config::kXBoxBytes);
   RingPosition<Config::kStages> at;
   const int64_t end = problem.Begin(blockIdx.x + 1);
   for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
@@ -253,7 +270,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       });
 }
 
-// As AddPieces.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kMultiplierThreads)
     AddPiecesSix(const __grid_constant__ SixWgradProblem problem) {

@@ -77,8 +77,9 @@ inline HaloProblem HaloProblemOf(const ConvCall& call,
   return problem;
 }
 
-// False where the driver refuses.
-inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
+// False where the driver refuses. `copy`: kStore copies f32 as it is.
+inline bool MakeWgradProblem(const ConvCall& call, Copy copy,
+                             WgradProblem* problem) {
   const ConvGeometry& g = call.g;
   const WgradTiling tiling(g, call.type, call.plan.tile_m, call.plan.tile_n);
   const bool tap_rows =
@@ -106,15 +107,15 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   problem->dilation_w = walk.w.taps.offset_step;
   if (tap_rows) {
     return EncodeIm2col(&problem->x, call.type, call.lhs,
-                        InputWalk(InputOf(g), walk, block + kTapReach)) &&
+                        InputWalk(InputOf(g), walk, block + kTapReach), copy) &&
            EncodeIm2col(&problem->dy, call.type, call.rhs,
-                        OutputWalk(OutputOf(g), walk, block));
+                        OutputWalk(OutputOf(g), walk, block), copy);
   }
   auto encode = [&](CUtensorMap* x, CUtensorMap* dy, int pixels) {
     return EncodeIm2col(x, call.type, call.lhs,
-                        InputWalk(InputOf(g), walk, pixels)) &&
+                        InputWalk(InputOf(g), walk, pixels), copy) &&
            EncodeTiled(dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},
-                       {block, pixels});
+                       {block, pixels}, copy);
   };
   // In tiles of one warpgroup the code for it takes more than it saves.
   if (call.type != Type::kTf32 && call.plan.tile_m * call.plan.tile_n > 4096) {
@@ -125,6 +126,10 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
   return encode(&problem->x, &problem->dy, block) &&
          (!problem->has_rest ||
           encode(&problem->x_rest, &problem->dy_rest, kRestPixels));
+}
+
+inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
+  return MakeWgradProblem(call, Copy::kLoad, problem);
 }
 
 }  // namespace jax_convbatch::hopper
