@@ -81,9 +81,10 @@ def _plan_implicit_gemm(
     native = implicit_cuda_plans(op, geometry, dtype.name, precision)
     # Groups are multiplied in true float32, at any precision. Six products by one
     # kernel are faster than three by three.
-    if dtype.name == "float32" and precision == _HIGH and geometry.groups == 1:
-        if isinstance(native, str) or not native[0]["six"]:
-            return _plan_three_products(op, geometry, dtype, workspace_limit, config)
+    six = isinstance(native, list) and native[0].get("six", False)
+    high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
+    if high and not six:
+        return _plan_three_products(op, geometry, dtype, workspace_limit, config)
     if isinstance(native, str):
         raise Unable(native)
     plans = [n for n in native if config in ("", n["config"])]
