@@ -79,11 +79,9 @@ def _plan_implicit_gemm(
     if dtype.name not in IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
     native = implicit_cuda_plans(op, geometry, dtype.name, precision)
-    # Groups are multiplied in true float32, at any precision. Six products by one
-    # kernel are faster than three by three.
-    six = isinstance(native, list) and native[0].get("six", False)
+    # Groups are multiplied in true float32, at any precision.
     high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
-    if high and not six:
+    if high and not _by_six_products(native):
         return _plan_three_products(op, geometry, dtype, workspace_limit, config)
     if isinstance(native, str):
         raise Unable(native)
@@ -147,11 +145,23 @@ def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
 def implicit_cuda_plans(
     op: str, g: ConvGeometry, dtype: str, precision: int = 0
 ) -> list[dict] | str:
-    """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated."""
-    exact = precision in (_HIGH, _HIGHEST)
-    if strided := dual.geometry(g):
-        return targets.implicit_gemm_plans(dual.OPS[op][0], strided, dtype, exact)
-    return targets.implicit_gemm_plans(op, g, dtype, exact)
+    """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated.
+
+    At HIGH six products by one kernel, which are faster than three by three; where
+    there are none, those of TF32, whose configurations the three have.
+    """
+    strided = dual.geometry(g)
+    if strided:
+        op, g = dual.OPS[op][0], strided
+    if precision == _HIGH:
+        found = targets.implicit_gemm_plans(op, g, dtype, True)
+        if _by_six_products(found):
+            return found
+    return targets.implicit_gemm_plans(op, g, dtype, precision == _HIGHEST)
+
+
+def _by_six_products(plans: list[dict] | str) -> bool:
+    return isinstance(plans, list) and plans[0].get("six", False)
 
 
 # Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
