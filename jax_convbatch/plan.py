@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_convbatch import choices, targets
+from jax_convbatch import choices, depth, targets
 from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
 from jax_convbatch.planners import (
     DEFAULT_WORKSPACE,
@@ -187,6 +187,8 @@ def configs(
         return [""]
     if np.dtype(dtype).name not in IMPLICIT_CUDA_DTYPES:
         return []
+    if depth.is_deep(geometry):  # its convolutions of two axes have their rule's
+        return [""]
     native = implicit_cuda_plans(op, geometry, np.dtype(dtype).name, precision)
     return [] if isinstance(native, str) else [each["config"] for each in native]
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from jax_convbatch import dual, targets, tf32x3
+from jax_convbatch import depth, dual, targets, tf32x3, wide_groups
 from jax_convbatch.geometry import ConvGeometry
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -48,6 +48,9 @@ class Plan:
       config: name of the engine's configuration, where it has several.
       dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
       rest: of three products, what multiplies the low parts, see `tf32x3.py`.
+      pieces: of three spatial axes, the plans of the convolutions of two that make up
+        the result, see `depth.py`; None for slices that no tap meets.
+      group: of wide groups, the plan of each, see `wide_groups.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -64,6 +67,8 @@ class Plan:
     config: str = ""
     dual: bool = False
     rest: Plan | None = None
+    pieces: tuple[Plan | None, ...] = ()
+    group: Plan | None = None
     source: str = "rule"
 
 
@@ -78,11 +83,17 @@ def _plan_implicit_gemm(
         return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
     if dtype.name not in IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
+    if depth.is_deep(geometry):
+        return _plan_deep(op, geometry, dtype, workspace_limit, precision, config)
     native = implicit_cuda_plans(op, geometry, dtype.name, precision)
     # Groups are multiplied in true float32, at any precision.
     high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
     if high and not _by_six_products(native):
         return _plan_three_products(op, geometry, dtype, workspace_limit, config)
+    if (one := wide_groups.geometry(geometry)) and not _preferred(native):
+        return _plan_wide_groups(
+            op, geometry, one, dtype, workspace_limit, precision, config
+        )
     if isinstance(native, str):
         raise Unable(native)
     plans = [n for n in native if config in ("", n["config"])]
@@ -112,6 +123,62 @@ def _plan_implicit_gemm(
         parts_workspace=None if strided else plan.get("parts_workspace"),
         config=plan["config"],
         dual=strided,
+    )
+
+
+def _preferred(native: list[dict] | str) -> bool:
+    return not isinstance(native, str) and native[0]["preferred"]
+
+
+def _plan_wide_groups(
+    op, geometry, one, dtype, workspace_limit, precision, config
+) -> Plan:
+    """Of groups that no kernel takes together, see `wide_groups.py`."""
+    plan = _plan_implicit_gemm(
+        op, one, dtype, dtype, "cuda", workspace_limit, precision, config
+    )
+    return Plan(
+        "implicit_gemm",
+        f"groups one by one, {plan.reason}",
+        workspace_bytes=plan.workspace_bytes,
+        by_name_only=plan.by_name_only,
+        epilogue=False,
+        group=plan,
+    )
+
+
+def _plan_deep(op, geometry, dtype, workspace_limit, precision, config) -> Plan:
+    """Of three spatial axes, see `depth.py`."""
+    if strided := dual.geometry(geometry):
+        its = dual.OPS[op][0]
+        plan = _plan_deep(its, strided, dtype, workspace_limit, precision, config)
+        reason = f"{plan.reason}, as {its} of the strided convolution"
+        return replace(plan, reason=reason, dual=True)
+    if geometry.input_dilation[0] > 1:
+        raise Unable("three spatial axes with both strides and an input dilation")
+
+    def planned(two):
+        return _plan_implicit_gemm(
+            op, two, dtype, dtype, "cuda", None, precision, config
+        )
+
+    found = depth.convolutions(op, geometry, dtype.itemsize)
+    plans = tuple(two and planned(two) for two in found)
+    there = [p for p in plans if p]
+    extra = depth.extra_bytes(op, geometry, dtype.itemsize)
+    extra += sum(p.workspace_bytes for p in there)
+    if workspace_limit is not None and extra > workspace_limit:
+        raise Unable(
+            f"its copies of slices take {extra} bytes, over the workspace_limit of "
+            f"{workspace_limit}"
+        )
+    return Plan(
+        "implicit_gemm",
+        f"taps of depth as channels, {there[0].reason}" if there else "no taps",
+        workspace_bytes=extra,
+        by_name_only=any(p.by_name_only for p in there),
+        epilogue=False,
+        pieces=plans,
     )
 
 

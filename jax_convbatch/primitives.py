@@ -20,7 +20,7 @@ import numpy as np
 from jax.lax import ConvDimensionNumbers, Precision
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, dual, partition, plan, tf32x3
+from jax_convbatch import _compat, depth, dual, partition, plan, tf32x3, wide_groups
 from jax_convbatch import geometry as geo
 from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
@@ -283,6 +283,10 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
         return tf32x3.call(native_call, op, chosen, (a, b), params, out_dtype)
     if chosen.dual:
         return _dual_call(op, chosen, (a, b), params, out_dtype)
+    if chosen.group:
+        return wide_groups.call(native_call, op, chosen, (a, b), params, out_dtype)
+    if chosen.pieces:
+        return depth.call(native_call, op, chosen, (a, b), params, out_dtype)
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_{op.name}",

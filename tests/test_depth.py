@@ -1,0 +1,152 @@
+"""Three spatial axes by kernels of two: the same sums."""
+
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import assume, given, settings
+from problems import Problem, exact, problems, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_right_but_for_rounding,
+)
+from test_transposed import params_of
+
+import jax_convbatch as jc
+from jax_convbatch import depth, dual, primitives
+from jax_convbatch.planners import Plan
+
+NDHWC = ("NDHWC", "DHWIO", "NDHWC")
+NCDHW = ("NCDHW", "OIDHW", "NCDHW")
+
+
+def volume(n, size, c, k, taps, by=1, pad=1, from_=1, dilation=1, specs=NDHWC):
+    def axes(value):
+        return value if isinstance(value, tuple) else (value,) * 3
+
+    padding = tuple((p, p) for p in axes(pad))
+    conv = oracle.Conv(axes(by), padding, axes(from_), axes(dilation))
+    return Problem((n, *size, c), (*taps, c, k), conv, specs)
+
+
+CASES = {
+    "3x3x3": volume(2, (5, 6, 7), 32, 64, (3, 3, 3)),
+    "of one channel": volume(2, (4, 9, 8), 1, 16, (3, 3, 3)),
+    "stride 2": volume(2, (7, 8, 6), 16, 24, (3, 3, 3), 2),
+    "2x2x2 stride 2": volume(2, (6, 4, 8), 16, 32, (2, 2, 2), 2, 0),
+    "3x1x1": volume(2, (6, 5, 7), 24, 16, (3, 1, 1), pad=(1, 0, 0)),
+    "3x1x1 stride 2": volume(2, (6, 5, 7), 24, 16, (3, 1, 1), (2, 1, 1), (1, 0, 0)),
+    "1x3x3": volume(2, (4, 6, 6), 16, 16, (1, 3, 3), pad=(0, 1, 1)),
+    "1x1x1": volume(2, (3, 4, 5), 64, 8, (1, 1, 1), pad=0),
+    "dilated": volume(
+        2, (9, 5, 5), 8, 16, (3, 2, 3), pad=(2, 1, 1), dilation=(2, 1, 1)
+    ),
+    "slices no tap meets": volume(2, (7, 5, 5), 8, 16, (1, 3, 3), (3, 1, 1), (0, 1, 1)),
+    "more padding than slices": volume(1, (2, 4, 4), 16, 8, (3, 3, 3), pad=(4, 1, 1)),
+    "negative padding": volume(2, (6, 6, 6), 8, 8, (3, 3, 3), pad=(-1, 1, 0)),
+    "channels first": volume(2, (4, 6, 5), 16, 24, (3, 3, 3), specs=NCDHW),
+    "transposed": volume(2, (3, 4, 5), 32, 16, (2, 2, 2), pad=1, from_=2),
+    "4x4x4 transposed": volume(2, (3, 4, 5), 16, 24, (4, 4, 4), pad=2, from_=2),
+}
+
+
+def plan_of(op, params):
+    """As on a GPU, with the CPU's kernels for the convolutions of two axes."""
+    g = params.geometry
+    if dual.geometry(g):
+        pieces = plan_of(dual.OPS[op][0], dual.params(params)).pieces
+        return Plan("implicit_gemm", "", pieces=pieces, dual=True)
+    plans = [
+        two and params.with_sizes(**two._asdict()).plan(op, "float32", "float32", "cpu")
+        for two in depth.convolutions(op, g, 4)
+    ]
+    return Plan("implicit_gemm", "", pieces=tuple(plans))
+
+
+def check(case):
+    x, w, dy = arrays(case, whole, "float32")
+    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
+    given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    params = params_of(case, given_["x"], given_["w"])
+    for op in primitives.OPS.values():
+        call = functools.partial(
+            primitives.native_call,
+            op,
+            plan_of(op.name, params),
+            params=params,
+            out_dtype=np.dtype("float32"),
+        )
+        got = jax.jit(call)(*(given_[role] for role in op.operands))
+        np.testing.assert_array_equal(case.canonical(op.result, got), right[op.result])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slices_as_samples_give_the_same_sums(name):
+    check(CASES[name])
+
+
+@settings(max_examples=15)
+@given(case=problems(ranks=(3,), empty=False))
+def test_any_geometry(case):
+    conv = case.conv._replace(groups=1)
+    if max(conv.strides) > 1:
+        conv = conv._replace(input_dilation=(1, 1, 1))
+    case = case._replace(x=(*case.x[:-1], case.w[-2]), conv=conv)
+    assume(0 not in case.y and (case.x[1], case.w[0], case.y[1]) != (1, 1, 1))
+    check(case)
+
+
+def test_what_is_copied():
+    case = CASES["3x3x3"]
+    x, w, _ = arrays(case, whole, "float32")
+    g = params_of(case, x, w).geometry
+    (two,) = depth.convolutions("fprop", g, 4)
+    assert two.N == g.N * g.D and two.C == 3 * g.C and two.taps == (1, 3, 3)
+    assert depth.extra_bytes("fprop", g, 4) == 4 * 3 * x.size
+    assert len(depth.convolutions("dgrad", g._replace(stride=(2, 2, 2)), 4)) == 2
+    flat = g._replace(R=1, S=1, pad=(1, 0, 0))
+    assert depth.extra_bytes("fprop", flat, 4) == 0
+    assert not depth.is_deep(two)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    assert_exact(CASES[name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3x3", "stride 2", "transposed", "3x1x1"])
+def test_promises(hopper, name):
+    assert_right_but_for_rounding(CASES[name], "bfloat16")
+    assert_batch_invariant(CASES[name], "bfloat16")
+    assert_a_hundred_runs_agree(CASES[name], "bfloat16", algorithm="implicit_gemm")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_true_f32(hopper, precision):
+    case = CASES["stride 2"]
+    assert_exact(case, "float32", precision=precision)
+
+
+@pytest.mark.gpu
+def test_it_is_what_auto_takes(hopper):
+    case = CASES["3x3x3"]
+    x, w, dy = arrays(case, whole, "bfloat16")
+
+    def both(x, w, dy):
+        y, pullback = jax.vjp(
+            lambda *a: jc.conv_general_dilated(*a, **case.kwargs), x, w
+        )
+        return y, pullback(dy)
+
+    rows = jc.explain(both, x, w, dy)
+    assert [row.engine for row in rows] == ["implicit_gemm"] * 3
+    assert all("depth" in row.reason for row in rows)

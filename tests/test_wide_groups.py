@@ -1,0 +1,83 @@
+"""A few wide groups as convolutions of their own: the same sums."""
+
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from problems import Problem, exact, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+)
+from test_transposed import params_of
+
+import jax_convbatch as jc
+from jax_convbatch import primitives, wide_groups
+from jax_convbatch.planners import Plan
+
+
+def grouped(n, size, c, k, groups, by=1, from_=1, specs=("NHWC", "HWIO", "NHWC")):
+    conv = oracle.Conv((by,) * 2, ((1, 1),) * 2, (from_,) * 2, (1, 1), groups)
+    return Problem((n, *size, c), (3, 3, c // groups, k), conv, specs)
+
+
+CASES = {
+    "2 groups": grouped(2, (7, 6), 64, 96, 2),
+    "8 of 64, stride 2": grouped(2, (8, 8), 512, 512, 8, 2),
+    "channels first": grouped(2, (5, 6), 64, 32, 2, specs=("NCHW", "OIHW", "NCHW")),
+    "transposed": grouped(2, (5, 4), 96, 64, 2, from_=2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_group_gives_the_same_sums(name):
+    case = CASES[name]
+    x, w, dy = arrays(case, whole, "float32")
+    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
+    given = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    params = params_of(case, given["x"], given["w"])
+    one = params.with_sizes(**wide_groups.geometry(params.geometry)._asdict())
+    for op in primitives.OPS.values():
+        group = one.plan(op.name, "float32", "float32", "cpu")
+        call = functools.partial(
+            primitives.native_call,
+            op,
+            Plan("implicit_gemm", "", group=group),
+            params=params,
+            out_dtype=np.dtype("float32"),
+        )
+        got = jax.jit(call)(*(given[role] for role in op.operands))
+        np.testing.assert_array_equal(case.canonical(op.result, got), right[op.result])
+
+
+def test_which_groups():
+    x, w, _ = arrays(CASES["2 groups"], whole, "float32")
+    g = params_of(CASES["2 groups"], x, w).geometry
+    assert wide_groups.geometry(g)[4:6] == (32, 48)
+    assert wide_groups.geometry(g._replace(groups=1)) is None
+    assert wide_groups.geometry(g._replace(C=16)) is None
+    many = wide_groups.MOST * 2
+    assert (
+        wide_groups.geometry(g._replace(groups=many, C=many * 32, K=many * 32)) is None
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    assert_exact(CASES[name], dtype)
+
+
+@pytest.mark.gpu
+def test_promises(hopper):
+    assert_batch_invariant(CASES["2 groups"], "bfloat16")
+    assert_a_hundred_runs_agree(CASES["2 groups"], "bfloat16")
+    case = CASES["2 groups"]
+    x, w, _ = arrays(case, whole, "float32")
+    (row,) = jc.explain(lambda x, w: jc.conv_general_dilated(x, w, **case.kwargs), x, w)
+    assert row.engine == "implicit_gemm" and "one by one" in row.reason
