@@ -55,7 +55,9 @@ def test_groups_of_so_many_channels(native, c, k):
         plan = native(op, geometry(8, row), "bfloat16", H200)
         assert wide or plan, op
         if max(c, k) > 1:
-            assert native(op, geometry(8, row), "float32", H200) is None
+            plan = native(op, geometry(8, row), "float32", H200)
+            assert bool(plan) == (c % 4 == 0 and k % 4 == 0)
+            assert plan is None or plan["preferred"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,18 @@ def test_groups_of_so_many_channels(native, c, k):
 def test_what_is_left_to_columns(native, changes, row):
     fields = {**geometry(2, row), **changes}
     assert native("dgrad", fields, "bfloat16", H200) is None
+
+
+@pytest.mark.parametrize("n", [1, 32, 4096])
+@pytest.mark.parametrize("size", [7, 56, 224])
+def test_f32_groups_at_any_size(native, n, size):
+    """wgrad's workers share its rows evenly, in a workspace of a moderate size."""
+    row = (size, size, 256, 256, 3, 3, 1, 1, 1, 32)
+    for op in OPS:
+        plan = native(op, geometry(n, row), "float32", H200)
+        assert plan["workspace"] <= 64 << 20
+        if op == "wgrad":
+            assert plan["blocks"] >= min(H200, n * size // 8)
 
 
 def test_a_plan_is_the_same_every_time(native):

@@ -6,6 +6,7 @@
 #include "cuda/direct/depthwise.h"
 #include "cuda/direct/depthwise_copies.h"
 #include "cuda/direct/grouped.h"
+#include "cuda/direct/quads.h"
 
 namespace jax_convbatch::direct {
 namespace {
@@ -36,14 +37,15 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
   if (IsDepthwise(g)) {
     if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
     if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors);
-  } else if (type != Type::kF32 && g.group_C() <= kMostGroupChannels &&
-             g.group_K() <= kMostGroupChannels) {
-    plan = PlanGrouped(op, g, multiprocessors);
+  } else if (std::max(g.group_C(), g.group_K()) <= kMostGroupChannels) {
+    plan = type == Type::kF32 ? PlanQuads(op, g, multiprocessors)
+                              : PlanGrouped(op, g, multiprocessors);
   }
   if (!plan) return plan;
   // As the handler carves it.
   plan->workspace = (plan->workspace + 255) / 256 * 256;
-  plan->preferred = std::max(g.group_C(), g.group_K()) < kMostGroupChannels;
+  plan->preferred =
+      plan->quads || std::max(g.group_C(), g.group_K()) < kMostGroupChannels;
   return plan;
 }
 
@@ -65,6 +67,7 @@ std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
   if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
+  if (call.plan.quads) return RunQuads(op, call, stage, stream);
   return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
                              : RunGrouped(op, call, stage, stream);
 }

@@ -34,6 +34,8 @@ struct Plan {
   bool preferred;
   // Whether tiles come and go by the copy engine, see depthwise_copies.h.
   bool copies = false;
+  // Whether threads load what they need, four channels at a time, see quads.h.
+  bool quads = false;
 
   int blocks() const { return channel_tiles * workers; }
 };
@@ -41,8 +43,9 @@ struct Plan {
 // The plan for a GPU of so many multiprocessors, on Hopper or elsewhere, or
 // nothing where the kernels cannot run: they take 2-D convolutions of several
 // groups, other than those that are matrix products as they stand (1x1), each
-// group of one channel to one channel, or in bf16 and f16 of up to 32 to up to
-// 32, powers of two or multiples of 8, with C and K multiples of 8; any padding
+// group of one channel to one channel, or of up to 32 to up to 32: in bf16 and
+// f16 powers of two or multiples of 8, with C and K multiples of 8, in f32
+// multiples of 4; any padding
 // and filter dilation, strides and input dilations up to 8 (dilated inputs not
 // in wgrad), where the tiles fit into shared memory. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
