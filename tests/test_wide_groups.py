@@ -27,7 +27,7 @@ def grouped(n, size, c, k, groups, by=1, from_=1, specs=("NHWC", "HWIO", "NHWC")
 
 CASES = {
     "2 groups": grouped(2, (7, 6), 64, 96, 2),
-    "8 of 64, stride 2": grouped(2, (8, 8), 512, 512, 8, 2),
+    "4 of 64, stride 2": grouped(2, (8, 8), 256, 256, 4, 2),
     "channels first": grouped(2, (5, 6), 64, 32, 2, specs=("NCHW", "OIHW", "NCHW")),
     "transposed": grouped(2, (5, 4), 96, 64, 2, from_=2),
 }
