@@ -90,7 +90,7 @@ def _plan_implicit_gemm(
     high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
     if high and not _by_six_products(native):
         return _plan_three_products(op, geometry, dtype, workspace_limit, config)
-    if (one := wide_groups.geometry(geometry)) and not _preferred(native):
+    if (one := wide_groups.geometry(geometry)) and not preferred(native):
         return _plan_wide_groups(
             op, geometry, one, dtype, workspace_limit, precision, config
         )
@@ -126,7 +126,7 @@ def _plan_implicit_gemm(
     )
 
 
-def _preferred(native: list[dict] | str) -> bool:
+def preferred(native: list[dict] | str) -> bool:
     return not isinstance(native, str) and native[0]["preferred"]
 
 
