@@ -22,9 +22,9 @@ CASES = {
     "3x3, long sums": problem(8, (7, 7), 512, 512, (3, 3), padding=SAME),
     "3x3, odd": problem(3, (9, 11), 72, 192, (3, 3), padding=SAME),
     "3x3s2": problem(8, (28, 28), 256, 256, (3, 3), (2, 2), SAME),
-    "1x1": problem(8, (14, 14), 256, 1024, (1, 1)),
-    "1x1, few pixels": problem(8, (7, 7), 2048, 512, (1, 1)),
-    "1x1s2": problem(8, (28, 28), 512, 1024, (1, 1), (2, 2)),
+    "1x1": problem(8, (14, 14), 256, 1088, (1, 1)),
+    "1x1, few pixels": problem(8, (7, 7), 2048, 576, (1, 1)),
+    "1x1s2": problem(8, (28, 28), 512, 1088, (1, 1), (2, 2)),
     "one pixel": problem(1, (1, 1), 64, 64, (1, 1)),
 }
 TYPES = ["bfloat16", "float16"]

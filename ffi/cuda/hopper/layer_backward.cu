@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/joint_backward.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/layer_backward.cuh"
 #include "cuda/hopper/layer_backward.h"
@@ -103,6 +104,9 @@ cudaError_t LayerBackward(const LayerBackwardCall& call, int multiprocessors,
   }
   if (call.type == Type::kTf32) {
     return SmallBackward(call, multiprocessors, stage, stream);
+  }
+  if (HasJointBackward(call.g, call.type)) {
+    return JointBackward(call, multiprocessors, stage, stream);
   }
   if (IsWideLayer(call.g, call.type)) {
     return WideBackward(call, multiprocessors, stage, stream);

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/joint_backward.h"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/one_channel_rows.h"
 #include "cuda/hopper/relu_grad.h"
@@ -61,14 +62,16 @@ bool HasLayerBackward(const ConvGeometry& g, Type type) {
   if (HasSmallBackward(g, type) || HasOneRows(g, type)) return true;
   const int64_t pixels = Pixels(g);
   // The copy of a tile's signs is a multiple of 16 bytes.
-  return (InSlices(g, type) || HasWideBackward(g, type)) &&
+  return (InSlices(g, type) || HasWideBackward(g, type) ||
+          HasJointBackward(g, type)) &&
          type != Type::kTf32 && g.groups == 1 && pixels > 0 &&
          (g.is_pointwise() || IsDivided(g, type)) && pixels * g.K % 128 == 0 &&
          pixels < INT32_MAX - kBackwardPixels;
 }
 
 bool IsWideLayer(const ConvGeometry& g, Type type) {
-  return HasLayerBackward(g, type) && type != Type::kTf32 && !InSlices(g, type);
+  return HasLayerBackward(g, type) && type != Type::kTf32 &&
+         !InSlices(g, type) && !HasJointBackward(g, type);
 }
 
 // Each with a tile for both warpgroups, where there are so many.
@@ -85,6 +88,7 @@ int64_t LayerBackwardWorkspace(const ConvGeometry& g, Type type,
     return SmallBackwardWorkspace(g, multiprocessors);
   }
   if (HasOneRows(g, type)) return OneRowsWorkspace(g, multiprocessors);
+  if (HasJointBackward(g, type)) return 0;
   if (IsWideLayer(g, type)) return WideBackwardWorkspace(g, multiprocessors);
   const int64_t slice = LayerBackwardSlice(g);
   return g.C / slice * LayerBackwardBlocks(g, multiprocessors) * (slice + 1) *
@@ -98,6 +102,7 @@ bool TakesParts(const ConvGeometry& g, Type type, int multiprocessors) {
   constexpr int64_t kMostBytes = int64_t{32} << 20;  // of dz
   const int64_t pixels = Pixels(g);
   return g.groups == 1 && HasReluGrad(pixels, g.K, type) &&
+         !(HasJointBackward(g, type) && HasLayerBackward(g, type)) &&
          g.y_size() * ElementBytes(type) <= kMostBytes &&
          (pixels <= int64_t{kBackwardPixels} * multiprocessors ||
           !HasLayerBackward(g, type));

@@ -9,6 +9,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WIDE_DGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WIDE_DGRAD_CUH_
 
+#include "cuda/hopper/signed_dy.cuh"
 #include "cuda/hopper/store_tile.cuh"
 #include "cuda/hopper/wide_problem.cuh"
 
@@ -209,54 +210,6 @@ __device__ __forceinline__ void StoreDz(const WideDgradProblem& problem,
       at.Advance();
     }
   }
-}
-
-// Of eight bytes of signs of a row, those that this thread's columns have, in
-// the highest bits of the bytes.
-struct RowSigns {
-  uint32_t low[2], high[2];
-
-  __device__ RowSigns(uint32_t first, uint32_t second, int shift)
-      : low{first << shift << 1, second << shift << 1},
-        high{first << shift, second << shift} {}
-
-  template <int j>  // of the eight bytes
-  __device__ uint32_t Mask() const {
-    return PairMask<j % 4>(low[j / 4], high[j / 4]);
-  }
-};
-
-// dz of 16 of the rows and 64 channels of a warp. `row` is where the lane's row
-// of dy lies; first, second: the signs of its rows of the product.
-__device__ __forceinline__ void LoadDz(uint32_t (&dz)[4][4], uint32_t row,
-                                       int swizzle, const RowSigns& first,
-                                       const RowSigns& second) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    LoadMatrix4(row + ((i * 2 << 4) ^ swizzle), dz[i]);
-  }
-  auto mask = [&](uint32_t (&v)[4], auto j) {
-    constexpr int kJ = decltype(j)::value;
-    v[0] &= first.template Mask<kJ>();
-    v[1] &= second.template Mask<kJ>();
-    v[2] &= first.template Mask<kJ + 1>();
-    v[3] &= second.template Mask<kJ + 1>();
-  };
-  mask(dz[0], std::integral_constant<int, 0>());
-  mask(dz[1], std::integral_constant<int, 2>());
-  mask(dz[2], std::integral_constant<int, 4>());
-  mask(dz[3], std::integral_constant<int, 6>());
-}
-
-// To where LoadDz had it from.
-__device__ __forceinline__ void WriteDz(const uint32_t (&dz)[4][4],
-                                        uint32_t row, int swizzle) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    StoreMatrix4(row + ((i * 2 << 4) ^ swizzle), dz[i][0], dz[i][1], dz[i][2],
-                 dz[i][3]);
-  }
-  FenceAsyncProxy();
 }
 
 template <typename Config>

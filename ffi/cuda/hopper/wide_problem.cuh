@@ -29,17 +29,6 @@ struct WidePixel {
   }
 };
 
-// Two elements of 16 bits, all ones where the highest bit of byte j of `low`,
-// of `high` is set, else zeros.
-template <int j>
-__device__ __forceinline__ uint32_t PairMask(uint32_t low, uint32_t high) {
-  uint32_t mask;
-  asm("prmt.b32 %0, %1, %2, %3;"
-      : "=r"(mask)
-      : "r"(low), "r"(high), "n"((8 + j) * 0x0011 + (12 + j) * 0x1100));
-  return mask;
-}
-
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_HOPPER_WIDE_PROBLEM_CUH_

@@ -9,7 +9,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WIDE_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WIDE_WGRAD_CUH_
 
-#include "cuda/hopper/epilogue.cuh"
+#include "cuda/hopper/signed_dy.cuh"
 #include "cuda/hopper/wide_backward.h"
 #include "cuda/hopper/wide_problem.cuh"
 
@@ -43,21 +43,6 @@ struct WideWgradBarriers {
   RingBarriers<Config::kDyStages> dy;
   RingBarriers<Config::kStages> x;
 };
-
-__device__ __forceinline__ void LoadMatrix4Transposed(uint32_t address,
-                                                      uint32_t (&v)[4]) {
-  asm volatile(
-      "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-      : "r"(address)
-      : "memory");
-}
-
-__device__ __forceinline__ uint32_t LoadSharedHalf(uint32_t address) {
-  uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
-  return v;
-}
 
 // A block's tile, and its steps: every problem.splits-th. All blocks walk from
 // the last pixels to the first: dgrad, before, read the last ones last.
@@ -163,29 +148,8 @@ __device__ __forceinline__ void ConsumeWideWgrad(
     const uint32_t dy = own + at.stage * Config::kDyBytes;
     const uint32_t sign = signs + at.stage * Config::kSignBytes;
     BarrierWait(SharedAddress(&barriers.dy.full[at.stage]), at.round);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      LoadMatrix4Transposed(dy + i * 16 * 128, a[i]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t pixel = sign + (i * 16 + half * 8) * 16;
-        const uint32_t low = LoadSharedHalf(pixel) << shift;
-        const uint32_t high = LoadSharedHalf(pixel + 16) << shift;
-        a[i][half * 2] &= PairMask<0>(low, high);
-        a[i][half * 2 + 1] &= PairMask<1>(low, high);
-      }
-    }
-    if (adds_db) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 pair = Unpack<T>(a[i][j]);
-          db[j % 2][0] += pair.x;
-          db[j % 2][1] += pair.y;
-        }
-      }
-    }
+    LoadDzTransposed(a, dy, sign, shift);
+    if (adds_db) AddDb<T>(a, db);
     const int stage = of_x.stage;
     BarrierWait(SharedAddress(&barriers.x.full[stage]), of_x.round);
     const uint64_t b =
@@ -247,9 +211,7 @@ __device__ __forceinline__ void ConsumeWideWgrad(
   if (!adds_db) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float sum = db[half][0] + db[half][1];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
+    const float sum = DbOfFour(db[half]);
     if (lane % 4 != 0) continue;
     problem.db_pieces[int64_t{share.split} * problem.K + share.k + group * 64 +
                       warp * 16 + half * 8 + lane / 4] = sum;

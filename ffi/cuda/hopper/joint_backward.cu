@@ -1,0 +1,116 @@
+#include <cstdint>
+
+#include "cuda/hopper/box_map.h"
+#include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/joint_backward.cuh"
+#include "cuda/hopper/joint_backward.h"
+#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// x, dx and where their pixels lie; false where the driver refuses.
+bool EncodeImages(const LayerBackwardCall& call, JointProblem* problem) {
+  const ConvGeometry& g = call.g;
+  WidePixels& walk = problem->walk;
+  const auto parts = DgradParts(g);
+  walk.rows = static_cast<int>(g.P);
+  walk.cols = static_cast<int>(g.Q);
+  walk.step_h = static_cast<int>(g.stride.h);
+  walk.step_w = static_cast<int>(g.stride.w);
+  walk.parts = static_cast<int>(parts.size());
+  if (g.is_pointwise()) {
+    const int64_t pixels = problem->pixels;
+    return EncodeTiled(&problem->x, call.type, call.x, {g.C, pixels},
+                       {64, 64}) &&
+           EncodeTiled(&problem->dx[0], call.type, call.dx, {g.C, pixels},
+                       {64, 64}, Copy::kStore);
+  }
+  for (int i = 0; i < walk.parts; ++i) {
+    walk.part_h[i] = static_cast<int>(parts[i].h.output);
+    walk.part_w[i] = static_cast<int>(parts[i].w.output);
+    if (!EncodeIm2col(&problem->dx[i], call.type, call.dx,
+                      OutputWalk(InputOf(g), parts[i], 64), Copy::kStore)) {
+      return false;
+    }
+  }
+  return EncodeIm2col(&problem->x, call.type, call.x,
+                      InputWalk(InputOf(g), FpropPart(g), 64));
+}
+
+template <typename Config>
+cudaError_t Launch(const LayerBackwardCall& call, const JointTiling& tiling,
+                   Stage stage, cudaStream_t stream) {
+  const auto kernel = &JointBackwardKernel<Config>;
+  if (stage == Stage::kPrepare) {
+    return RaiseSharedMemory(kernel, Config::kSharedBytes);
+  }
+  const ConvGeometry& g = call.g;
+  const int64_t pixels = g.N * g.output_pixels();
+  JointProblem problem{};
+  problem.db = call.db;
+  problem.K = static_cast<int>(g.K);
+  problem.pixels = static_cast<int>(pixels);
+  problem.steps = static_cast<int>((pixels + 63) / 64);
+  const int splits = tiling.splits;
+  problem.splits = splits;
+  problem.signs_of_dx = static_cast<const uint8_t*>(call.signs);
+  problem.dx_columns = static_cast<int>(g.C / Config::kDxN);
+  constexpr int kPixels = Config::kGroups * 64;
+  problem.dx_tiles =
+      static_cast<int>((pixels + kPixels - 1) / kPixels) * problem.dx_columns;
+  const int dx_blocks = (problem.dx_tiles + splits - 1) / splits * splits;
+  problem.dw_rows = static_cast<int>(g.K / kPixels);
+  problem.stores_dz = call.dz != nullptr;
+  const bool encoded =
+      EncodeTiled(&problem.dy, call.type, call.dy, {g.K, pixels}, {64, 64}) &&
+      EncodeBoxes(&problem.signs, call.type, call.signs, {g.K / 16, pixels},
+                  {8, 64}) &&
+      EncodeTiled(&problem.w, call.type, call.w, {g.K, g.C},
+                  {64, Config::kDxN}) &&
+      EncodeTiled(&problem.dw, call.type, call.dw, {g.K, g.C},
+                  {64, Config::kDwN / splits}, Copy::kStore) &&
+      (!problem.stores_dz ||
+       EncodeTiled(&problem.dz, call.type, call.dz, {g.K, pixels}, {64, 64},
+                   Copy::kStore)) &&
+      EncodeImages(call, &problem);
+  if (!encoded) return cudaErrorInvalidValue;
+  const int dw_blocks =
+      static_cast<int>(g.C / Config::kDwN) * problem.dw_rows * splits;
+  (tiling.dw_first ? problem.dx_begin : problem.dw_begin) =
+      tiling.dw_first ? dw_blocks : dx_blocks;
+  return LaunchClusters(kernel, splits, dx_blocks + dw_blocks, Config::kThreads,
+                        Config::kSharedBytes, stream, problem);
+}
+
+// Stages fill what shared memory the block may have.
+template <typename T>
+cudaError_t LaunchTiling(const LayerBackwardCall& call,
+                         const JointTiling& tiling, Stage stage,
+                         cudaStream_t stream) {
+  using Strided = JointConfig<T, 2, 128, 4, 1, true>;
+  using NarrowStrided = JointConfig<T, 2, 64, 4, 1, true>;
+  using Dense = JointConfig<T, 1, 128, 3, 2, false>;
+  using NarrowDense = JointConfig<T, 1, 64, 7, 1, false>;
+  const bool narrow = tiling.dx_channels == 64;
+  if (tiling.groups == 2) {
+    return narrow ? Launch<NarrowStrided>(call, tiling, stage, stream)
+                  : Launch<Strided>(call, tiling, stage, stream);
+  }
+  return narrow ? Launch<NarrowDense>(call, tiling, stage, stream)
+                : Launch<Dense>(call, tiling, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t JointBackward(const LayerBackwardCall& call, int multiprocessors,
+                          Stage stage, cudaStream_t stream) {
+  if (!HasJointBackward(call.g, call.type)) return cudaErrorInvalidValue;
+  const JointTiling tiling = JointTilingOf(call.g, multiprocessors);
+  return call.type == Type::kBf16
+             ? LaunchTiling<__nv_bfloat16>(call, tiling, stage, stream)
+             : LaunchTiling<__half>(call, tiling, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper
