@@ -128,19 +128,32 @@ class BgradSizes(NamedTuple):
     workspace_bytes: int
 
 
+# Thread blocks that sum chunks: three for each multiprocessor of a large GPU, all
+# resident at once.
+_SUM_BLOCKS = 396
+
+
+def _rows_together(channels: int, itemsize: int) -> int:
+    """Rows that CUDA reads as one, by vectors of 16 bytes: each has sums of its own."""
+    vector = 16 // itemsize
+    return vector // math.gcd(channels, vector)
+
+
 def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> int:
     """Rows that one partial sum of the bias gradient covers.
 
     Enough chunks to occupy every core or multiprocessor, few enough that adding
     their sums costs little; from the sizes alone, so that the order of summation
-    is fixed. On CUDA a multiple of 8, the most rows that are read together.
+    is fixed. On CUDA a multiple of 8, the most rows that are read together, and no
+    run of rows: the chunks take turns.
     """
     if platform == "cpu":
         return min(max(256, -(-rows // 64)), 4096)
     if rows <= 512:  # one launch instead of two
         return 512
-    tiles = max(1, channels * itemsize // 1024)  # thread blocks for a chunk
-    chunk = max(96, -(-rows * tiles // 1056))
+    row_bytes = channels * itemsize * _rows_together(channels, itemsize)
+    tiles = -(-row_bytes // 256)  # thread blocks for a chunk
+    chunk = -(-rows // max(1, _SUM_BLOCKS // tiles))
     return -(-chunk // 8) * 8
 
 
@@ -150,10 +163,7 @@ def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
     channels = shape[kept[-1]]
     itemsize = np.dtype(dtype).itemsize
     chunk = bias_grad_chunk(rows, channels, itemsize, platform)
-    # On CUDA rows are read by vectors of 16 bytes, several rows together where
-    # one is not so many of them: each has sums of its own.
-    vector = 16 // itemsize
-    together = vector // math.gcd(channels, vector) if platform == "cuda" else 1
+    together = _rows_together(channels, itemsize) if platform == "cuda" else 1
     partial_sums = outer * -(-rows // chunk) * together * channels
     workspace = planners.aligned(partial_sums, max(itemsize, 4))
     return BgradSizes(outer, rows, channels, chunk, workspace)

@@ -177,7 +177,7 @@ def test_every_run_gives_the_same_bits(engine, layer):
         assert_same_bits(results(args, algorithm=engine, **kwargs), want)
 
 
-@pytest.mark.parametrize("shape", [(50_000, 3), (7, 5000), (1 << 20, 1)])
+@pytest.mark.parametrize("shape", [(50_000, 3), (7, 5000), (1 << 20, 1), (90_000, 64)])
 def test_every_bias_gradient_gives_the_same_bits(platform, shape):
     dy = jnp.asarray(normal(0, shape, "float32"))
     want = bits(bias_grad(dy, -1))

@@ -7,7 +7,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import FLOATS, Problem, exact, normal, problems, run, terms
+from problems import FLOATS, Problem, exact, normal, problems, run, terms, whole
 
 import jax_convbatch as jc
 from jax_convbatch.bias import bias_grad, broadcast_bias
@@ -135,6 +135,25 @@ def check_bias_grad(dy, axis):
 )
 def test_the_bias_gradient_of_many_rows(platform, shape, dtype):
     check_bias_grad(normal(0, shape, dtype), -1)
+
+
+# Each thread block of a large GPU takes several turns; the last are not whole, nor is
+# the last of the rows that are read as one.
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((813_001, 8), "bfloat16"),
+        ((3301, 4095), "bfloat16"),
+        ((100_003, 24), "float16"),
+        ((53_000, 64), "float32"),
+        ((3301, 1023), "float64"),
+    ],
+)
+def test_the_bias_gradient_counts_every_row_once(platform, x64, shape, dtype):
+    dy = whole(0, shape, dtype)
+    want = dy.astype("int64").sum(0)
+    db = bias_grad(jnp.asarray(dy), -1)
+    np.testing.assert_array_equal(db, want.astype("float32").astype(dy.dtype))
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

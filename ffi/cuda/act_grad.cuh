@@ -36,6 +36,9 @@ struct SignSource {
     uint8_t signs;
   };
   static constexpr int kUnroll = 8;
+  static constexpr int kMaxLanes = 16;
+  static constexpr int kBlocks = 3;
+  static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   const uint8_t* signs;
   const T* dy;
@@ -44,7 +47,7 @@ struct SignSource {
   __device__ void SetColumn(int64_t) const {}
   __device__ Loaded Load(int64_t at) const {
     constexpr int kParts = 8 / kVector;  // of a byte
-    return {reinterpret_cast<const Vector<T, kVector>*>(dy)[at],
+    return {LoadInOrder(reinterpret_cast<const Vector<T, kVector>*>(dy) + at),
             static_cast<uint8_t>(signs[at / kParts] >>
                                  static_cast<int>(at % kParts) * kVector)};
   }

@@ -24,7 +24,8 @@ struct EpilogueSource {
   struct Loaded {
     Vector<T, kVector> c, residual;
   };
-  static constexpr int kUnroll = 1;
+  static constexpr int kUnroll = 1, kMaxLanes = 64, kBlocks = 1;
+  static constexpr bool kSpread = false;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   Activation activation;
   int64_t K;
@@ -102,9 +103,9 @@ ffi::Error EpilogueExecute(cudaStream_t stream, ffi::AnyBuffer c,
     source.residual = static_cast<const T*>(call.residual);
     source.y = static_cast<T*>(call.y);
     source.z = static_cast<T*>(call.z);
-    return SumSource<T, kVector>(stream, 1, rows, K,
-                                 ChunkRows(rows, K, sizeof(T)), source, nullptr,
-                                 nullptr);
+    const RowSums sums = PlanRowSums<kVector, EpilogueSource<T, kVector>>(
+        1, rows, K, ChunkRows(rows, K, sizeof(T)));
+    return LaunchSumRows<T, kVector>(stream, 1, sums, source, nullptr);
   });
   return ToError(status, [&] {
     std::ostringstream out;

@@ -14,21 +14,26 @@
 #include <numeric>
 #include <type_traits>
 
+#include "cuda/add_chunks.cuh"
+#include "cuda/add_teams.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/dtypes.h"
+#include "cuda/load_in_order.cuh"
 
 namespace jax_convbatch {
 
 inline constexpr int kSumThreads = 256;
-inline constexpr int kFinalThreads = 1024;   // where chunks' sums are added
-inline constexpr int kMaxLanes = 64;         // columns of a tile, in vectors
-inline constexpr int64_t kManyBlocks = 528;  // enough to occupy a GPU
+inline constexpr int64_t kManyBlocks = 264;      // enough to occupy a GPU
 inline constexpr int64_t kLeastLanesBytes = 64;  // of neighbouring columns
 
 // in[batch, elements] as rows of `columns` vectors, the last row perhaps short,
-// -> out[batch, chunks, columns]. A block sums one chunk of the rows of one
-// tile of `lanes` columns; its threads are `teams` that share the rows.
+// -> out[batch, chunks, columns]. A block sums one chunk of the rows for one
+// tile of `lanes` columns; its threads are `teams` that share the rows. Chunk c
+// has up to `extent` rows from c * chunk_step on, but of every `batch_step`
+// only as many as the teams load at once.
 struct RowSums {
-  int64_t elements, rows, columns, chunk_rows;
+  int64_t elements, rows, columns;
+  int64_t chunk_step, batch_step, extent;
   int64_t whole_rows, rest;  // elements: so many whole rows, and the rest
   unsigned chunks, tiles;
   int lanes, teams;
@@ -44,12 +49,15 @@ struct PlainSource {
   using Acc = Accumulator<In>;
   using Loaded = Vector<In, kVector>;
   static constexpr int kUnroll = kVector == 1 ? 16 : 8;  // loads in flight
+  static constexpr int kMaxLanes = 16;  // columns of a tile, in vectors
+  static constexpr int kBlocks = 3;     // of a multiprocessor, at least
+  static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Loaded);
   const In* in;
 
   __device__ void SetColumn(int64_t) const {}
   __device__ Loaded Load(int64_t at) const {
-    return reinterpret_cast<const Loaded*>(in)[at];
+    return LoadInOrder(reinterpret_cast<const Loaded*>(in) + at);
   }
   __device__ void Add(const Loaded& loaded, int64_t,
                       Acc (&sum)[kVector]) const {
@@ -70,6 +78,9 @@ struct GradSource {
     Vector<T, kVector> saved, dy;
   };
   static constexpr int kUnroll = 4;
+  static constexpr int kMaxLanes = 16;
+  static constexpr int kBlocks = 3;
+  static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   const T *saved, *dy;
   T* dz;
@@ -77,8 +88,9 @@ struct GradSource {
 
   __device__ void SetColumn(int64_t) const {}
   __device__ Loaded Load(int64_t at) const {
-    return {reinterpret_cast<const Vector<T, kVector>*>(saved)[at],
-            reinterpret_cast<const Vector<T, kVector>*>(dy)[at]};
+    using V = Vector<T, kVector>;
+    return {LoadInOrder(reinterpret_cast<const V*>(saved) + at),
+            LoadInOrder(reinterpret_cast<const V*>(dy) + at)};
   }
   __device__ void Add(const Loaded& loaded, int64_t at,
                       Acc (&sum)[kVector]) const {
@@ -102,12 +114,21 @@ struct GradSource {
   }
 };
 
+// at += step, which the compiler must not replace by a sum for each of several
+// steps: those would need registers.
+__device__ __forceinline__ void Step(int64_t& at, int64_t step) {
+  at += step;
+  asm volatile("" : "+l"(at));
+}
+
 // out has Acc where s.partial, otherwise T. Without `out` the sums are dropped.
-template <typename T, int kVector, int kThreads, typename Source>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, int kVector, typename Source>
+__global__ void __launch_bounds__(kSumThreads, Source::kBlocks)
     SumRowsKernel(const __grid_constant__ RowSums s, const Source sources,
                   void* __restrict__ out) {
   using Acc = typename Source::Acc;
+  constexpr int kUnroll = Source::kUnroll;
+  if (s.partial) LetNextStart();
   // From the end, which whoever made the matrix wrote last: the L2 has it yet,
   // and what is written here last is what the next kernel reads first.
   const unsigned block = gridDim.x - 1 - blockIdx.x;
@@ -116,80 +137,76 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned batch = chunk_of_batch / s.chunks;
   const int64_t chunk = chunk_of_batch - batch * s.chunks;
   const int team = threadIdx.x / s.lanes;
-  const int64_t column = int64_t{tile} * s.lanes + threadIdx.x - team * s.lanes;
+  const int64_t first_column = int64_t{tile} * s.lanes;
+  const int64_t column = first_column + threadIdx.x - team * s.lanes;
   Source source = sources.Batch(batch * s.elements);
 
   Acc sum[kVector] = {};
-  const bool active = team < s.teams && column < s.columns;
-  if (active) {
+  if (team < s.teams && column < s.columns) {
     // Of this column: rows with a whole vector, then perhaps one with less.
     const int64_t whole = s.whole_rows + ((column + 1) * kVector <= s.rest);
-    const int64_t limit = min(s.rows, (chunk + 1) * s.chunk_rows);
+    const int64_t first = chunk * s.chunk_step;
+    const int64_t limit = min(s.rows, first + s.extent);
     const int64_t end = min(whole, limit);
     const int64_t step = s.teams * s.columns;
     source.SetColumn(column * kVector);
-    int64_t row = chunk * s.chunk_rows + team;
+    int64_t row = first + team;
     int64_t at = row * s.columns + column;
-    constexpr int kUnroll = Source::kUnroll;
-    if constexpr (kUnroll > 1) {
-      for (; row + (kUnroll - 1) * s.teams < end; row += kUnroll * s.teams) {
-        typename Source::Loaded loaded[kUnroll];
+    for (; row + (kUnroll - 1) * s.teams < end;
+         row += s.batch_step, at += s.batch_step * s.columns) {
+      typename Source::Loaded loaded[kUnroll];
+      int64_t next = at;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          loaded[u] = source.Load(at + u * step);
-        }
+      for (int u = 0; u < kUnroll; ++u, Step(next, step)) {
+        loaded[u] = source.Load(next);
+      }
+      next = at;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          source.Add(loaded[u], at + u * step, sum);
-        }
-        at += kUnroll * step;
+      for (int u = 0; u < kUnroll; ++u, Step(next, step)) {
+        source.Add(loaded[u], next, sum);
       }
     }
-    for (; row < end; row += s.teams, at += step) {
-      source.Add(source.Load(at), at, sum);
-    }
-    if (row < limit) {
+    // Of the last ones what there is, at once too.
+    if constexpr (kUnroll > 1) {
+      typename Source::Loaded loaded[kUnroll - 1];
+      const int left = static_cast<int>(max(end - row, int64_t{0}));
+      int64_t next = at;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const int64_t element = at * kVector + i;
-        if (element < s.elements) sum[i] += source.Element(element);
+      for (int u = 0; u + 1 < kUnroll; ++u, Step(next, step)) {
+        if (u * s.teams < left) loaded[u] = source.Load(next);
+      }
+      next = at;
+#pragma unroll
+      for (int u = 0; u + 1 < kUnroll; ++u, Step(next, step)) {
+        if (u * s.teams < left) source.Add(loaded[u], next, sum);
+      }
+    }
+    // The short row, where it is this thread's.
+    const int64_t from_first = end - first;
+    if (end < limit && from_first >= 0) {
+      const int64_t in_batch = from_first % s.batch_step;
+      if (in_batch < kUnroll * s.teams && in_batch % s.teams == team) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const int64_t element = (end * s.columns + column) * kVector + i;
+          if (element < s.elements) sum[i] += source.Element(element);
+        }
       }
     }
   }
   if (out == nullptr) return;
-
-  // The teams' sums, pairwise.
-  __shared__ Acc shared[kVector][kThreads];
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) shared[i][threadIdx.x] = sum[i];
-  for (int teams = s.teams; teams > 1;) {
-    const int half = (teams + 1) / 2;
-    __syncthreads();
-    if (team < teams - half) {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        shared[i][threadIdx.x] += shared[i][threadIdx.x + half * s.lanes];
-      }
-    }
-    teams = half;
-  }
-  // What the first team reads here it has written itself.
-  if (team == 0 && active) {
-    const int64_t at = int64_t{chunk_of_batch} * s.columns + column;
-    auto store = [&](auto result) {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        result.values[i] = Convert<std::decay_t<decltype(result.values[0])>>(
-            shared[i][threadIdx.x]);
-      }
-      static_cast<decltype(result)*>(out)[at] = result;
-    };
-    if (s.partial) {
-      store(Vector<Acc, kVector>());
-    } else {
-      store(Vector<T, kVector>());
-    }
-  }
+  const int64_t to = int64_t{chunk_of_batch} * s.columns + first_column;
+  const int64_t lanes = s.columns - first_column;
+  AddTeams<kVector, kSumThreads>(
+      sum, s.lanes, s.teams, [&](int lane, int i, Acc total) {
+        if (lane >= lanes) return;
+        const int64_t element = (to + lane) * kVector + i;
+        if (s.partial) {
+          static_cast<Acc*>(out)[element] = total;
+        } else {
+          static_cast<T*>(out)[element] = Convert<T>(total);
+        }
+      });
 }
 
 // How many rows of K channels a wide row has, in vectors of kVector.
@@ -198,38 +215,59 @@ int64_t RowsTogether(int64_t K) {
   return kVector / std::gcd<int64_t>(K, kVector);
 }
 
-// Sums of `rows` rows of K channels, chunk by chunk; the chunks' sums are as
-// long as a wide row. out: [batch, chunks, RowsTogether(K) * K] or null.
-template <typename T, int kVector, int kThreads, typename Source>
-cudaError_t LaunchSumRows(cudaStream_t stream, int64_t batch, int64_t rows,
-                          int64_t K, int64_t chunk_rows, const Source& source,
-                          bool partial, void* out) {
+// How to sum `rows` rows of K channels in at most as many chunks as there are
+// `chunk_rows` in them.
+template <int kVector, typename Source>
+RowSums PlanRowSums(int64_t batch, int64_t rows, int64_t K,
+                    int64_t chunk_rows) {
   const int64_t together = RowsTogether<kVector>(K);
-  RowSums s;
-  s.partial = partial;
+  RowSums s{};
   s.elements = rows * K;
   s.rows = (rows + together - 1) / together;
   s.columns = together * K / kVector;
-  s.chunk_rows = (chunk_rows + together - 1) / together;
-  const int64_t chunks = (s.rows + s.chunk_rows - 1) / s.chunk_rows;
+  chunk_rows = (chunk_rows + together - 1) / together;
+  int64_t chunks = (s.rows + chunk_rows - 1) / chunk_rows;
   s.whole_rows = s.elements / (together * K);
   s.rest = s.elements % (together * K);
   // Neighbouring threads read neighbouring columns; fewer of them, and more
   // blocks, where there would be too few blocks.
-  int64_t lanes = kMaxLanes;
+  int64_t lanes = Source::kMaxLanes;
   auto tiles = [&] { return (s.columns + lanes - 1) / lanes; };
   while (2 * kLeastLanesBytes <= lanes * Source::kVectorBytes &&
          batch * chunks * tiles() < kManyBlocks) {
     lanes /= 2;
   }
-  const int64_t blocks = batch * chunks * tiles();
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  s.chunks = static_cast<unsigned>(chunks);
   s.tiles = static_cast<unsigned>(tiles());
   s.lanes = static_cast<int>((s.columns + s.tiles - 1) / s.tiles);
-  s.teams = kThreads / s.lanes;
-  SumRowsKernel<T, kVector, kThreads>
-      <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(s, source, out);
+  s.teams = kSumThreads / s.lanes;
+  const int64_t at_once = Source::kUnroll * s.teams;
+  if (Source::kSpread) {
+    // What is read at a time lies together, which memory likes. Every chunk
+    // takes the same number of turns, the last perhaps fewer.
+    const int64_t pieces = (s.rows + at_once - 1) / at_once;
+    const int64_t turns = (pieces + chunks - 1) / chunks;
+    chunks = (pieces + turns - 1) / turns;
+    s.chunk_step = at_once;
+    s.batch_step = chunks * at_once;
+    s.extent = s.rows;
+  } else {
+    s.chunk_step = s.extent = chunk_rows;
+    s.batch_step = at_once;
+  }
+  s.chunks = static_cast<unsigned>(chunks);
+  return s;
+}
+
+// out: [batch, s.chunks, RowsTogether(K) * K] of Acc where s.partial, otherwise
+// of T, or null.
+template <typename T, int kVector, typename Source>
+cudaError_t LaunchSumRows(cudaStream_t stream, int64_t batch, const RowSums& s,
+                          const Source& source, void* out) {
+  const int64_t blocks = batch * s.chunks * s.tiles;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  SumRowsKernel<T, kVector>
+      <<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(s, source,
+                                                                  out);
   return cudaGetLastError();
 }
 
@@ -248,20 +286,16 @@ template <typename T, int kVector, typename Source>
 cudaError_t SumSource(cudaStream_t stream, int64_t batch, int64_t rows,
                       int64_t K, int64_t chunk_rows, const Source& source,
                       void* partials, void* db) {
-  using Acc = Accumulator<T>;
-  const int64_t together = RowsTogether<kVector>(K);
-  const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
-  if (db == nullptr || chunks * together == 1) {
-    return LaunchSumRows<T, kVector, kSumThreads>(
-        stream, batch, rows, K, chunk_rows, source, /*partial=*/false, db);
+  RowSums s = PlanRowSums<kVector, Source>(batch, rows, K, chunk_rows);
+  const int64_t sums = s.chunks * RowsTogether<kVector>(K);
+  if (db == nullptr || sums == 1) {
+    return LaunchSumRows<T, kVector>(stream, batch, s, source, db);
   }
-  const cudaError_t status = LaunchSumRows<T, kVector, kSumThreads>(
-      stream, batch, rows, K, chunk_rows, source, /*partial=*/true, partials);
+  s.partial = true;
+  const cudaError_t status =
+      LaunchSumRows<T, kVector>(stream, batch, s, source, partials);
   if (status != cudaSuccess) return status;
-  const int64_t sums = chunks * together;
-  const PlainSource<Acc, 1> in{static_cast<const Acc*>(partials)};
-  return LaunchSumRows<T, 1, kFinalThreads>(stream, batch, sums, K, sums, in,
-                                            /*partial=*/false, db);
+  return LaunchAddChunks(stream, batch, sums, K, partials, static_cast<T*>(db));
 }
 
 // Calls f with std::integral_constant of the vector to read by: 16 bytes, or an
