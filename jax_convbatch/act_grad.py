@@ -105,7 +105,7 @@ def local_cotangent(platform, activation, kept, bias, saved, dy):
     """What one device does with its part: dz and, where wanted, db, by one FFI call."""
     if dy.size == 0 or not _is_native(dy.dtype, _are_signs(saved), platform):
         return _stock_cotangent(activation, kept, bias, saved, dy)
-    sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
+    sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform, "act_bgrad")
     summed = tuple(i for i in range(dy.ndim) if i not in kept)
     layout = (*kept[:-1], *summed, kept[-1])
     results = [

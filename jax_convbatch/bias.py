@@ -128,9 +128,9 @@ class BgradSizes(NamedTuple):
     workspace_bytes: int
 
 
-# Thread blocks that sum chunks: three for each multiprocessor of a large GPU, all
-# resident at once.
-_SUM_BLOCKS = 396
+# Thread blocks that sum chunks on CUDA: three for each multiprocessor of a large GPU,
+# all resident at once; more where dz is written too.
+_SUM_BLOCKS = {"bgrad": 396, "act_bgrad": 1056}
 
 
 def _rows_together(channels: int, itemsize: int) -> int:
@@ -139,7 +139,9 @@ def _rows_together(channels: int, itemsize: int) -> int:
     return vector // math.gcd(channels, vector)
 
 
-def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> int:
+def bias_grad_chunk(
+    rows: int, channels: int, itemsize: int, platform: str, op: str = "bgrad"
+) -> int:
     """Rows that one partial sum of the bias gradient covers.
 
     Enough chunks to occupy every core or multiprocessor, few enough that adding
@@ -153,16 +155,17 @@ def bias_grad_chunk(rows: int, channels: int, itemsize: int, platform: str) -> i
         return 512
     row_bytes = channels * itemsize * _rows_together(channels, itemsize)
     tiles = -(-row_bytes // 256)  # thread blocks for a chunk
-    chunk = -(-rows // max(1, _SUM_BLOCKS // tiles))
+    chunk = -(-rows // max(1, _SUM_BLOCKS[op] // tiles))
     return -(-chunk // 8) * 8
 
 
-def bgrad_sizes(shape, kept, dtype, platform: str) -> BgradSizes:
+def bgrad_sizes(shape, kept, dtype, platform: str, op: str = "bgrad") -> BgradSizes:
+    """Of "bgrad" or "act_bgrad"."""
     outer = math.prod(shape[i] for i in kept[:-1])
     rows = math.prod(size for i, size in enumerate(shape) if i not in kept)
     channels = shape[kept[-1]]
     itemsize = np.dtype(dtype).itemsize
-    chunk = bias_grad_chunk(rows, channels, itemsize, platform)
+    chunk = bias_grad_chunk(rows, channels, itemsize, platform, op)
     together = _rows_together(channels, itemsize) if platform == "cuda" else 1
     partial_sums = outer * -(-rows // chunk) * together * channels
     workspace = planners.aligned(partial_sums, max(itemsize, 4))

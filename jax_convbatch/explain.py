@@ -277,7 +277,8 @@ def _stock_row(eqn, operands, dtype: str) -> Row:
 def _bgrad_row(op: str, eqn, dy, dtype: str, platform: str) -> Row:
     kept = eqn.params["kept"]
     reason = bias.native_reason(dy.dtype, platform)
-    sizes = bias.bgrad_sizes(dy.shape, kept, dy.dtype, "cpu" if reason else platform)
+    on = "cpu" if reason else platform
+    sizes = bias.bgrad_sizes(dy.shape, kept, dy.dtype, on, op)
     activation = eqn.params.get("activation")
     sums = eqn.params.get("bias", True)
     kernel = [f"derivative of {activation}"] if activation else []

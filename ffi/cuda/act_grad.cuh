@@ -37,7 +37,7 @@ struct SignSource {
   };
   static constexpr int kUnroll = 8;
   static constexpr int kMaxLanes = 16;
-  static constexpr int kBlocks = 3;
+  static constexpr int kBlocks = 1;
   static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   const uint8_t* signs;

@@ -79,7 +79,7 @@ struct GradSource {
   };
   static constexpr int kUnroll = 4;
   static constexpr int kMaxLanes = 16;
-  static constexpr int kBlocks = 3;
+  static constexpr int kBlocks = 1;
   static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   const T *saved, *dy;
