@@ -82,7 +82,8 @@ def test_large_3x3_layers_read_x_once_in_wgrad(native):
         assert tile(row, batch=8) != HALO  # too little work for such pieces
 
 
-WINDOW = "232x64"  # the tile of the kernel that reads a tile's pixels once
+# Tiles of the kernel that reads a tile's pixels once: strips and whole rows.
+STRIP, WINDOW = "224x64", "232x64"
 
 
 def test_64_channels_of_3x3_layers_are_read_as_windows(native):
@@ -92,15 +93,16 @@ def test_64_channels_of_3x3_layers_are_read_as_windows(native):
 
     for batch in (8, 256):
         for dtype in ("bfloat16", "float16"):
-            assert tiles(batch=batch, dtype=dtype) == {WINDOW}
-    assert WINDOW not in tiles(batch=1)  # too few tiles
-    assert WINDOW not in tiles(dtype="float32")
-    assert WINDOW not in tiles(RESNET50_V1["28_3x3_128_128"])
-    assert WINDOW not in tiles(RESNET50_V1["56_1x1_64_64"])
-    assert WINDOW not in tiles(stride=(1, 2, 2), P=28, Q=28)
-    # Rows that fill a product badly, and rows that do not fit one.
-    assert WINDOW not in tiles(H=7, W=7, P=7, Q=7)
-    assert WINDOW not in tiles(H=240, W=240, P=240, Q=240)
+            assert tiles(batch=batch, dtype=dtype) == {STRIP}
+    assert tiles(H=14, W=14, P=14, Q=14) == {WINDOW}  # strips would hang over
+    assert tiles(H=240, W=240, P=240, Q=240) == {STRIP}  # rows fit no product
+    neither = {STRIP, WINDOW}.isdisjoint
+    assert neither(tiles(batch=1))  # too few tiles
+    assert neither(tiles(dtype="float32"))
+    assert neither(tiles(RESNET50_V1["28_3x3_128_128"]))
+    assert neither(tiles(RESNET50_V1["56_1x1_64_64"]))
+    assert neither(tiles(stride=(1, 2, 2), P=28, Q=28))
+    assert neither(tiles(H=7, W=7, P=7, Q=7))  # fills either badly
 
 
 def test_long_sums_take_tiles_in_turns_and_short_ones_wide_tiles(native):

@@ -104,47 +104,71 @@ def test_columns_of_large_images_can_be_multiplied(hopper, size, c, dtype):
     np.testing.assert_array_equal(bits(first.dx), bits(eight.dx)[:1])
 
 
-# Problems that the window kernel takes, which reads each tile's pixels once.
+# Problems that the window kernel takes, which reads each tile's pixels once: in
+# whole rows (232 pixels a product) or in strips of eight columns (224).
 WINDOWS = {
-    "rows": problem(33, (28, 28), 64, 64, (3, 3), padding=SAME),
     "a tile an image": problem(70, (14, 14), 64, 64, (3, 3), padding=SAME),
-    "two stages": problem(3, (112, 112), 64, 64, (3, 3), padding=SAME),
+    "two stages": problem(3, (110, 113), 64, 64, (3, 3), padding=SAME),
     "short, then by rows": problem(67, (23, 17), 40, 56, (3, 3), padding=SAME),
     "asymmetric": problem(70, (22, 18), 8, 64, (2, 4), padding=((1, 0), (0, 2))),
     "a row of taps": problem(40, (31, 33), 64, 16, (1, 5), padding=((0, 0), (2, 2))),
     "a column of taps": problem(40, (31, 33), 24, 64, (5, 1), padding=((2, 2), (0, 0))),
-    "dilated": problem(
+}
+STRIPS = {
+    "strips": problem(33, (28, 28), 64, 64, (3, 3), padding=SAME),
+    "strips, then in pieces": problem(27, (56, 40), 64, 64, (3, 3), padding=SAME),
+    "strips beyond the image": problem(31, (54, 39), 64, 40, (3, 3), padding=SAME),
+    "strips of long rows": problem(9, (22, 304), 16, 64, (3, 3), padding=SAME),
+    "strips, dilated": problem(
         70, (24, 21), 64, 64, (3, 3), padding=((2, 2), (1, 1)), dilation=(2, 1)
     ),
-    "negative": problem(70, (30, 24), 64, 64, (3, 3), padding=((-2, 1), (0, -1))),
+    "strips, two stages": problem(
+        37, (26, 72), 24, 64, (3, 3), padding=((2, 2), (3, 3)), dilation=(2, 3)
+    ),
 }
+# fprop in strips, dgrad in rows.
+BOTH = problem(70, (30, 24), 64, 64, (3, 3), padding=((-2, 1), (0, -1)))
 
 
-def is_windows(case, x, w, dy):
+def configs(case, x, w, dy):
+    """What explain says of fprop and dgrad."""
+
     def both(x, w, dy):
         conv = functools.partial(jc.conv_general_dilated, **case.kwargs)
         y, pullback = jax.vjp(conv, x, w)
         return y, *pullback(dy)
 
     rows = {row.op: str(row) for row in jc.explain(both, x, w, dy)}
-    return "232x64" in rows["fprop"] and "232x64" in rows["dgrad"]
+    return rows["fprop"], rows["dgrad"]
+
+
+def assert_runs_as(case, *kinds):
+    rows = configs(case, *arrays(case, normal, "bfloat16"))
+    assert all(kind in row for kind, row in zip(kinds, rows, strict=True)), rows
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", [*WINDOWS, *STRIPS])
 def test_the_window_kernel_is_exact(hopper, name, dtype):
-    case = WINDOWS[name]
-    assert is_windows(case, *arrays(case, normal, dtype))
+    kind = "232x64" if name in WINDOWS else "224x64"
+    case = {**WINDOWS, **STRIPS}[name]
+    assert_runs_as(case, kind, kind)
     assert_exact(case, dtype)
 
 
 @pytest.mark.gpu
-def test_windows_give_the_bits_of_other_tiles(hopper):
-    case = WINDOWS["rows"]._replace(x=(256, 28, 28, 64))
-    assert is_windows(case, *arrays(case, normal, "bfloat16"))
-    single = case._replace(x=(1, 28, 28, 64))
-    assert not is_windows(single, *arrays(single, normal, "bfloat16"))
+def test_windows_of_both_kinds_are_exact(hopper):
+    assert_runs_as(BOTH, "224x64", "232x64")
+    assert_exact(BOTH, "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "size"), [("232x64", 14), ("224x64", 28)])
+def test_windows_give_the_bits_of_other_tiles(hopper, kind, size):
+    case = problem(256, (size, size), 64, 64, (3, 3), padding=SAME)
+    assert_runs_as(case, kind, kind)
+    assert_runs_as(case._replace(x=(1, size, size, 64)), "64x64", "64x64")
     assert_batch_invariant(case, "bfloat16")
 
 

@@ -20,8 +20,10 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
   if (SumsInChunks(in, out, parts[0])) return {{64, 64}, {64, 128}, {128, 128}};
-  if (TileWindow(type, in, out, parts[0])) {
-    tiles.push_back({kWindowPixels, kWindowChannels});
+  for (const int pixels : {kWindowPixels, kStripPixels}) {
+    if (TileWindow(type, in, out, parts[0], pixels)) {
+      tiles.push_back({pixels, kWindowChannels});
+    }
   }
   if (StoresLines(in, out, parts[0])) {
     tiles.push_back({kLineTilePixels, kLineTileChannels});

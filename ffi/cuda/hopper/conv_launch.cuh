@@ -129,7 +129,10 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
   ConvCall call = given;
   // What the window kernel's epilogue does not take, with the same bits.
-  if (call.plan.tile_m == kWindowPixels) call.plan.tile_m = 256;
+  if (call.plan.tile_n == kWindowChannels &&
+      (call.plan.tile_m == kWindowPixels || call.plan.tile_m == kStripPixels)) {
+    call.plan.tile_m = 256;
+  }
   ConvProblem<kParts> problem{};
   const bool lines = call.plan.tile_m == kLineTilePixels &&
                      call.plan.tile_n == kLineTileChannels;

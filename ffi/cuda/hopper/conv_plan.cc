@@ -60,22 +60,35 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
   return {64, 64, multiprocessors, 0};
 }
 
-// Whether windows are faster than the tiles of 64 channels above, which take
-// some 1.4 times as long as full windows.
-bool PrefersWindows(const WindowTiling& tiling, const Activations& out,
-                    int multiprocessors) {
-  return out.n * tiling.groups >= multiprocessors / 2 &&
-         10 * out.h * out.w >= int64_t{7} * tiling.groups * kWindowPixels;
+// Products of how many pixels take windows, or 0 where those are no faster than
+// the tiles of 64 channels above, which take some 1.4 times as long as full
+// windows. Of two kinds, the one that multiplies less which is no output.
+int PixelsOfWindows(Type type, const Activations& in, const Activations& out,
+                    const PartAxes& part, int multiprocessors) {
+  int best = 0;
+  int64_t least = 0;
+  for (const int pixels : {kStripPixels, kWindowPixels}) {
+    const auto tiling = TileWindow(type, in, out, part, pixels);
+    if (!tiling) continue;
+    const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
+    const int64_t multiplied = tiles * pixels;
+    if (out.n * tiles >= multiprocessors / 2 &&
+        10 * out.h * out.w >= 7 * multiplied &&
+        (best == 0 || multiplied < least)) {
+      best = pixels;
+      least = multiplied;
+    }
+  }
+  return best;
 }
 
 Plan BestTile(Type type, const Activations& in, const Activations& out,
               const std::vector<PartAxes>& parts, int multiprocessors) {
   const int count = static_cast<int>(parts.size());
   if (count == 1) {
-    const auto tiling = TileWindow(type, in, out, parts[0]);
-    if (tiling && PrefersWindows(*tiling, out, multiprocessors)) {
-      return {kWindowPixels, kWindowChannels, multiprocessors, 0};
-    }
+    const int pixels =
+        PixelsOfWindows(type, in, out, parts[0], multiprocessors);
+    if (pixels > 0) return {pixels, kWindowChannels, multiprocessors, 0};
   }
   const bool lines = count == 1 && StoresLines(in, out, parts[0]);
   Plan plan = LargestTile(out, HeaviestOf(in, out, parts[0]), count, lines,

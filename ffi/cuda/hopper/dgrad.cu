@@ -16,7 +16,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 // The output of a single part is dense, which is faster to write.
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (call.plan.tile_m == kWindowPixels) {
+  if (IsWindow(call.plan)) {
     const auto parts = DgradParts(call.g);
     return parts.size() != 1 ? cudaErrorInvalidValue
                              : RunWindow<T, Contiguous::kReduction>(

@@ -12,7 +12,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
   const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
   const Activations in = InputOf(call.g), out = OutputOf(call.g);
-  if (call.plan.tile_m == kWindowPixels) {
+  if (IsWindow(call.plan)) {
     return RunWindow<T, Contiguous::kRows>(call, in, out, parts[0], stage,
                                            stream);
   }

@@ -30,7 +30,7 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
   const Activations out = OutputOf(call.g);
   Epilogue epilogue = *call.epilogue;
   const PartAxes part = FpropPart(call.g);
-  if (call.plan.tile_m == kWindowPixels && epilogue.residual == nullptr &&
+  if (IsWindow(call.plan) && epilogue.residual == nullptr &&
       epilogue.z == nullptr) {
     return RunWindow<T, Contiguous::kRows>(call, InputOf(call.g), out, part,
                                            stage, stream, epilogue);

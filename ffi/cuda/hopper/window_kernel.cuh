@@ -7,7 +7,9 @@
 // the window from another pixel on: rows of a box are 128 bytes, and the
 // swizzle follows from the address, so that an operand may begin at any of
 // them. Between two rows of outputs the window holds R - 1 pixels that belong
-// to none: they are multiplied, but not written.
+// to none: they are multiplied, but not written. Tiles that are strips of eight
+// columns have none: an operand's groups of eight pixels may lie any number of
+// bytes apart, and a strip's are its rows.
 //
 // Two warpgroups take turns, as in conv_kernel.cuh. A finished tile is written
 // over the window that it was read from.
@@ -18,9 +20,10 @@
 
 #include <type_traits>
 
-#include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/wgmma_224.cuh"
 #include "cuda/hopper/window_problem.h"
+#include "cuda/hopper/window_write.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -50,42 +53,44 @@ struct WindowBarriers {
   }
 };
 
-// A tile of this block: its number among them, first row, how many, image, and
-// where it lies in the ring.
-struct WindowTile {
-  int turn, row, rows, image, stage;
-  uint32_t round;
-};
-
 // Where number t of all lies.
+template <bool kStrips>
 __device__ __forceinline__ void Place(const WindowProblem& problem, int t,
                                       WindowTile* tile) {
   int row = 0;
   tile->rows = problem.tiling.rows;
   if (t >= problem.whole) {
-    const int single = t - problem.whole;
-    t = problem.whole + single / tile->rows;
-    row = single % tile->rows;
-    tile->rows = 1;
+    const int piece = t - problem.whole;
+    const int of = piece / problem.pieces;
+    t = problem.whole + of;
+    tile->rows = problem.tiling.piece_rows;
+    row = (piece - of * problem.pieces) * tile->rows;
   }
-  tile->image = t / problem.groups;
-  tile->row = (t - tile->image * problem.groups) * problem.tiling.rows + row;
+  tile->image = t / problem.per_image;
+  int group = t - tile->image * problem.per_image;
+  if constexpr (kStrips) {
+    const int strip = group;
+    group = strip / problem.strips;
+    tile->col = (strip - group * problem.strips) * kStripCols;
+  }
+  tile->row = group * problem.tiling.rows + row;
 }
 
+template <bool kStrips>
 __device__ __forceinline__ WindowTile
 FirstWindow(const WindowProblem& problem) {
   WindowTile tile{};
-  Place(problem, blockIdx.x, &tile);
+  Place<kStrips>(problem, blockIdx.x, &tile);
   return tile;
 }
 
 // Calls visit(tile) for the tiles of this block, in order.
-template <typename Visit>
+template <bool kStrips, typename Visit>
 __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
                                            Visit visit) {
   WindowTile tile{};
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
-    Place(problem, t, &tile);
+    Place<kStrips>(problem, t, &tile);
     visit(tile);
     ++tile.turn;
     if (++tile.stage == problem.tiling.stages) {
@@ -121,23 +126,25 @@ __device__ __forceinline__ void LoadWindow(const WindowProblem& problem,
   const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
   BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
   LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full, 0,
-            problem.input_w, problem.input_h + tile.row, tile.image);
+            problem.input_w + tile.col, problem.input_h + tile.row, tile.image);
 }
 
 // By one thread, before the block's other barriers stand, as in
 // conv_kernel.cuh. The filter comes behind the first tile, tap by tap.
+template <bool kStrips>
 __device__ __forceinline__ void LoadFirst(const WindowProblem& problem,
                                           uint32_t filter, uint32_t ring,
                                           WindowBarriers& barriers) {
-  LoadWindow(problem, FirstWindow(problem), ring, barriers);
+  LoadWindow(problem, FirstWindow<kStrips>(problem), ring, barriers);
   LoadFilter(problem, filter, barriers);
 }
 
 // By one thread: all tiles but the first.
+template <bool kStrips>
 __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
                                             uint32_t ring,
                                             WindowBarriers& barriers) {
-  ForWindows(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     if (tile.turn == 0) return;
     BarrierWait(SharedAddress(&barriers.empty[tile.stage]), tile.round ^ 1);
     LoadWindow(problem, tile, ring, barriers);
@@ -145,109 +152,23 @@ __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
 }
 
 // By one thread.
+template <bool kStrips>
 __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
                                              uint32_t ring,
                                              WindowBarriers& barriers) {
-  ForWindows(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     BarrierWait(SharedAddress(&barriers.written[tile.stage]), tile.round);
-    StoreTile4(tile.rows == 1 ? problem.row : problem.output,
-               ring + tile.stage * problem.tiling.stage_bytes, 0, 0, tile.row,
-               tile.image);
+    StoreTile4(
+        tile.rows == problem.tiling.rows ? problem.output : problem.piece,
+        ring + tile.stage * problem.tiling.stage_bytes, 0, tile.col, tile.row,
+        tile.image);
     StoreCommit();
     StoreWaitRead<0>();
     BarrierArrive(SharedAddress(&barriers.empty[tile.stage]));
   });
 }
 
-// Scale and bias of a thread's two channels.
-struct WindowChannels {
-  float scale[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f};
-
-  template <typename T>
-  __device__ __forceinline__ void Load(const Epilogue& e, int channels) {
-    const int k = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      auto at = [&](const void* from) {
-        return static_cast<float>(
-            static_cast<const T*>(from)[min(k + 8 * i, channels - 1)]);
-      };
-      if (e.scale != nullptr) scale[i] = at(e.scale);
-      if (e.bias != nullptr) bias[i] = at(e.bias);
-    }
-  }
-};
-
-// Writes a warpgroup's accumulators, 64 channels of 2 kHalf pixels: `rows` of
-// outputs without what lies between them. pack(v, i) rounds two neighbouring
-// pixels, of the first of the thread's two channels or of the second.
-template <int kHalf, typename PackPair>
-__device__ __forceinline__ void WriteWindow(const float (&acc)[kHalf],
-                                            const WindowProblem& problem,
-                                            int rows, uint32_t window,
-                                            PackPair pack) {
-  const WindowTiling& tiling = problem.tiling;
-  constexpr int kEights = kHalf / 4;
-  // A lane addresses 8 of its warp's 16 channels, of one pixel in 16.
-  const int lane = threadIdx.x % 32;
-  const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 8 % 2;
-  const int first = lane / 16 * 8 + lane % 8;
-  const int spare = rows * tiling.cols;  // behind the tile
-#pragma unroll
-  for (int j = 0; j < kEights; j += 2) {
-    const int pixel = j * 8 + first;
-    const int row = pixel * problem.reciprocal >> 16;
-    const int col = pixel - row * tiling.width;
-    const bool is_output = row < rows && col < tiling.cols;
-    const int to = is_output ? row * tiling.cols + col : spare;
-    const float* v = &acc[4 * j];
-    const float* w = &acc[4 * (j + 1 < kEights ? j + 1 : j)];
-    StoreMatrix4Transposed(window + to * 128 + ((eight ^ to % 8) << 4),
-                           pack(v, 0), pack(v, 1), pack(w, 0), pack(w, 1));
-  }
-}
-
-// The same with an epilogue.
-template <typename T, int kHalf>
-__device__ __forceinline__ void WriteLayerWindow(const Epilogue& e,
-                                                 const WindowChannels& channels,
-                                                 const float (&acc)[kHalf],
-                                                 const WindowProblem& problem,
-                                                 const WindowTile& tile,
-                                                 uint32_t window) {
-  auto write = [&](auto tag) {
-    WriteWindow(acc, problem, tile.rows, window, [&](const float* v, int i) {
-      const float scale = channels.scale[i], bias = channels.bias[i];
-      return PackActivated<T, decltype(tag)::value>(
-          fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
-    });
-  };
-  // First of all, without a jump through a table.
-  if (e.activation == Activation::kRelu) {
-    write(ActivationTag<Activation::kRelu>());
-  } else {
-    DispatchActivation(e.activation, write);
-  }
-  if (e.signs == nullptr) return;
-  // By each warp for its 16 channels.
-  __syncwarp();
-  const int lane = threadIdx.x % 32;
-  const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 16;
-  const int cols = problem.tiling.cols;
-  const int rows = min(tile.rows, problem.height - tile.row);
-  const int eights = problem.channels / 8;
-  const int64_t first =
-      (int64_t{tile.image} * problem.height + tile.row) * cols;
-  if (eight >= eights) return;
-#pragma unroll 4
-  for (int pixel = lane % 16; pixel < rows * cols; pixel += 16) {
-    const float4 values =
-        LoadShared4(window + pixel * 128 + ((eight ^ pixel % 8) << 4));
-    e.signs[(first + pixel) * eights + eight] = SignsOf<T>(values);
-  }
-}
-
-template <typename T, Contiguous kWeights, typename After>
+template <typename T, Contiguous kWeights, bool kStrips, typename After>
 __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                                                 const After& after, int group,
                                                 uint32_t filter, uint32_t ring,
@@ -259,9 +180,15 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
+  constexpr int kPixels = kStrips ? kStripPixels : kWindowPixels;
+  // Of a strip, the operand's groups are rows.
+  const uint64_t groups =
+      kStrips ? uint64_t{kDescriptorBase} - (uint64_t{1024 >> 4} << 32) +
+                    (static_cast<uint64_t>(tiling.width * 8) << 32)
+              : kDescriptorBase;
   WindowChannels channels;
   if constexpr (After::kPresent) channels.Load<T>(after, problem.channels);
-  ForWindows(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
     if (tile.turn > 0) {
       BarrierWait(SharedAddress(&barriers.turn[group]),
@@ -269,20 +196,24 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
     }
     const uint32_t window = ring + tile.stage * tiling.stage_bytes;
     auto multiply = [&](auto pixels) {
-      constexpr int kPixels = decltype(pixels)::value;
-      float acc[kPixels / 2];
+      constexpr int kN = decltype(pixels)::value;
+      float acc[kN / 2];
 #pragma unroll
       for (float& a : acc) a = 0.0f;
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
-      uint64_t a = Descriptor(filter), b = Descriptor(window);
+      uint64_t a = Descriptor(filter), b = groups | (window & 0x3FFFF) >> 4;
       for (int tap = 0, s = 0; tap < taps; ++tap) {
         BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
         WgmmaFence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          Wgmma<T, kWeights, Contiguous::kReduction, kPixels>(
-              acc, a + k * kReductionStep<kWeights>,
-              b + k * kReductionStep<Contiguous::kReduction>);
+          const uint64_t of_a = a + k * kReductionStep<kWeights>;
+          const uint64_t of_b = b + k * kReductionStep<Contiguous::kReduction>;
+          if constexpr (kN == kStripPixels) {
+            Wgmma224<T, kWeights>(acc, of_a, of_b);
+          } else {
+            Wgmma<T, kWeights, Contiguous::kReduction, kN>(acc, of_a, of_b);
+          }
         }
         WgmmaCommit();
         if (tap + 1 == taps && signals) {
@@ -300,17 +231,19 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
       // Every warp's products have read the window.
       NamedBarrier(1 + group, kWarpgroup);
       if constexpr (After::kPresent) {
-        WriteLayerWindow<T>(after, channels, acc, problem, tile, window);
+        WriteLayerWindow<T, kStrips>(after, channels, acc, problem, tile,
+                                     window);
       } else {
-        WriteWindow(acc, problem, tile.rows, window, [](const float* v, int i) {
-          return Pack<T>(v[2 * i], v[2 * i + 1]);
-        });
+        WriteWindow<kStrips>(acc, problem, tile.rows, window,
+                             [](const float* v, int i) {
+                               return Pack<T>(v[2 * i], v[2 * i + 1]);
+                             });
       }
     };
     if (tile.rows == tiling.rows) {
-      multiply(std::integral_constant<int, kWindowPixels>());
+      multiply(std::integral_constant<int, kPixels>());
     } else {
-      multiply(std::integral_constant<int, kWindowRowPixels>());
+      multiply(std::integral_constant<int, kWindowPiecePixels>());
     }
     FenceAsyncProxy();
     __syncwarp();
@@ -318,7 +251,7 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   });
 }
 
-template <typename T, Contiguous kWeights, typename After>
+template <typename T, Contiguous kWeights, bool kStrips, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
     WindowKernel(const __grid_constant__ WindowProblem problem,
                  const __grid_constant__ After after) {
@@ -338,23 +271,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x == 0) {
     barriers.InitFirst();
-    LoadFirst(problem, filter, ring, barriers);
+    LoadFirst<kStrips>(problem, filter, ring, barriers);
   }
   if (threadIdx.x == 96) barriers.Init();
   __syncthreads();
 
-  const int warpgroup = threadIdx.x / kWarpgroup;
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      LoadWindows(problem, ring, barriers);
+      LoadWindows<kStrips>(problem, ring, barriers);
     } else if (threadIdx.x == 64) {
-      StoreWindows(problem, ring, barriers);
+      StoreWindows<kStrips>(problem, ring, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    MultiplyWindows<T, kWeights>(problem, after, warpgroup - 1, filter, ring,
-                                 barriers);
+    MultiplyWindows<T, kWeights, kStrips>(problem, after, warpgroup - 1, filter,
+                                          ring, barriers);
   }
 }
 

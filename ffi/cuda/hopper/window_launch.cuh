@@ -17,7 +17,7 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
                               const Activations& out, const PartAxes& part,
                               WindowProblem* problem) {
   const ConvGeometry& g = call.g;
-  const auto tiling = TileWindow(call.type, in, out, part);
+  const auto tiling = TileWindow(call.type, in, out, part, call.plan.tile_m);
   if (!tiling) return false;
   problem->tiling = *tiling;
   problem->taps_h = part.h.taps;
@@ -26,18 +26,22 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   problem->input_h = static_cast<int>(part.h.input);
   problem->input_w = static_cast<int>(part.w.input);
   problem->height = static_cast<int>(out.h);
+  problem->cols = static_cast<int>(out.w);
   problem->channels = static_cast<int>(out.c);
-  problem->tiles = static_cast<int>(out.n * tiling->groups);
+  problem->strips = tiling->strips;
+  problem->per_image = tiling->groups * tiling->strips;
+  problem->tiles = static_cast<int>(out.n * problem->per_image);
   problem->whole = problem->tiles;
-  problem->groups = tiling->groups;
-  // Tiles that some multiprocessors would have alone at the end: row by row,
-  // if those are no more than the multiprocessors.
+  // Tiles that some multiprocessors would have alone at the end: in pieces, if
+  // those are no more than the multiprocessors.
   const int last = problem->tiles % call.plan.blocks;
-  if (problem->tiles > call.plan.blocks &&
-      last * tiling->rows <= call.plan.blocks && tiling->rows > 1 &&
-      tiling->cols <= kWindowRowPixels) {
+  const int pieces =
+      tiling->piece_rows > 0 ? tiling->rows / tiling->piece_rows : 1;
+  problem->pieces = pieces;
+  if (problem->tiles > call.plan.blocks && pieces > 1 &&
+      last * pieces <= call.plan.blocks) {
     problem->whole -= last;
-    problem->tiles = problem->whole + last * tiling->rows;
+    problem->tiles = problem->whole + last * pieces;
   }
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
   return EncodeTiled(&problem->weights, call.type, call.rhs,
@@ -48,9 +52,15 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
          EncodeTiled(&problem->output, call.type, call.result,
                      {out.c, out.w, out.h, out.n},
                      {64, tiling->cols, tiling->rows, 1}, Copy::kStore) &&
-         EncodeTiled(&problem->row, call.type, call.result,
-                     {out.c, out.w, out.h, out.n}, {64, tiling->cols, 1, 1},
+         EncodeTiled(&problem->piece, call.type, call.result,
+                     {out.c, out.w, out.h, out.n},
+                     {64, tiling->cols, std::max(tiling->piece_rows, 1), 1},
                      Copy::kStore);
+}
+
+inline bool IsWindow(const Plan& plan) {
+  return plan.tile_n == kWindowChannels &&
+         (plan.tile_m == kWindowPixels || plan.tile_m == kStripPixels);
 }
 
 // after: without residual and z.
@@ -62,7 +72,9 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
   if (!MakeWindowProblem(call, in, out, part, &problem)) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = &WindowKernel<T, kWeights, After>;
+  const auto kernel = call.plan.tile_m == kStripPixels
+                          ? &WindowKernel<T, kWeights, true, After>
+                          : &WindowKernel<T, kWeights, false, After>;
   const int bytes = static_cast<int>(call.g.taps()) * kBoxBytes +
                     problem.tiling.stages * problem.tiling.stage_bytes +
                     static_cast<int>(sizeof(WindowBarriers));

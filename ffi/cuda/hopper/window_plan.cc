@@ -15,8 +15,9 @@ constexpr int64_t kMaxBox = 256;                  // of a copy, along an axis
 
 std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part) {
+                                       const PartAxes& part, int pixels) {
   const PartAxis &h = part.h, &w = part.w;
+  const bool in_strips = pixels == kStripPixels;
   const int64_t taps = int64_t{h.taps.count} * w.taps.count;
   const bool unit = h.input_step == 1 && w.input_step == 1 &&
                     h.output_step == 1 && w.output_step == 1;
@@ -26,22 +27,38 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
   }
   const int64_t reach_h = (h.taps.count - 1) * h.taps.offset_step;
   const int64_t reach_w = (w.taps.count - 1) * w.taps.offset_step;
-  const int64_t width = w.count + reach_w;
-  if (width > kWindowPixels || reach_h >= kMaxBox) return std::nullopt;
-  const int64_t most =
-      std::min<int64_t>(kWindowPixels / width, kMaxBox - reach_h);
+  const int64_t cols = in_strips ? kStripCols : w.count;
+  const int64_t width = cols + reach_w;
+  if (width > (in_strips ? kMaxBox : pixels) || reach_h >= kMaxBox) {
+    return std::nullopt;
+  }
+  const int64_t fit = pixels / (in_strips ? cols : width);
+  const int64_t most = std::min<int64_t>(fit, kMaxBox - reach_h);
   const int64_t groups = (h.count + most - 1) / most;
   const int64_t rows = (h.count + groups - 1) / groups;
   const int64_t box_rows = rows + reach_h;
-  const int64_t pixels =
-      std::max(box_rows * width, reach_h * width + reach_w + kWindowPixels);
-  const int64_t stage_bytes = (pixels * kRowBytes + 1023) / 1024 * 1024;
+  // Equal pieces, as what one stores past its rows belongs to another tile.
+  const int64_t in_piece = kWindowPiecePixels / cols;
+  const int64_t pieces = in_piece == 0 ? 1
+                         : in_strips   ? (rows + in_piece - 1) / in_piece
+                                       : rows;
+  const int64_t piece_rows =
+      pieces > 1 && rows % pieces == 0 ? rows / pieces : 0;
+  const int64_t read =
+      in_strips ? (fit + reach_h) * width : reach_h * width + reach_w + pixels;
+  const int64_t stage_bytes =
+      (std::max(box_rows * width, read) * kRowBytes + 1023) / 1024 * 1024;
   const int64_t stages = std::min<int64_t>(
       (kMostShared - taps * kFilterBytes) / stage_bytes, kMaxWindowStages);
   if (stages < 2) return std::nullopt;
-  return WindowTiling{static_cast<int>(rows),   static_cast<int>(w.count),
-                      static_cast<int>(width),  static_cast<int>(box_rows),
-                      static_cast<int>(groups), static_cast<int>(stage_bytes),
+  return WindowTiling{static_cast<int>(rows),
+                      static_cast<int>(cols),
+                      static_cast<int>(width),
+                      static_cast<int>(box_rows),
+                      static_cast<int>(piece_rows),
+                      static_cast<int>(groups),
+                      static_cast<int>((w.count + cols - 1) / cols),
+                      static_cast<int>(stage_bytes),
                       static_cast<int>(stages)};
 }
 

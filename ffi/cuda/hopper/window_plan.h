@@ -9,12 +9,13 @@
 
 namespace jax_convbatch::hopper {
 
-// Nothing where the kernel cannot run the part: it takes 16-bit types, up to 64
-// channels on either side, at most kMaxWindowTaps taps, stride 1 and rows of
-// which at least one fits a product.
+// For products of kWindowPixels or kStripPixels. Nothing where the kernel
+// cannot run the part: it takes 16-bit types, up to 64 channels on either side,
+// at most kMaxWindowTaps taps, stride 1 and, if whole, rows of which at least
+// one fits a product.
 std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part);
+                                       const PartAxes& part, int pixels);
 
 }  // namespace jax_convbatch::hopper
 

@@ -17,16 +17,18 @@ struct WindowProblem {
   CUtensorMap input;    // box_rows x width pixels a box
   CUtensorMap weights;  // [taps, C, K], 64 x 64 a box
   CUtensorMap output;   // rows x cols pixels a box
-  CUtensorMap row;      // the same, one row
+  CUtensorMap piece;    // the same, of a tile's piece
   TapAxis taps_h, taps_w;
   WindowTiling tiling;
-  int filter_width;      // S
-  int input_h, input_w;  // of the first output's first tap
-  int height, channels;  // of the output
-  int tiles;             // the last ones, from `whole` on, of one row each
+  int filter_width;            // S
+  int input_h, input_w;        // of the first output's first tap
+  int height, cols, channels;  // of the output
+  int tiles;                   // the last ones, from `whole` on, are pieces
   int whole;
-  Divisor groups;  // those of the tiling
-  int reciprocal;  // of width, in 2^-16
+  Divisor pieces;     // of a tile
+  Divisor per_image;  // tiles
+  Divisor strips;     // those of the tiling
+  int reciprocal;     // of width, in 2^-16
 };
 
 }  // namespace jax_convbatch::hopper

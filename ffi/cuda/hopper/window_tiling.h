@@ -4,21 +4,25 @@
 
 namespace jax_convbatch::hopper {
 
-// Pixels of a product, among them those that are no output's.
+// Pixels of a product: of whole rows, among them those that are no output's, or
+// of a strip of eight columns.
 inline constexpr int kWindowPixels = 232;
+inline constexpr int kStripPixels = 224, kStripCols = 8;
 inline constexpr int kWindowChannels = 64;
-inline constexpr int kWindowRowPixels = 64;  // of a product of one row
+inline constexpr int kWindowPiecePixels = 64;  // of a product of a tile's piece
 inline constexpr int kMaxWindowTaps = 9;
 inline constexpr int kMaxWindowStages = 4;
 
 // A tile is `rows` rows of `cols` outputs of one image. All that they read is
-// one box of rows of `width` pixels: the product takes its pixels as they
-// follow each other there, with those between the ends of two rows.
+// one box of rows of `width` pixels. Of whole rows, the product takes the
+// pixels as they follow each other there, with those between the ends of two
+// rows. Of a strip, it takes eight pixels of each row.
 struct WindowTiling {
   int rows, cols, width;
   int box_rows;
-  int groups;       // tiles of an image
-  int stage_bytes;  // the box and what a product reads behind it
+  int piece_rows;      // of the pieces that tiles may be cut into, or 0
+  int groups, strips;  // tiles down and across an image
+  int stage_bytes;     // the box and what a product reads behind it
   int stages;
 };
 
