@@ -22,7 +22,7 @@ struct SixConfig {
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
 };
 
-// A tile's chunks that a block forms, and the stages of each.
+// A tile, and the chunks of its sums that a block forms: [first, last).
 struct SixWork {
   ConvTile tile;
   int first_chunk, last_chunk;
