@@ -83,8 +83,36 @@ SPLITS = {
         "192x128/96",
     ),
     "shares that do not end with tiles": (
-        problem(256, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
+        problem(256, (7, 7), 456, 1200, (3, 3), (2, 2), SAME),
         "256x128/132",
+    ),
+    "the same, 576x64": (
+        problem(16, (7, 7), 1200, 768, (3, 3), padding=SAME),
+        "576x64/132",
+    ),
+    "the same, some tiles are one block's": (
+        problem(8, (7, 7), 1200, 768, (3, 3), padding=SAME),
+        "128x128/132",
+    ),
+    "tiles that are left are shared, blocks share x": (
+        problem(256, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
+        "128x128/132",
+    ),
+    "the same, some blocks share none, a last step of 16 pixels": (
+        problem(33, (7, 7), 456, 768, (5, 5), (2, 2), SAME),
+        "256x128/132",
+    ),
+    "tiles that are left are shared, three warpgroups": (
+        problem(8, (5, 5), 456, 1000, (3, 3), (2, 2), SAME),
+        "192x128/132",
+    ),
+    "tiles that are left are shared, those of two steps": (
+        problem(8, (5, 5), 320, 1200, (5, 5), (2, 2), SAME),
+        "256x128/132",
+    ),
+    "shares that do not end with small tiles": (
+        problem(3, (5, 5), 200, 768, (5, 5), (2, 2), SAME),
+        "64x64/132",
     ),
     "channels that do not fill tiles": (
         problem(64, (14, 15), 328, 456, (3, 3), (2, 2), SAME),

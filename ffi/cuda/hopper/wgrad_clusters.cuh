@@ -1,5 +1,5 @@
-// How the blocks of a cluster that share a tile of wgrad add their sums,
-// through distributed shared memory.
+// How those that share a tile of wgrad add their sums: two warpgroups of a
+// block, and the blocks of a cluster through distributed shared memory.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_CLUSTERS_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_CLUSTERS_CUH_
 
@@ -8,6 +8,43 @@
 #include "cuda/hopper/wgrad_pieces.cuh"
 
 namespace jax_convbatch::hopper {
+
+// ---- two warpgroups that take stages in turns ------------------------------
+
+// Of two warpgroups' sums of a tile, each adds one half of the columns, and has
+// them in the first of its accumulators.
+template <typename Config, int kCount>
+__device__ __forceinline__ void AddHalves(float (&acc)[kCount], int group,
+                                          int thread, uint32_t shared) {
+  constexpr int kHalf = kCount / 2;
+  const uint32_t at = shared + thread * 16;
+  auto slot = [&](int of_group, int i) {
+    return at + (of_group * kHalf + i) * (kWarpgroup * 4);
+  };
+  // All have multiplied, and read what they added last.
+  NamedBarrier(1, Config::kConsumed);
+  if (group == 0) {
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      StoreShared4(slot(1, i),
+                   make_float4(acc[kHalf + i], acc[kHalf + i + 1],
+                               acc[kHalf + i + 2], acc[kHalf + i + 3]));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      StoreShared4(slot(0, i),
+                   make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+      for (int j = i; j < i + 4; ++j) acc[j] = acc[kHalf + j];
+    }
+  }
+  NamedBarrier(1, Config::kConsumed);
+#pragma unroll
+  for (int i = 0; i < kHalf; i += 4) {
+    const float4 v = LoadShared4(slot(group, i));
+    acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
+  }
+}
 
 // ---- small tiles: each block sends the others what they add -----------------
 

@@ -100,7 +100,7 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
                                                 uint32_t ring,
                                                 HaloBarriers& barriers) {
   HaloRing at{problem.stages};
-  PieceWalk walk(problem, blockIdx.x);
+  PieceWalk<false> walk(problem, blockIdx.x);
   for (WgradPiece piece; walk.Next(&piece);) {
     const int c = piece.tile / problem.n_tiles * 64;
     const int k = piece.tile % problem.n_tiles * 64;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   const int stage_bytes = problem.x_bytes + problem.dy_bytes;
   HaloRing at{problem.stages};
   int passed = 0;  // stages that are not given back, up to 3
-  PieceWalk walk(problem, blockIdx.x);
+  PieceWalk<false> walk(problem, blockIdx.x);
   for (WgradPiece piece; walk.Next(&piece);) {
     float acc[Config::kColumns / 2];
 #pragma unroll
@@ -190,7 +190,8 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
     if (problem.cluster > 1) {
       AddInTwo<Config>(problem, blockIdx.x, piece.tile, thread, ring, quad_of);
     } else {
-      WritePiece<Config>(problem, blockIdx.x, piece, thread, ring, quad_of);
+      WritePiece<Config>(problem, blockIdx.x, piece, true, thread, ring,
+                         quad_of);
     }
   }
 }

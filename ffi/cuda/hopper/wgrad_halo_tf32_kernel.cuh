@@ -107,7 +107,7 @@ struct HaloTf32Run : HaloRun {
 template <typename Visit>
 __device__ __forceinline__ void ForHaloRuns(const HaloProblem& problem,
                                             Visit visit) {
-  PieceWalk walk(problem, blockIdx.x);
+  PieceWalk<false> walk(problem, blockIdx.x);
   for (WgradPiece piece; walk.Next(&piece);) {
     for (int step = piece.begin; step < piece.end;) {
       const HaloTf32Run run(problem, RunAt(problem, step, piece.end));
@@ -268,7 +268,7 @@ __device__ __forceinline__ void ConsumeHaloTf32(
   RingPosition<Config::kXStages> at;
   RingPosition<Config::kDyStages> dy_at;
   int first = 0;  // where a run's first row of x is in the ring
-  PieceWalk walk(problem, blockIdx.x);
+  PieceWalk<false> walk(problem, blockIdx.x);
   for (WgradPiece piece; walk.Next(&piece);) {
     float acc[Config::kColumns / 2];
 #pragma unroll
@@ -309,10 +309,11 @@ __device__ __forceinline__ void ConsumeHaloTf32(
       }
       first = stage_of(run.end);
     }
-    WritePiece<Config>(problem, blockIdx.x, piece, thread, ring, [&](int quad) {
-      const float* a = &acc[quad * 4];
-      return make_float4(a[0], a[2], a[1], a[3]);
-    });
+    WritePiece<Config>(problem, blockIdx.x, piece, false, thread, ring,
+                       [&](int quad) {
+                         const float* a = &acc[quad * 4];
+                         return make_float4(a[0], a[2], a[1], a[3]);
+                       });
   }
 }
 

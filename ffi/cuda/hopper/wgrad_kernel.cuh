@@ -52,6 +52,7 @@ struct WgradConfig {
   // Where a cluster's blocks, or warpgroups, put what others add.
   static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
   static constexpr int kMaxCluster = kSmall ? 8 : 2;
+  static constexpr bool kWhole = !kSmall;  // PieceWalk's
   static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 1024;
   static constexpr int kIssuers = 4;
   static constexpr int kGroups = kGroups_;
@@ -149,7 +150,7 @@ __device__ __forceinline__ void IssueWgradCopies(
   const auto both = static_cast<uint16_t>(3 << (rank & ~1));
   int next = issuer;  // of the piece's steps
   bool is_set_up = false;
-  PieceWalk walk(problem, ShareOf<Config::kPair>(problem));
+  PieceWalk<Config::kWhole> walk(problem, ShareOf<Config::kPair>(problem));
   for (WgradPiece piece; walk.Next(&piece);) {
     const TilePlace place(problem, piece.tile);
     const int channel = place.n * Config::kN;
@@ -237,41 +238,6 @@ __device__ __forceinline__ void IssueWgradCopies(
   }
 }
 
-// Of two warpgroups' sums of a tile, each adds one half of the columns, and has
-// them in the first of its accumulators.
-template <typename Config, int kCount>
-__device__ __forceinline__ void AddHalves(float (&acc)[kCount], int group,
-                                          int thread, uint32_t shared) {
-  constexpr int kHalf = kCount / 2;
-  const uint32_t at = shared + thread * 16;
-  auto slot = [&](int of_group, int i) {
-    return at + (of_group * kHalf + i) * (kWarpgroup * 4);
-  };
-  // All have multiplied, and read what they added last.
-  NamedBarrier(1, Config::kConsumed);
-  if (group == 0) {
-#pragma unroll
-    for (int i = 0; i < kHalf; i += 4) {
-      StoreShared4(slot(1, i),
-                   make_float4(acc[kHalf + i], acc[kHalf + i + 1],
-                               acc[kHalf + i + 2], acc[kHalf + i + 3]));
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kHalf; i += 4) {
-      StoreShared4(slot(0, i),
-                   make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
-      for (int j = i; j < i + 4; ++j) acc[j] = acc[kHalf + j];
-    }
-  }
-  NamedBarrier(1, Config::kConsumed);
-#pragma unroll
-  for (int i = 0; i < kHalf; i += 4) {
-    const float4 v = LoadShared4(slot(group, i));
-    acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
-  }
-}
-
 template <typename Config>
 __device__ __forceinline__ void ConsumeWgrad(
     const WgradProblem& problem, uint32_t ring,
@@ -303,7 +269,7 @@ __device__ __forceinline__ void ConsumeWgrad(
   };
   const uint32_t sums = ring + Config::kStages * Config::kStageBytes;
   int turn = group;  // of the piece's steps, the first that is this group's
-  PieceWalk walk(problem, share);
+  PieceWalk<Config::kWhole> walk(problem, share);
   for (WgradPiece piece; walk.Next(&piece);) {
     const int all_steps = piece.Steps(problem);
     int steps = all_steps;
@@ -313,6 +279,7 @@ __device__ __forceinline__ void ConsumeWgrad(
       turn = (turn + all_steps) & 1;
     }
     refills = steps - Config::kRingStages;
+    if (Config::kWhole) refills += walk.whole() * problem.steps;
     bool has_rest = Config::kRest && piece.HasRest(problem);
     if (kRings > 1) has_rest &= (all_steps + first) % 2 != 0;
     float acc[Config::kRows][Config::kMultiplied / 2];
@@ -353,7 +320,8 @@ __device__ __forceinline__ void ConsumeWgrad(
         AddInTwo<Config>(problem, share, piece.tile, thread, ring, quad_of);
       }
     } else {
-      WritePiece<Config>(problem, share, piece, thread, ring, quad_of);
+      WritePiece<Config>(problem, share, piece, walk.whole() == 0, thread, ring,
+                         quad_of);
     }
   }
 }

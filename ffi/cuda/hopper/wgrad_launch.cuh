@@ -14,7 +14,8 @@ namespace jax_convbatch::hopper {
 // Threads of a block of AddPieces that share the runs of one sum: the more, the
 // longer it is.
 inline int AddLanes(const WgradTiles& tiles) {
-  const int count = tiles.blocks / tiles.tiles / tiles.cluster;
+  const int shared = tiles.tiles - tiles.first_shared;
+  const int count = tiles.blocks / shared / tiles.cluster;
   return kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
 }
 
@@ -23,8 +24,9 @@ inline cudaError_t LaunchAddPieces(void (*kernel)(WgradTiles, int), int each,
                                    int64_t quads, const WgradTiles& tiles,
                                    cudaStream_t stream) {
   const int lanes = AddLanes(tiles);
-  return LaunchDependent(kernel, tiles.tiles * (quads / each / lanes),
-                         kAddThreads, stream, tiles, lanes);
+  const int shared = tiles.tiles - tiles.first_shared;
+  return LaunchDependent(kernel, shared * (quads / each / lanes), kAddThreads,
+                         stream, tiles, lanes);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -43,15 +43,20 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   return tiles;
 }
 
-inline void SetSplits(WgradTiles* tiles) {
-  const bool even = tiles->blocks % tiles->tiles == 0;
-  tiles->splits = even ? tiles->blocks / tiles->tiles : 0;
-  if (even) tiles->by_splits = FastDivmod<uint32_t>(tiles->splits);
+inline void SetSplits(WgradTiles* tiles, bool may_do_whole) {
+  const Sharing sharing =
+      Sharing::Of(tiles->tiles, tiles->blocks, tiles->steps, may_do_whole);
+  tiles->first_shared = static_cast<int>(sharing.whole);
+  tiles->whole_each = tiles->first_shared / tiles->blocks;
+  tiles->splits = static_cast<int>(sharing.splits);
+  if (tiles->splits > 0) tiles->by_splits = FastDivmod<uint32_t>(tiles->splits);
 }
 
 // The fewest classes that can be cut evenly.
 inline void SetClasses(WgradTiles* tiles) {
-  const int classes = tiles->blocks / std::gcd(tiles->blocks, tiles->tiles);
+  const int classes =
+      tiles->splits > 0 ? tiles->splits
+                        : tiles->blocks / std::gcd(tiles->blocks, tiles->tiles);
   if (classes > tiles->steps) return;
   tiles->classes = classes;
   tiles->rounds = tiles->steps / classes;
@@ -65,7 +70,7 @@ inline HaloProblem HaloProblemOf(const ConvCall& call,
   static_cast<WgradTiles&>(problem) =
       TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
               tiling.steps);
-  SetSplits(&problem);
+  SetSplits(&problem, /*may_do_whole=*/false);
   problem.images = tiling.images;
   problem.strip = tiling.strip;
   problem.strips = static_cast<int>(tiling.strips);
@@ -92,7 +97,7 @@ inline bool MakeWgradProblem(const ConvCall& call, Copy copy,
               tiling.steps);
   // f32 has its own order of pieces.
   if (call.type != Type::kTf32) {
-    SetSplits(problem);
+    SetSplits(problem, MayDoWhole(call.plan.tile_m, call.plan.tile_n));
     SetClasses(problem);
   }
   problem->rows = static_cast<int>(g.P);

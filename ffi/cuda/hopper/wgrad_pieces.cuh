@@ -70,19 +70,36 @@ __device__ __forceinline__ int ShareOf(const WgradTiles& tiles) {
   return tile * tiles.splits + split;
 }
 
-// A share's pieces, one after another.
+// A share's pieces, one after another. By whole warps where kWhole, which says
+// that there may be whole tiles after the shares (first_shared is not 0).
+template <bool kWhole>
 class PieceWalk {
  public:
   __device__ PieceWalk(const WgradTiles& tiles, int share)
-      : tiles_(tiles), share_(share), at_(0), end_(1) {
-    if (tiles.splits > 0) return;
-    at_ = tiles.Begin(share);
-    end_ = tiles.Begin(share + 1);
+      : tiles_(tiles), share_(share), whole_(0), at_(0), end_(1) {
+    if (kWhole && tiles.whole_each > 0) {
+      whole_ = tiles.whole_each;
+      at_ = int64_t{tiles.first_shared} * tiles.classes + share;
+      end_ = at_ + 1;
+      // Some blocks may share none.
+      if (at_ >= int64_t{tiles.tiles} * tiles.classes) at_ = end_;
+    } else if (tiles.splits == 0) {
+      at_ = tiles.Begin(share);
+      end_ = tiles.Begin(share + 1);
+    }
   }
 
   __device__ bool Next(WgradPiece* piece) {
-    if (at_ >= end_) return false;
-    if (tiles_.splits > 0) {
+    bool is_done = at_ >= end_;
+    // The same in all lanes, and known to be.
+    if constexpr (kWhole) is_done = __shfl_sync(~0u, is_done, 0);
+    if (is_done) {
+      if (!kWhole || whole_ == 0) return false;
+      --whole_;
+      at_ = (int64_t{whole_} * tiles_.blocks + blockIdx.x) * tiles_.classes;
+      end_ = at_ + tiles_.classes;
+    }
+    if (tiles_.splits > 0 && (!kWhole || tiles_.whole_each == 0)) {
       *piece = SplitPiece(tiles_, share_);
       at_ = end_;
     } else {
@@ -92,9 +109,12 @@ class PieceWalk {
     return true;
   }
 
+  // Whole tiles after this piece.
+  __device__ int whole() const { return whole_; }
+
  private:
   const WgradTiles& tiles_;
-  int share_;
+  int share_, whole_;
   int64_t at_, end_;
 };
 
@@ -107,8 +127,8 @@ __device__ __forceinline__ int64_t PieceSlot(const WgradTiles& tiles, int block,
          (tile != static_cast<int>(tiles.Begin(block) / tiles.classes));
 }
 
-// The blocks (clusters) that have pieces of a tile. For all it is their first
-// piece, but for the first block it may be the second.
+// The blocks (clusters) that have pieces of a shared tile. For all it is their
+// first piece, but for the first block it may be the second.
 struct PieceRange {
   int first, count;
   bool second;
@@ -135,16 +155,17 @@ __device__ __forceinline__ PieceRange PiecesOf(const WgradTiles& tiles,
 
 // A warpgroup's accumulators, on their way to dw or to the pieces. Config says
 // how a tile's accumulators lie: in kQuads quads for each of kConsumed threads;
-// Has() says whether a block of eight is in dw, Origin() where. `ring` is free
-// where the block has this piece alone.
+// Has() says whether a block of eight is in dw, Origin() where. `is_last`:
+// nobody uses the ring from `ring` on any more.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
-                                           const WgradPiece& piece, int thread,
+                                           const WgradPiece& piece,
+                                           bool is_last, int thread,
                                            uint32_t ring, Quad quad_of) {
   // Two loops: the short one should not be scattered over the other's code.
   if (piece.end - piece.begin == tiles.classes) {
     if constexpr (!std::is_same_v<typename Config::T, float>) {
-      if (tiles.splits > 0) {
+      if (tiles.splits > 0 && is_last) {
         NamedBarrier(1, Config::kConsumed);  // all have multiplied
         StoreBlocks<Config>(tiles, piece.tile, thread, ring, quad_of);
         return;
@@ -177,10 +198,11 @@ __device__ __forceinline__ void Add(float4* sum, const float4& v) {
   sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
 }
 
-// Adds the pieces of a tile. Of one thread of a tile's consumers, a thread here
-// has kEach of the quads that lie side by side. A block has `lanes` such sets;
-// kAddThreads / lanes groups of threads add as many runs of the pieces, each in
-// the order of the line, and the runs' sums are added in that order too.
+// Adds the pieces of a shared tile. Of one thread of a tile's consumers, a
+// thread here has kEach of the quads that lie side by side. A block has `lanes`
+// such sets; kAddThreads / lanes groups of threads add as many runs of the
+// pieces, each in the order of the line, and the runs' sums are added in that
+// order too.
 template <typename Config, int kEach>
 __global__ void __launch_bounds__(kAddThreads)
     AddPieces(const __grid_constant__ WgradTiles tiles, int lanes) {
@@ -194,8 +216,9 @@ __global__ void __launch_bounds__(kAddThreads)
   const int in_tile = (blockIdx.x - tile * tile_blocks) * lanes + lane;
   const int quad = in_tile / Config::kConsumed * kEach;
   const int thread = in_tile % Config::kConsumed;
-  const bool has = Config::Has(tiles, tile, quad / 8, thread);
-  const auto place = PlaceOf<Config>(tiles, tile, quad / 8, thread);
+  const int of_all = tiles.first_shared + tile;
+  const bool has = Config::Has(tiles, of_all, quad / 8, thread);
+  const auto place = PlaceOf<Config>(tiles, of_all, quad / 8, thread);
   const PieceRange range = PiecesOf(tiles, tile);
   if (range.count == 1) return;  // whole: in dw already
   const int groups = kAddThreads / lanes;

@@ -25,6 +25,9 @@ struct Tiles {
   double multiplier_cycles, copied_bytes;  // of a step
 
   int64_t count() const { return m_tiles * n_tiles; }
+  Sharing sharing(int64_t blocks) const {
+    return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
+  }
   bool small() const { return m * n <= kSmallTile; }
   int64_t piece_bytes() const { return rows * n * int64_t{sizeof(float)}; }
 };
@@ -52,15 +55,18 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kOverlap = 4.1;
 
   const int64_t count = tiles.count();
-  const bool even = plan.blocks % count == 0;
+  const Sharing sharing = tiles.sharing(plan.blocks);
+  const bool even = sharing.splits > 0;
   const bool pair_x = plan.pair == Pair::kX, pair_dy = plan.pair == Pair::kDy;
   const int64_t resident = (plan.blocks - 1) / multiprocessors + 1;
   const double cycles =
       static_cast<double>(resident) * tiles.multiplier_cycles + kPerStep +
       kOneWarpgroup * (tiles.m == 64 && tiles.n == 64);
+  const int64_t of_block = even ? sharing.whole / plan.blocks * tiles.steps +
+                                      (tiles.steps - 1) / sharing.splits + 1
+                                : (count * tiles.steps - 1) / plan.blocks + 1;
   const double steps =
-      static_cast<double>((count * tiles.steps - 1) / plan.blocks + 1) *
-      cycles / kCyclesPerMicrosecond;
+      static_cast<double>(of_block) * cycles / kCyclesPerMicrosecond;
   const double shared =
       64.0 * static_cast<double>(pair_x * tiles.rows + pair_dy * tiles.n);
   const double copies = static_cast<double>(count * tiles.steps) *
@@ -92,10 +98,12 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   if (plan.pair != Pair::kNone) time += kPair;
   if (tiles.m == 64 && tiles.n == 128) time += kAddHalves;
   if (plan.workspace == 0) return time + kWholeByte * bytes;
-  const double pieces =
-      even ? 1.0 * plan.blocks / plan.cluster : 1.0 * plan.blocks + count;
-  return time + pieces * bytes / kPiecesRate + kAddLaunch +
-         kAddPiece * even * pieces / static_cast<double>(count);
+  const int64_t split_tiles = count - sharing.whole;
+  const int64_t pieces =
+      even ? split_tiles * sharing.splits / plan.cluster : plan.blocks + count;
+  return time + static_cast<double>(pieces) * bytes / kPiecesRate + kAddLaunch +
+         kAddPiece * even * static_cast<double>(pieces) /
+             static_cast<double>(split_tiles);
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
@@ -145,14 +153,22 @@ std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
     Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};
     plan.cluster = cluster;
     plan.pair = pair;
-    const bool even = blocks % count == 0;
-    if (count % blocks != 0 && !(even && blocks / count == cluster)) {
-      plan.workspace = (even ? blocks / cluster : 2 * blocks) * tiles.m *
-                       tiles.n * int64_t{sizeof(float)};
+    const Sharing sharing = tiles.sharing(blocks);
+    if (count % blocks != 0 && sharing.splits != cluster) {
+      const int64_t pieces = sharing.splits > 0 ? (count - sharing.whole) *
+                                                      sharing.splits / cluster
+                                                : 2 * blocks;
+      plan.workspace = pieces * tiles.m * tiles.n * int64_t{sizeof(float)};
     }
     plans.push_back(plan);
   };
   add(std::min<int64_t>(multiprocessors, count * tiles.steps), 1, Pair::kNone);
+  // Of small tiles pairs do one each.
+  const int64_t all = multiprocessors / 2 * 2;
+  if (pairs && !small && tiles.n_tiles % 2 == 0 && count > all &&
+      tiles.sharing(all).splits > 0) {
+    add(all, 1, Pair::kX);
+  }
   for (const int cluster : {1, 2, 4, 8}) {
     for (const Pair pair : {Pair::kNone, Pair::kX, Pair::kDy}) {
       const bool paired = pair != Pair::kNone;

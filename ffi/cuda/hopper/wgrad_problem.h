@@ -11,11 +11,12 @@
 
 namespace jax_convbatch::hopper {
 
-// dw in tiles (wgrad_tiling.h). The steps of a tile are dealt out to classes in
-// turns; the classes of all tiles lie in one line, cut evenly among the blocks
-// of the launch, so that blocks that work at the same time read about the same
-// pixels. A tile that one block does whole goes to dw; the pieces of the others
-// go to `pieces`, to be added in order.
+// dw in tiles (wgrad_tiling.h). Tiles from first_shared on are shared. The
+// steps of a tile are dealt out to classes in turns; the classes of all tiles
+// lie in one line, cut evenly among the blocks of the launch, so that blocks
+// that work at the same time read about the same pixels. A tile that one block
+// does whole goes to dw; the pieces of the others go to `pieces`, to be added
+// in order.
 struct WgradTiles {
   void* dw;
   float* pieces;
@@ -26,7 +27,9 @@ struct WgradTiles {
   int classes;  // of a tile; as many as steps: each block's steps are
                 // contiguous
   int blocks;
-  int splits;    // blocks of each tile; 0 where shares do not end with tiles
+  int whole_each, first_shared;  // whole tiles of each block; the tile after
+  int splits;    // blocks of each shared tile; 0 where shares do not end with
+                 // tiles
   int cluster;   // of them add their sums before they write; 1: none
   int rounds;    // steps of every class; some have one more
   bool m_minor;  // tiles: filter rows before output channels

@@ -47,6 +47,38 @@ inline constexpr int kSmallTile = 64 * 128;
 // all taps (wgrad_halo_kernel.cuh).
 inline constexpr int kHaloM = 9 * 64, kHaloN = 64;
 
+// Whether a kernel has the code for whole tiles after shares of others: it
+// costs small tiles 1.7 us.
+constexpr bool MayDoWhole(int tile_m, int tile_n) {
+  return tile_m * tile_n > kSmallTile && tile_m != kHaloM;
+}
+
+// Which tiles blocks share: all, or where there are more tiles than blocks
+// those that are left when each block has done as many whole ones as the
+// others.
+struct Sharing {
+  int64_t whole;  // tiles that one block does
+  // Blocks of each of the other tiles; 0 where shares do not end with tiles.
+  int64_t splits;
+
+  static Sharing Of(int64_t tiles, int64_t blocks, int64_t steps,
+                    bool may_do_whole) {
+    if (blocks % tiles == 0) return {0, blocks / tiles};
+    const int64_t left = tiles % blocks;
+    if (tiles < blocks || left == 0 || !may_do_whole) return {0, 0};
+    // Blocks that do not share what is left have nothing to do meanwhile.
+    constexpr double kMostIdle = 0.04;
+    const int64_t splits = blocks / left;
+    const double idle = 1.0 / static_cast<double>(splits) -
+                        static_cast<double>(left) / static_cast<double>(blocks);
+    return splits > 1 && splits <= steps &&
+                   idle * static_cast<double>(blocks) <=
+                       kMostIdle * static_cast<double>(tiles)
+               ? Sharing{tiles - left, splits}
+               : Sharing{0, 0};
+  }
+};
+
 // A multiplication takes 16 pixels: those of 16 images at one place, or of 8 at
 // two. A step is a row of a strip.
 struct HaloTiling {
