@@ -99,7 +99,7 @@ SPLITS = {
         "128x128/132",
     ),
     "the same, some blocks share none, a last step of 16 pixels": (
-        problem(33, (7, 7), 456, 768, (5, 5), (2, 2), SAME),
+        problem(33, (7, 7), 456, 768, (5, 5), (2, 2), ((2, 2), (2, 2))),
         "256x128/132",
     ),
     "tiles that are left are shared, three warpgroups": (
@@ -107,11 +107,11 @@ SPLITS = {
         "192x128/132",
     ),
     "tiles that are left are shared, those of two steps": (
-        problem(8, (5, 5), 320, 1200, (5, 5), (2, 2), SAME),
+        problem(8, (5, 5), 320, 1200, (5, 5), (2, 2), ((2, 2), (2, 2))),
         "256x128/132",
     ),
     "shares that do not end with small tiles": (
-        problem(3, (5, 5), 200, 768, (5, 5), (2, 2), SAME),
+        problem(3, (5, 5), 200, 768, (5, 5), (2, 2), ((2, 2), (2, 2))),
         "64x64/132",
     ),
     "channels that do not fill tiles": (

@@ -11,12 +11,13 @@
 
 namespace jax_convbatch::hopper {
 
-// dw in tiles (wgrad_tiling.h). Tiles from first_shared on are shared. The
-// steps of a tile are dealt out to classes in turns; the classes of all tiles
-// lie in one line, cut evenly among the blocks of the launch, so that blocks
-// that work at the same time read about the same pixels. A tile that one block
-// does whole goes to dw; the pieces of the others go to `pieces`, to be added
-// in order.
+// dw in tiles (wgrad_tiling.h). The steps of a tile are dealt out to classes in
+// turns; the classes of all tiles lie in one line, cut evenly among the blocks
+// of the launch, so that blocks that work at the same time read about the same
+// pixels. A tile that one block does whole goes to dw; the pieces of the others
+// go to `pieces`, to be added in order. Where whole_each > 0 only the tiles
+// from first_shared on are shared; after its share a block does so many whole
+// ones.
 struct WgradTiles {
   void* dw;
   float* pieces;
@@ -27,7 +28,7 @@ struct WgradTiles {
   int classes;  // of a tile; as many as steps: each block's steps are
                 // contiguous
   int blocks;
-  int whole_each, first_shared;  // whole tiles of each block; the tile after
+  int whole_each, first_shared;
   int splits;    // blocks of each shared tile; 0 where shares do not end with
                  // tiles
   int cluster;   // of them add their sums before they write; 1: none
