@@ -97,10 +97,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
     if (m == 192 && n == 128)
       return launch(WgradConfig<T, 192, 128, 5, kNo, 3, kYes>());
     if (m == 256 && n == 128)
-      // The code for whole tiles costs this one 2.6% where there are none.
-      return problem.whole_each > 0
-                 ? launch(WgradConfig<T, 256, 128, 4, kYes, 2, kYes, kYes>())
-                 : launch(WgradConfig<T, 256, 128, 4, kYes, 2, kYes, kNo>());
+      return launch(WgradConfig<T, 256, 128, 4, kYes, 2, kYes>());
     return cudaErrorInvalidValue;
   }
   if (m == 64 && n == 64) return launch(WgradConfig<T, 64, 64, 5, kNo, 1>());

@@ -36,8 +36,7 @@ __device__ __forceinline__ int BlocksOf(const WgradTiles& tiles,
 // be the one that all share: each warpgroup reads it once for 64 of the other.
 // kGroups: consumer warpgroups.
 template <typename T_, int kM_, int kN_, int kStages_, bool kTransposed_,
-          int kGroups_ = kConsumers, bool kPair_ = false,
-          bool kWhole_ = (kM_ * kN_ > kSmallTile)>
+          int kGroups_ = kConsumers, bool kPair_ = false>
 struct WgradConfig {
   using T = T_;
   // Whether blocks may copy for each other.
@@ -53,7 +52,7 @@ struct WgradConfig {
   // Where a cluster's blocks, or warpgroups, put what others add.
   static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
   static constexpr int kMaxCluster = kSmall ? 8 : 2;
-  static constexpr bool kWhole = kWhole_;  // PieceWalk's
+  static constexpr bool kWhole = !kSmall;  // PieceWalk's
   static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 1024;
   static constexpr int kIssuers = 4;
   static constexpr int kGroups = kGroups_;
