@@ -24,6 +24,8 @@ def geometry(g: ConvGeometry) -> ConvGeometry | None:
     narrowest = min(g.C, g.K) // g.groups
     if not 1 < g.groups <= MOST or narrowest < LEAST_CHANNELS:
         return None
+    if g.is_pointwise:  # products of all groups at once, without columns
+        return None
     return g._replace(C=g.C // g.groups, K=g.K // g.groups, groups=1)
 
 

@@ -84,7 +84,7 @@ def test_up_to_three_spatial_axes_are_native(platform, rank):
         jnp.ones((*[3] * rank, 4, 8)),
         platform=platform,
     )
-    assert [row.engine for row in rows] == [default(platform, hopper=rank < 3)]
+    assert [row.engine for row in rows] == [default(platform)]
 
 
 def test_groups_are_native(platform):

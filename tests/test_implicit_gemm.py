@@ -302,7 +302,11 @@ def test_it_is_the_default_where_it_covers_a_call(hopper):
     ("x", "w", "kwargs"),
     [
         ((2, 8, 8, 8), (3, 3, 8, 8), {"input_dilation": 2, "strides": 2, "padding": 1}),
-        ((2, 4, 8, 8, 8), (3, 3, 3, 8, 8), {}),
+        (
+            (2, 4, 8, 8, 8),
+            (3, 3, 3, 8, 8),
+            {"input_dilation": 2, "strides": 2, "padding": 1},
+        ),
     ],
 )
 def test_what_it_does_not_cover_is_refused_by_name(hopper, x, w, kwargs):

@@ -60,6 +60,8 @@ def test_which_groups():
     assert wide_groups.geometry(g)[4:6] == (32, 48)
     assert wide_groups.geometry(g._replace(groups=1)) is None
     assert wide_groups.geometry(g._replace(C=16)) is None
+    product = g._replace(R=1, S=1, pad=(0, 0, 0))
+    assert product.is_pointwise and wide_groups.geometry(product) is None
     many = wide_groups.MOST * 2
     assert (
         wide_groups.geometry(g._replace(groups=many, C=many * 32, K=many * 32)) is None
