@@ -24,11 +24,13 @@ import test_channel_sums
 import test_deform_fused
 import test_direct
 import test_few_channels
+import test_hopper_wgrad
 import test_implicit_gemm
 import test_layer_parts
 import test_long_sums
 import test_one_channel
 import test_one_pass
+import test_quads
 import test_small_images
 import test_tf32
 import test_true_f32
@@ -41,8 +43,16 @@ from jax_convbatch.bias import bias_grad
 
 EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
+    **{f"windows, {name}": case for name, case in test_implicit_gemm.WINDOWS.items()},
+    **{f"windows, {name}": case for name, case in test_implicit_gemm.STRIPS.items()},
+    **{
+        f"wgrad, {name}": case
+        for name, (case, _) in test_hopper_wgrad.SPLITS.items()
+        if "left" in name
+    },
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
+    **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
     **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
@@ -58,7 +68,7 @@ SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
 def dtypes(name):
     """One 16-bit type stands for both."""
-    if name.startswith(("one channel", "large tiles", "true f32")):
+    if name.startswith(("one channel", "quads", "large tiles", "true f32")):
         return ("float32",)
     return ("bfloat16", "float32") if name.startswith("copied") else ("bfloat16",)
 
