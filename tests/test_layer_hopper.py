@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -158,7 +159,8 @@ def test_signs_are_those_of_y_in_every_configuration(hopper, name, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 5, 7, 8), (2, 31, 33, 72), (256, 14, 14, 256)])
-def test_the_derivative_by_signs_has_the_bits_of_that_by_y(hopper, shape, dtype):
+def test_the_derivative_by_signs_is_that_by_y(hopper, shape, dtype):
+    """dz in every bit; db but for rounding, since each takes turns of its own."""
     y = jax.nn.relu(normal(0, shape, dtype))
     dy = normal(1, shape, dtype)
 
@@ -167,8 +169,13 @@ def test_the_derivative_by_signs_has_the_bits_of_that_by_y(hopper, shape, dtype)
 
     for fun in map(jax.jit, (alone, jax.vmap(alone, in_axes=1))):
         want, found = fun(y, dy), fun(activations.signs_of(y, 3), dy)
-        for a, b in zip(found, want, strict=True):
-            np.testing.assert_array_equal(bits(a), bits(b))
+        np.testing.assert_array_equal(bits(found[0]), bits(want[0]))
+        size = np.abs(oracle.float64(want[0])).sum((-3, -2))
+        size = size.reshape(-1, *found[1].shape).sum(0)
+        wide = 4 * float(np.finfo(np.float32).eps) * size
+        rounding = float(jnp.finfo(dtype).eps) * np.abs(oracle.float64(want[1]))
+        difference = np.abs(oracle.float64(found[1]) - oracle.float64(want[1]))
+        assert np.all(difference <= wide + rounding)
 
 
 @pytest.mark.gpu
