@@ -171,7 +171,7 @@ ODD = {
     "six products, chunks": problem(3, (7, 7), 128, 136),
     "direct": problem(3, (9, 8), 12, 28),
 }
-# Where what is no number stands: corners of images, of 2x2 tiles, one in the middle.
+# Where what is no number stands: corners of images, and within.
 PLACES = {
     "x": {(0, 0, 0, 1): np.inf, (0, 3, 4, 5): -np.inf, (1, -1, -1, 2): np.nan},
     "w": {(0, 2, 7, 3): np.inf, (1, 1, 3, 20): -np.inf, (2, 0, 9, 5): np.nan},
@@ -299,7 +299,7 @@ def test_resnet_takes_little_workspace(native, row):
     for op in OPS:
         large = plans(native, op, 256, row)
         assert large["path"].startswith("true f32")
-        # Partial sums, or a filter transformed for Winograd.
+        # Partial sums, and the parts of the filter.
         assert large["workspace"] <= 64 << 20
 
 
@@ -317,7 +317,7 @@ def test_another_gpu_has_the_same_kernels(native):
     for op in OPS:
         g = geometry(8, row)
         found = native(op, g, "float32", 108, False, True)
-        # Winograd's tiles take more shared memory than some GPUs have.
+        # Six products are Hopper's.
         assert found["path"] == "true f32 tiles"
 
 

@@ -17,7 +17,7 @@ namespace jax_convbatch {
 // a dict: config (its name, see hopper/configs.h), path ("tiles", "gathered
 // tiles" or "strips": see hopper/conv.h; "direct tiles" or
 // "copied tiles" of several groups; "true f32 tiles", also "true
-// f32 Winograd tiles"),
+// f32 by six products, tiles"),
 // preferred (whether it beats columns), workspace (bytes), blocks (thread
 // blocks). `hopper`: of several groups; of one it is taken for granted.
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,

@@ -1,8 +1,8 @@
 // The kernel of joint_backward.h. A block has one or two warpgroups that
 // multiply and a warp that copies, and one tile: of dx, 64 pixels for each
-// warpgroup, or of dw, 64 output channels for each and all pixels or, in a
-// cluster, a run of them. In both dy is the left operand, in registers, set to
-// zero there where relu's derivative is.
+// warpgroup, or of dw, 64 output channels for each and all pixels, which the
+// blocks of a cluster take in turns, 64 at a time. In both dy is the left
+// operand, in registers, set to zero there where relu's derivative is.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_JOINT_BACKWARD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_JOINT_BACKWARD_CUH_
 
