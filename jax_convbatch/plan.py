@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_convbatch import choices, depth, targets, wide_groups
+from jax_convbatch import choices, depth, targets
 from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
 from jax_convbatch.planners import (
     DEFAULT_WORKSPACE,
@@ -22,7 +22,7 @@ from jax_convbatch.planners import (
     Plan,
     Unable,
     implicit_cuda_plans,
-    preferred,
+    one_by_one,
 )
 
 # Engines in order of preference, with the platforms they have code for.
@@ -188,9 +188,10 @@ def configs(
         return [""]
     if np.dtype(dtype).name not in IMPLICIT_CUDA_DTYPES:
         return []
-    native = implicit_cuda_plans(op, geometry, np.dtype(dtype).name, precision)
-    one_by_one = wide_groups.geometry(geometry) and not preferred(native)
-    if depth.is_deep(geometry) or one_by_one:  # the convolutions of these have theirs
+    name = np.dtype(dtype).name
+    native = implicit_cuda_plans(op, geometry, name, precision)
+    one = one_by_one(op, geometry, name, precision, native)
+    if depth.is_deep(geometry) or one:  # the convolutions of these have theirs
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]
 

@@ -90,7 +90,7 @@ def _plan_implicit_gemm(
     high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
     if high and not _by_six_products(native):
         return _plan_three_products(op, geometry, dtype, workspace_limit, config)
-    if (one := wide_groups.geometry(geometry)) and not preferred(native):
+    if one := one_by_one(op, geometry, dtype.name, precision, native):
         return _plan_wide_groups(
             op, geometry, one, dtype, workspace_limit, precision, config
         )
@@ -126,8 +126,21 @@ def _plan_implicit_gemm(
     )
 
 
-def preferred(native: list[dict] | str) -> bool:
-    return not isinstance(native, str) and native[0]["preferred"]
+def one_by_one(
+    op: str, g: ConvGeometry, dtype: str, precision: int, native: list[dict] | str
+) -> ConvGeometry | None:
+    """The convolution of one group where wide groups run so; `native`: plans of all.
+
+    They do where kernels of all groups are slow or not there. Slow ones still serve
+    by name where there are none of one group: on a GPU before Hopper, say.
+    """
+    one = wide_groups.geometry(g)
+    if one is None or isinstance(native, str):
+        return one
+    if native[0]["preferred"]:
+        return None
+    of_one = implicit_cuda_plans(op, one, dtype, precision)
+    return None if isinstance(of_one, str) else one
 
 
 def _plan_wide_groups(

@@ -16,7 +16,7 @@ from promises import (
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import primitives, wide_groups
+from jax_convbatch import planners, primitives, targets, wide_groups
 from jax_convbatch.planners import Plan
 
 
@@ -66,6 +66,23 @@ def test_which_groups():
     assert (
         wide_groups.geometry(g._replace(groups=many, C=many * 32, K=many * 32)) is None
     )
+
+
+def test_they_run_so_where_kernels_of_all_are_slow_or_not_there(monkeypatch):
+    x, w, _ = arrays(CASES["2 groups"], whole, "float32")
+    g = params_of(CASES["2 groups"], x, w).geometry
+    one = wide_groups.geometry(g)
+    slow, fast = [{"preferred": False}], [{"preferred": True}]
+    for native, of_one, want in (
+        ("none", fast, one),
+        ("none", "none", one),  # whose refusal is then the reason
+        (fast, fast, None),
+        (slow, fast, one),
+        (slow, "before Hopper", None),
+    ):
+        monkeypatch.setattr(targets, "implicit_gemm_plans", lambda *_, of=of_one: of)
+        got = planners.one_by_one("fprop", g, "bfloat16", 0, native)
+        assert got == want, (native, of_one)
 
 
 @pytest.mark.gpu
