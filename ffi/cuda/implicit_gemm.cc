@@ -1,7 +1,7 @@
 // The engine implicit_gemm: convolutions without columns in memory. Those of
-// one group, of bf16, f16 and f32 (as TF32), run on Hopper tensor cores:
-// hopper/. Those of several, and f32 at the highest precision, run on any GPU
-// of compute capability 8.0 or later: direct/ and simt/.
+// one group, of bf16, f16 and f32 (as TF32, or by six products), run on Hopper
+// tensor cores: hopper/. Those of several, and f32 at the precision HIGHEST,
+// run on any GPU of compute capability 8.0 or later: direct/ and simt/.
 #include "cuda/implicit_gemm.h"
 
 #include <cuda_runtime_api.h>
