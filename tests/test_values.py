@@ -1,5 +1,7 @@
 """Every engine's y, dx, dw and db are within rounding of the exact ones."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from problems import FLOATS, Problem, exact, normal, problems, run, terms, whole
 
 import jax_convbatch as jc
+from jax_convbatch import primitives
 from jax_convbatch.bias import bias_grad, broadcast_bias
 
 
@@ -205,5 +208,11 @@ def test_it_takes_the_place_of_jax_laxs(monkeypatch):
     monkeypatch.setattr(jax.lax, "conv_general_dilated", jc.conv_general_dilated)
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(w, x), want, rtol=1e-4)
     assert jc.explain(loss, w, x)[0].engine != "xla"
+    params = jax.make_jaxpr(jc.conv)(x, w).eqns[0].params["params"]
+    in_xla = functools.partial(
+        primitives.xla_call, "fprop", params=params, out_dtype=x.dtype
+    )
+    (eqn,) = jax.make_jaxpr(in_xla)(x, w).eqns
+    assert eqn.primitive is jax.lax.conv_general_dilated_p
     got = jax.lax.conv_general_dilated(*whole_numbers, dimension_numbers=numbers)
     np.testing.assert_array_equal(got, in_stock)
