@@ -210,8 +210,9 @@ def spec_of(role: str, dimension_numbers: ConvDimensionNumbers) -> tuple[int, ..
 
 
 def axis_of(role: str, letter: str, dimension_numbers: ConvDimensionNumbers) -> int:
-    """The axis of array `role` that carries `letter` ("N", "C" or "K")."""
-    return spec_of(role, dimension_numbers)[LETTERS[role].index(letter)]
+    """The axis of array `role` that carries `letter`: "N", "C", "K", or of rows "0"."""
+    at = 2 + int(letter) if letter.isdecimal() else LETTERS[role].index(letter)
+    return spec_of(role, dimension_numbers)[at]
 
 
 def layout(role: str, dimension_numbers: ConvDimensionNumbers) -> tuple[int, ...]:

@@ -22,7 +22,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jax_convbatch import _compat, act_grad, partition_layer, primitives, targets
+from jax_convbatch import (
+    _compat,
+    act_grad,
+    halo,
+    partition_layer,
+    primitives,
+    targets,
+)
 from jax_convbatch import geometry as geo
 from jax_convbatch.bias import result_sharding
 from jax_convbatch.planners import Plan
@@ -193,24 +200,21 @@ def _one_call(platform, params: ConvParams, dtype, signs: bool, residual: bool):
     return None
 
 
-def _local(platform, params, residual, cut, saved, x, w, dy):
-    """What one device does with its part: of the batch alone where it is one call."""
-    local = params.with_sizes(
-        N=x.shape[params.axis("x", "N")],
-        C=x.shape[params.axis("x", "C")],
-        K=dy.shape[params.axis("y", "K")],
-    )
-    if cut <= {"N"}:
+def _local(platform, params, residual, cut, rows, saved, x, w, dy):
+    """What one device does with its part: in one call where no other's is needed."""
+    if cut <= {"N"} and not halo.needed(params, rows):
+        local, _ = halo.extended(params, "x", rows, x)
+        local = local.with_sizes(N=x.shape[params.axis("x", "N")])
         signs = saved.dtype == np.uint8
         if fun := _one_call(platform, local, x.dtype, signs, residual):
             return fun(saved, x, w, dy)
     kept = (params.axis("y", "K"),)
     dz, db = act_grad.local_cotangent(platform, "relu", kept, True, saved, dy)
-    dx, dw = (
-        primitives.local_call(OPS[name], platform, x.dtype, local, a, b)
-        for name, a, b in (("dgrad", dz, w), ("wgrad", x, dz))
-    )
-    return [dx, dw, db, *([dz] if residual else [])]
+    out = []
+    for name, a, b in (("dgrad", dz, w), ("wgrad", x, dz)):
+        local, a = halo.extended(params, OPS[name].operands[0], rows, a)
+        out.append(primitives.local_call(OPS[name], platform, x.dtype, local, a, b))
+    return [*out, db, *([dz] if residual else [])]
 
 
 def _cotangent_lowering(platform, ctx, *arrays, params, residual, used=None):

@@ -1,9 +1,9 @@
-"""Sharding below the primitives: batch and output channels stay where they are.
+"""Sharding below the primitives: batch, channels and images stay where they are.
 
 Without a rule XLA gathers a sharded operand of a custom call, silently. With
 the one here each device convolves its own part: N and the result's channels pass
-through, and where the summed letter is sharded (N in wgrad) the partial results
-are added by one all-reduce.
+through, neighbours exchange rows of an image that is cut (halo.py), and where what is
+summed over is sharded (N in wgrad) the partial results are added by one all-reduce.
 """
 
 from __future__ import annotations
@@ -15,40 +15,60 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat
+from jax_convbatch import _compat, halo
 from jax_convbatch import geometry as geo
 
 
-def factors(role: str, grouped: bool, dimension_numbers) -> list[str]:
-    """Names of `role`'s axes in the user's order, one letter a factor."""
+def factors(role: str, params) -> list[str]:
+    """Factors of `role`'s axes in the user's order, "a b" for an axis of two.
+
+    Rows that x and y share are a factor p0, p1 or p2, those that one of them has for
+    each of the other's q0, q1 or q2.
+    """
     first, second = geo.LETTERS[role]
-    if role == "w" and grouped:
+    if role == "w" and params.geometry.groups > 1:
         second = "I"  # channels of one group: not a part of C
-    names = [
-        first,
-        second,
-        *(f"{role}{i}" for i in range(len(dimension_numbers[0]) - 2)),
-    ]
+    names = [first, second]
+    alike = halo.letters(params)
+    for i in range(geo.spatial_rank(params.dimension_numbers)):
+        if role == "w" or str(i) not in alike:
+            names.append(f"{role}{i}")
+        else:
+            several = alike[str(i)]["xy".index(role)] > 1
+            names.append(f"p{i} q{i}" if several else f"p{i}")
     result = [""] * len(names)
-    for axis, name in zip(geo.spec_of(role, dimension_numbers), names, strict=True):
+    spec = geo.spec_of(role, params.dimension_numbers)
+    for axis, name in zip(spec, names, strict=True):
         result[axis] = name.lower()
     return result
 
 
+def text_of(names: list[str]) -> str:
+    """`names` as a rule has them."""
+    return " ".join(f"({name})" if " " in name else name for name in names)
+
+
+def kinds_of(params, names: list[list[str]], reduced=()) -> dict:
+    """What a rule says of the factors that `names` has: sizes and kinds."""
+    alike = halo.letters(params)
+    free = {"n"} if params.geometry.groups > 1 else {"n", "c", "k"}
+    free |= {f"p{i}" for i in alike}
+    every = dict.fromkeys(f for axes in names for a in axes for f in a.split())
+    return {
+        "need_replication_factors": tuple(f for f in every if f not in free),
+        "reduction_factors": tuple(f for f in every if f in free and f in reduced),
+        **{f"q{i}": max(sd) for i, sd in alike.items() if max(sd) > 1},
+    }
+
+
 def sharding_rule(op, params):
     """Shardy's einsum-like rule, its reduction and its replicated factors."""
-    grouped = params.geometry.groups > 1
-    roles = (*op.operands, op.result)
-    names = {role: factors(role, grouped, params.dimension_numbers) for role in roles}
-    rule = ", ".join(" ".join(names[role]) for role in op.operands)
-    rule += " -> " + " ".join(names[op.result])
-    every = dict.fromkeys(name for role in roles for name in names[role])
-    free = ["n"] if grouped else ["n", "c", "k"]
-    reduced = [op.contraction.lower()] if op.contraction.lower() in free else []
-    return rule, {
-        "reduction_factors": tuple(reduced),
-        "need_replication_factors": tuple(n for n in every if n not in free),
-    }
+    names = {role: factors(role, params) for role in (*op.operands, op.result)}
+    rule = ", ".join(text_of(names[role]) for role in op.operands)
+    rule += " -> " + text_of(names[op.result])
+    kept = {f for name in names[op.result] for f in name.split()}
+    reduced = {f for role in op.operands for a in names[role] for f in a.split()} - kept
+    return rule, kinds_of(params, [*names.values()], reduced)
 
 
 # Eight channels make one element of signs: K is that many times eight.
@@ -135,40 +155,58 @@ def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, .
     assigned: dict[str, tuple[str, ...]] = {}
     for role, array in arrays:
         spec = _spec(array, mesh)
-        for letter in geo.LETTERS[role]:
-            if letter in assigned or (grouped and letter != "N"):
+        for letter in letters_of(role, params):
+            if letter in assigned or (grouped and letter in "CK"):
                 continue
             at = params.axis(role, letter)
             size = array.shape[at] // (multiple or {}).get(letter, 1)
             axes = _even_axes(mesh, spec[at], size)
             taken = {a for other in assigned.values() for a in other}
-            if axes and not taken & {*axes}:
+            if axes and not taken & {*axes} and _reaches(params, letter, axes, mesh):
                 assigned[letter] = axes
     return assigned
 
 
-def partition_conv(op, params, local, mesh, arg_shapes, result_shape, multiple=None):
-    """Assigns mesh axes to N, C and K and builds the per-device function.
+def letters_of(role: str, params) -> list[str]:
+    """Letters of `role`'s axes that may be cut, those of rows included."""
+    return [*geo.LETTERS[role], *(halo.letters(params) if role != "w" else ())]
 
-    `multiple`: as in `assigned_axes`.
-    """
-    arrays = dict(
-        zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
-    )
+
+def _reaches(params, letter: str, axes, mesh) -> bool:
+    """Whether rows, if `letter` is one of rows, are needed of neighbours alone."""
+    parts = math.prod(mesh.shape[a] for a in axes)
+    return letter in "NCK" or halo.part(params, letter, parts) is not None
+
+
+def sharding_of(role: str, params, assigned, mesh) -> NamedSharding:
+    """How array `role` lies where `assigned` letters are cut."""
+    spec: list = [None] * len(params.shape(role))
+    for letter in letters_of(role, params):
+        if letter in assigned:
+            spec[params.axis(role, letter)] = assigned[letter]
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def summed_axes(role: str, params, assigned) -> tuple[str, ...]:
+    """Mesh axes over which parts of result `role` are to be added."""
+    other = [letter for letter in assigned if letter not in letters_of(role, params)]
+    return tuple(a for letter in other for a in assigned[letter])
+
+
+def partition_conv(op, params, local, mesh, arg_shapes, result_shape):
+    """Assigns mesh axes to N, C, K and rows and builds the per-device function."""
     mesh = fine_mesh(mesh)
-    assigned = assigned_axes(params, mesh, arrays.items(), multiple)
+    arrays = zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
+    assigned = assigned_axes(params, mesh, list(arrays))
+    cut = halo.cuts(params, assigned, mesh)
 
-    def sharding(role: str) -> NamedSharding:
-        spec: list = [None] * len(arrays[role].shape)
-        for letter in geo.LETTERS[role]:
-            if letter in assigned and not (
-                role == op.result and letter == op.contraction
-            ):
-                spec[params.axis(role, letter)] = assigned[letter]
-        return NamedSharding(mesh, PartitionSpec(*spec))
+    def of_device(a, b):
+        of, a = halo.extended(params, op.operands[0], cut, a)
+        return local(of, a, b)
 
-    lower = per_device(partial(local, params), mesh, assigned.get(op.contraction))
-    return mesh, lower, sharding(op.result), tuple(map(sharding, op.operands))
+    lower = per_device(of_device, mesh, summed_axes(op.result, params, assigned))
+    place = partial(sharding_of, params=params, assigned=assigned, mesh=mesh)
+    return mesh, lower, place(op.result), tuple(map(place, op.operands))
 
 
 def partitioned(local, op, params):

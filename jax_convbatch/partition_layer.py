@@ -1,7 +1,8 @@
 """Sharding of fused layers: forward, and backward in one call.
 
-As in partition.py, whose rules these are: each device has its part of the batch, of the
-output channels or of the input channels, and what is summed over a part is added up.
+As in partition.py, whose rules these are: each device has its part of the batch, of
+the output channels, of the input channels or of the image, and what is summed over a
+part is added up.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_convbatch import halo
 from jax_convbatch.partition import (
     EIGHTS,
     assigned_axes,
     by_eights,
     factors,
     fine_mesh,
-    partition_conv,
+    kinds_of,
     per_device,
+    sharding_of,
     sharding_rule,
+    summed_axes,
+    text_of,
 )
 
 
@@ -33,7 +38,7 @@ def partitioned_layer(local, op, params, epilogue):
     """
     rule, kinds = sharding_rule(op, params)
     operands, result = rule.split(" -> ")
-    k = factors("y", False, params.dimension_numbers)[params.axis("y", "K")]
+    k = factors("y", params)[params.axis("y", "K")]
     operands += f", {k}" * (epilogue.scale + epilogue.bias)
     operands += f", {result}" * epilogue.residual
     results = ", ".join([result] * (1 + epilogue.save_input))
@@ -44,16 +49,22 @@ def partitioned_layer(local, op, params, epilogue):
     multiple = {"K": 8} if epilogue.save_signs else {}
 
     def partition(mesh, arg_shapes, result_shapes):
-        x, w = arg_shapes[:2]
-        mesh, _, y, conv = partition_conv(
-            *(op, params, lambda *_: None, mesh, (x, w), result_shapes[0], multiple)
-        )
-        c_axes = conv[0].spec[params.axis("x", "C")]
-        per_channel = NamedSharding(mesh, PartitionSpec(y.spec[params.axis("y", "K")]))
-        shardings = [*conv, *[per_channel] * (epilogue.scale + epilogue.bias)]
+        mesh = fine_mesh(mesh)
+        arrays = zip("xwy", (*arg_shapes[:2], result_shapes[0]), strict=True)
+        assigned = assigned_axes(params, mesh, list(arrays), multiple)
+        x, w, y = (sharding_of(role, params, assigned, mesh) for role in "xwy")
+        per_channel = NamedSharding(mesh, PartitionSpec(assigned.get("K")))
+        shardings = [x, w, *[per_channel] * (epilogue.scale + epilogue.bias)]
         shardings += [y] * epilogue.residual
+        c_axes = summed_axes("y", params, assigned)
         add = partial(jax.lax.psum, axis_name=c_axes) if c_axes else None
-        lower = per_device(lambda *a: local(params, a, add), mesh, ())
+        cut = halo.cuts(params, assigned, mesh)
+
+        def of_device(x, *rest):
+            of, x = halo.extended(params, "x", cut, x)
+            return local(of, (x, *rest), add)
+
+        lower = per_device(of_device, mesh, ())
         return mesh, lower, [y] * epilogue.results, tuple(shardings)
 
     fun = custom_partitioning(lambda *arrays: local(params, arrays))
@@ -67,47 +78,45 @@ def partitioned_layer(local, op, params, epilogue):
 
 
 def partitioned_backward(local, params, residual: bool, signs: bool):
-    """`local(cut, saved, x, w, dy)`, a layer's gradients, with a partitioning rule.
+    """`local(cut, rows, saved, x, w, dy)`, a layer's gradients, with a rule.
 
     Args:
       local: gives [dx, dw, db] of a device's part and, with `residual`, dz; `cut`
-        says which of N, C and K that is a part of.
+        says which of N, C and K that is a part of, `rows` (`halo.Cuts`) which rows.
       params: the convolution.
       signs: eight channels of dy are one element of `saved`.
     """
-    fun = custom_partitioning(partial(local, frozenset()))
-    grouped = params.geometry.groups > 1
-    names = {r: factors(r, grouped, params.dimension_numbers) for r in "xwy"}
+    fun = custom_partitioning(partial(local, frozenset(), {}))
+    names = {role: factors(role, params) for role in "xwy"}
     k = names["y"][params.axis("y", "K")]
     roles = ["x", "w", "b", *(["y"] if residual else [])]
-    text = {role: " ".join(names[role]) for role in "xwy"} | {"b": k}
+    text = {role: text_of(names[role]) for role in "xwy"} | {"b": k}
     saved = text["y"]
     if signs:
         text = {role: by_eights(k, t) for role, t in text.items()}
     rule = ", ".join([saved, *(text[role] for role in "xwy")])
     rule += " -> " + ", ".join(text[role] for role in roles)
-    free = {"n"} if grouped else {"n", "c", "k"}
-    every = dict.fromkeys(f for role in "yxw" for f in names[role])  # as in the rule
 
     def partition(mesh, arg_shapes, result_shapes):
         mesh = fine_mesh(mesh)
         arrays = zip("xwy", arg_shapes[1:], strict=True)
         multiple = {"K": 8} if signs else {}
         assigned = assigned_axes(params, mesh, list(arrays), multiple)
+        rows = halo.cuts(params, assigned, mesh)
 
         def sharding(role):
             if role == "b":
                 return NamedSharding(mesh, PartitionSpec(assigned.get("K")))
-            spec: list = [None] * len(names[role])
-            for letter in {*"NCK"} & {f.upper() for f in names[role]}:
-                spec[params.axis(role, letter)] = assigned.get(letter)
-            return NamedSharding(mesh, PartitionSpec(*spec))
+            return sharding_of(role, params, assigned, mesh)
 
         def lower(*arrays):
-            out = per_device(partial(local, frozenset(assigned)), mesh, ())(*arrays)
-            summed = {"x": "K", "w": "N", "b": "N", "y": ""}
+            cut = frozenset(assigned) - frozenset(rows)
+            out = per_device(partial(local, cut, rows), mesh, ())(*arrays)
+            summed = {role: summed_axes(role, params, assigned) for role in "xw"}
+            # dz is a part of dy, and db has dw's sums: C is in neither.
+            summed |= {"y": (), "b": summed["w"]}
             return [
-                per_device(lambda a: a, mesh, assigned.get(summed[role]))(a)
+                per_device(lambda a: a, mesh, summed[role])(a)
                 for role, a in zip(roles, out, strict=True)
             ]
 
@@ -116,11 +125,12 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
             tuple(sharding(role) for role in "yxwy"),
         )
 
+    # No reductions: a factor that is an axis of another result may not be one.
     fun.def_partition(
         partition=partition,
         sharding_rule=rule,
         decode_shardings=False,
-        need_replication_factors=tuple(f for f in every if f not in free),
+        **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
         **(EIGHTS if signs else {}),
     )
     return fun

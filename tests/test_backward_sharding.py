@@ -43,7 +43,7 @@ def calls(monkeypatch, request):
         geometry = params.geometry
         found.append((geometry.N, geometry.C, geometry.K))
         return functools.partial(
-            one_pass._local, platform, params, residual, frozenset("CK")
+            one_pass._local, platform, params, residual, frozenset("CK"), {}
         )
 
     monkeypatch.setattr(one_pass, "parts", lambda params, dtype: one_pass.Parts)
@@ -90,6 +90,33 @@ def test_a_cut_layer_has_the_gradients_of_a_whole_one(calls, mesh_2d, cut, resid
     assert_same(found, want)
     assert_spec(found[0], *x)
     assert_spec(found[1], *w)
+
+
+@pytest.mark.parametrize("taps, stride", [(1, 1), (1, 2), (3, 1)])
+def test_rows_are_one_call_where_no_neighbour_is_needed(calls, mesh, taps, stride):
+    shapes = [
+        (2, 8 * stride, 4, 8),
+        (taps, taps, 8, 64),
+        (64,),
+        (2, 8, 4 // stride, 64),
+    ]
+    args = [SMALL(i, s, "float32") for i, s in enumerate(shapes)]
+
+    def step(*args):
+        fun = functools.partial(jc.conv_bias_act, activation="relu", strides=stride)
+        return jax.vjp(fun, *args[:-1])[1](args[-1])
+
+    want = jax.jit(step)(*args)
+    rows = P(None, "data")
+    sharded = put(mesh, args, rows, P(), P(), rows)
+    calls.clear()
+    compiled = jax.jit(step).lower(*sharded).compile()
+    assert len(calls) == (2 if taps == 1 else 1)  # one of them is of the whole
+    sent = set() if taps == 1 else {"collective-permute"}
+    assert collectives(compiled) == {"all-reduce", *sent}
+    found = compiled(*sharded)
+    assert_same(found, want)
+    assert_spec(found[0], *rows)
 
 
 def test_it_is_chosen_for_what_a_device_will_have(monkeypatch):

@@ -99,6 +99,29 @@ def test_gpus_that_share_a_batch_add_up_dw_and_db_alone(gpus, x64, name):
         np.testing.assert_allclose(*map(oracle.float64, (a, b)), rtol=0, atol=bound)
 
 
+ROWS = [
+    *("1x1", "1x1 strided", "3x3", "3x3 windows", "3x3 strided", "stem", "f32"),
+    *("depthwise", "grouped"),
+]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gpus_that_share_an_image_exchange_rows(gpus, name):
+    args = operands(name, functools.partial(whole, most=1))
+    args[1] = args[1] * 8  # whole numbers
+    fun = jax.jit(functools.partial(step, name))
+    want = fun(*on(gpus[0], args))
+    sharded = put(make_gpu_mesh(gpus[:2]), args, P(None, "data"), P(), P())
+    compiled = fun.lower(*sharded).compile()
+    sent = set() if name.startswith("1x1") else {"collective-permute"}
+    assert collectives(compiled) == {"all-reduce", *sent}
+    found = compiled(*sharded)
+    assert_same(found[:2], want[:2])
+    for a, b in zip(found[2:], want[2:], strict=True):
+        bound = 2 * jnp.finfo(b.dtype).eps * np.abs(oracle.float64(b)).max()
+        np.testing.assert_allclose(*map(oracle.float64, (a, b)), rtol=0, atol=bound)
+
+
 @pytest.mark.parametrize("name", ["1x1", "1x1 strided", "3x3", "small f32"])
 def test_a_gpu_makes_one_call_for_its_part(gpus, name):
     mesh = make_gpu_mesh(gpus)

@@ -125,7 +125,6 @@ def test_sharded_filters_give_sharded_channels_without_a_collective(mesh_2d):
 
 # Shardings that the rule does not keep must be undone, not miscomputed.
 UNKEPT = {
-    "rows of the image": (P(None, "model"), P(), P(), 1),
     "taps": (P(), P(None, None, "model", "data"), P(), 1),
     "channels of groups": (P(None, None, None, "data"), P(), P(), 2),
     "filters of groups": (P("data"), P(None, None, None, "model"), P("model"), 2),

@@ -1,0 +1,288 @@
+"""Images cut over devices: neighbours exchange rows, nobody gathers an image.
+
+8 virtual devices. Whole numbers make every order of summation exact.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from problems import whole
+from sharded import assert_same, assert_spec, collectives, put
+
+import jax_convbatch as jc
+
+ROWS = P(None, "data")
+SMALL = functools.partial(whole, most=1)
+
+# x, w and the keywords of a call whose images are cut into eight parts.
+CALLS = {
+    "3x3": ((2, 16, 5, 3), (3, 3, 3, 4), {}),
+    "two neighbours' rows are all of theirs": ((2, 16, 5, 3), (5, 3, 3, 4), {}),
+    "an even filter": ((2, 32, 5, 3), (4, 2, 3, 4), {}),
+    "strided": ((2, 32, 6, 3), (3, 3, 3, 4), {"strides": 2}),
+    "strided, seven taps": ((1, 64, 6, 3), (7, 7, 3, 4), {"strides": 2}),
+    "all on one side": ((2, 32, 5, 3), (3, 3, 3, 4), {"padding": ((2, 0), (0, 1))}),
+    "beyond the other side": ((2, 32, 5, 3), (3, 3, 3, 4), {"padding": ((-1, 3), 1)}),
+    "dilated": ((2, 32, 6, 3), (3, 3, 3, 4), {"dilation": (2, 1)}),
+    "groups": ((2, 16, 6, 8), (3, 3, 2, 8), {"groups": 4}),
+    "depthwise": ((2, 16, 6, 8), (3, 3, 1, 8), {"groups": 8}),
+    "input dilated": (
+        *((2, 16, 5, 3), (3, 3, 3, 4)),
+        {"input_dilation": (2, 1), "padding": ((1, 2), 1)},
+    ),
+    "one axis": ((2, 32, 3), (5, 3, 4), {}),
+    "three axes": ((1, 16, 4, 5, 3), (3, 3, 3, 3, 4), {}),
+    "sliced": ((4, 16, 5, 3), (3, 3, 3, 4), {"workspace_limit": 20_000}),
+    "by columns": ((2, 16, 5, 3), (3, 3, 3, 4), {"algorithm": "im2col_gemm"}),
+}
+
+
+def operands(x, w, make=whole):
+    return make(0, x, "float32"), make(1, w, "float32")
+
+
+def gradients(conv):
+    """y, dx and dw; the cotangent is y."""
+
+    def fun(x, w):
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(y)
+
+    return fun
+
+
+def compiled_and_result(fun, args):
+    compiled = jax.jit(fun).lower(*args).compile()
+    return compiled, compiled(*args)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_images_stay_cut(mesh, name):
+    x, w, kwargs = CALLS[name]
+    args = operands(x, w)
+    step = gradients(functools.partial(jc.conv, **{"padding": "SAME"} | kwargs))
+    want = jax.jit(step)(*args)
+    compiled, found = compiled_and_result(step, put(mesh, args, ROWS, P()))
+    assert collectives(compiled) == {"collective-permute", "all-reduce"}
+    assert_same(found, want)
+    for array, spec in zip(found, (ROWS, ROWS, P()), strict=True):
+        assert_spec(array, *spec)
+
+
+def test_a_device_sends_its_neighbours_no_more_than_they_read(mesh):
+    args = operands((2, 16, 5, 3), (3, 3, 3, 4))
+    fun = functools.partial(jc.conv, padding="SAME")
+    compiled, _ = compiled_and_result(fun, put(mesh, args, ROWS, P()))
+    text = compiled.as_text()
+    sent = [line for line in text.splitlines() if " collective-permute(" in line]
+    assert len(sent) == 2 and all("f32[2,1,5,3]" in line for line in sent), sent
+
+
+@pytest.mark.parametrize("taps, strides", [(1, 1), (1, 2), (2, 2), (3, 4)])
+def test_patches_need_no_neighbour(mesh, taps, strides):
+    args = operands((2, 32, 8, 3), (taps, taps, 3, 4))
+    step = gradients(functools.partial(jc.conv, strides=strides))
+    compiled, found = compiled_and_result(step, put(mesh, args, ROWS, P()))
+    assert collectives(compiled) == {"all-reduce"}
+    assert_same(found, jax.jit(step)(*args))
+
+
+def test_upsampling_by_a_transposed_convolution_keeps_images_cut(mesh):
+    args = operands((2, 16, 5, 3), (4, 4, 3, 4))
+    step = gradients(functools.partial(jc.conv_transpose, strides=2, padding="SAME"))
+    compiled, found = compiled_and_result(step, put(mesh, args, ROWS, P()))
+    assert collectives(compiled) == {"collective-permute", "all-reduce"}
+    assert_same(found, jax.jit(step)(*args))
+    assert_spec(found[0], *ROWS)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_rows_and_columns_at_once(mesh_2d, layout):
+    """Corners come with the second exchange."""
+    x, w = operands((2, 16, 8, 3), (5, 3, 3, 4))
+    spec, numbers = P(None, "data", "model"), ("NHWC", "HWIO", "NHWC")
+    if layout == "NCHW":
+        x, spec = x.transpose(0, 3, 1, 2), P(None, None, "data", "model")
+        numbers = ("NCHW", "HWIO", "NCHW")
+    step = gradients(functools.partial(jc.conv, dimension_numbers=numbers))
+    compiled, found = compiled_and_result(step, put(mesh_2d, (x, w), spec, P()))
+    assert collectives(compiled) == {"collective-permute", "all-reduce"}
+    assert_same(found, jax.jit(step)(x, w))
+    assert_spec(found[0], *spec)
+
+
+WITH_ROWS = {
+    "samples": (P("data", "model"), P()),
+    "output channels": (P(None, "data"), P(None, None, None, "model")),
+    "input channels": (P(None, "data", None, "model"), P(None, None, "model")),
+    "over both": (P(None, ("data", "model")), P()),
+}
+
+
+@pytest.mark.parametrize("cut", WITH_ROWS)
+def test_rows_beside_other_letters(mesh_2d, cut):
+    args = operands((4, 16, 6, 8), (3, 3, 8, 4))
+    step = gradients(jc.conv)
+    compiled, found = compiled_and_result(step, put(mesh_2d, args, *WITH_ROWS[cut]))
+    assert collectives(compiled) == {"collective-permute", "all-reduce"}
+    assert_same(found, jax.jit(step)(*args))
+    assert_spec(found[2], *WITH_ROWS[cut][1])
+
+
+LAYERS = {
+    "relu": {"activation": "relu"},
+    "gelu": {"activation": "gelu"},
+    "strided": {"activation": "relu", "strides": 2},
+    "one tap": {"activation": "relu"},
+}
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_keep_images_cut(mesh, name, residual):
+    kwargs = LAYERS[name]
+    x, w = operands((2, 32, 6, 3), (1, 1, 3, 8) if name == "one tap" else (3, 3, 3, 8))
+    shape = (2, 16, 3, 8) if name == "strided" else (2, 32, 6, 8)
+    args = [x, w, whole(2, (8,), "float32")]
+    specs = [ROWS, P(), P()]
+    if residual:
+        args, specs = [*args, whole(3, shape, "float32")], [*specs, ROWS]
+
+    def layer(x, w, bias, residual=None):
+        return jc.conv_bias_act(x, w, bias, residual=residual, **kwargs)
+
+    def step(*args):
+        y, pullback = jax.vjp(layer, *args)
+        return y, *pullback(y)
+
+    want = jax.jit(step)(*args)
+    compiled, found = compiled_and_result(step, put(mesh, args, *specs))
+    sent = set() if name == "one tap" else {"collective-permute"}
+    assert collectives(compiled) == {"all-reduce", *sent}
+    if name == "gelu":
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4), *(found, want)
+        )
+    else:
+        assert_same(found, want)
+    for array, spec in zip(found, (ROWS, *specs), strict=True):
+        assert_spec(array, *spec)
+
+
+def test_a_network_of_several_scales_gathers_nothing(mesh):
+    """Down, up, a skip between: what is sent are rows at edges."""
+    w = [SMALL(i, s, "float32") for i, s in enumerate(SCALES)]
+    x = SMALL(9, (2, 64, 8, 3), "float32")
+
+    def net(x, *w):
+        first = jc.conv(x, w[0])
+        low = jc.conv_bias_act(first, w[1], None, activation="relu", strides=2)
+        low = jc.conv(low, w[2])
+        return jc.conv_transpose(low, w[3], strides=2, padding="SAME") + first
+
+    def step(*args):
+        y, pullback = jax.vjp(net, *args)
+        return y, *pullback(y / 2**10)
+
+    args = [x, *w]
+    compiled, found = compiled_and_result(step, put(mesh, args, ROWS, *[P()] * 4))
+    assert collectives(compiled) == {"collective-permute", "all-reduce"}
+    for a, b in zip(found, jax.jit(step)(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
+
+
+SCALES = [(3, 3, 3, 4), (3, 3, 4, 8), (3, 3, 8, 8), (4, 4, 8, 4)]
+
+# What neighbours alone cannot give is gathered, and right all the same.
+GATHERED = {
+    "a filter over three parts": ((2, 16, 5, 3), (7, 3, 3, 4), {}),
+    "fewer rows of y": ((2, 16, 5, 3), (3, 3, 3, 4), {"padding": "VALID"}),
+    "rows of y that do not divide": ((2, 24, 5, 3), (3, 3, 3, 4), {"strides": 2}),
+    "strided and input dilated": (
+        *((2, 16, 5, 3), (3, 3, 3, 4)),
+        {"strides": 2, "input_dilation": 2, "padding": ((1, 1), (1, 1))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_what_cannot_be_cut_gives_the_same_numbers(mesh, name):
+    x, w, kwargs = GATHERED[name]
+    args = operands(x, w)
+    step = jax.jit(gradients(functools.partial(jc.conv, **kwargs)))
+    assert_same(step(*put(mesh, args, ROWS, P())), step(*args))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_axis_that_is_cut_gives_the_same_numbers(data):
+    parts = data.draw(st.sampled_from([2, 3, 4]), "parts")
+    stride, dilation = data.draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (1, 2)]))
+    taps = data.draw(st.integers(1, 5), "taps")
+    spread = data.draw(st.integers(1, 2), "filter dilation")
+    rows = parts * data.draw(st.integers(1, 4), "rows of a part")
+    size, out = rows * stride, rows * dilation
+    padded = (out - 1) * stride + (taps - 1) * spread + 1
+    both = padded - ((size - 1) * dilation + 1)
+    low = data.draw(st.integers(min(both, 0) - 2, max(both, 0) + 2), "low padding")
+    kwargs = dict(
+        strides=stride,
+        input_dilation=dilation,
+        dilation=spread,
+        padding=((low, both - low),),
+    )
+    args = operands((2, size, 2), (taps, 2, 3), SMALL)
+    step = jax.jit(gradients(functools.partial(jc.conv, **kwargs)))
+    mesh = jax.make_mesh((parts,), ("data",), devices=jax.devices()[:parts])
+    want = step(*args)
+    assert want[0].shape == (2, out, 3)
+    assert_same(step(*put(mesh, args, ROWS, P())), want)
+
+
+def test_a_constraint_inside_a_program_cuts_images(mesh):
+    args = operands((2, 16, 5, 3), (3, 3, 3, 4))
+
+    @jax.jit
+    def step(x, w):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, ROWS))
+        return jc.conv(x * 2, w)
+
+    found = step(*args)
+    assert_spec(found, *ROWS)
+    assert_same(found, jc.conv(args[0] * 2, args[1]))
+
+
+def test_images_cut_inside_a_scan(mesh):
+    x, w = operands((2, 16, 5, 4), (3, 3, 3, 4, 4), SMALL)
+
+    def step(x, w):
+        def stack(x, w):
+            return jax.lax.scan(lambda x, w: (jc.conv(x, w), None), x, w)[0]
+
+        y, pullback = jax.vjp(stack, x, w)
+        return y, *pullback(SMALL(3, y.shape, "float32"))
+
+    compiled, found = compiled_and_result(step, put(mesh, (x, w), ROWS, P()))
+    assert collectives(compiled) == {"collective-permute", "all-reduce"}
+    assert_same(found, jax.jit(step)(x, w))
+
+
+def test_second_order(mesh):
+    """The derivative of the derivative exchanges rows, too."""
+    args = operands((1, 16, 3, 2), (3, 3, 2, 2), SMALL)
+
+    def loss(x, w):
+        return (jc.conv(x, w) ** 2).sum()
+
+    def step(x, w):
+        return jax.jvp(jax.grad(loss, argnums=(0, 1)), (x, w), (x, w))
+
+    compiled, found = compiled_and_result(step, put(mesh, args, ROWS, P()))
+    assert "all-gather" not in collectives(compiled)
+    assert_same(jax.tree.leaves(found), jax.tree.leaves(jax.jit(step)(*args)))
