@@ -8,14 +8,16 @@ prints a table for each batch and dtype. Writes STEM.json and STEM.png. `roof` i
 larger of bytes over the copy rate and operations over the rate of a large matrix
 product, both measured in the same run. Where it is operations, `of GEMM` is ours over
 that product's rate in turns with the sides. Interrupted, it keeps the rows that are
-done. On a CPU there is also the share of the peak: operations a second over those of a
-loop of multiply-adds, in the same run.
+done; --limit begins no more blocks of them after so many seconds. On a CPU there is
+also the share of the peak: operations a second over those of a loop of multiply-adds,
+in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import time
 from concurrent.futures import Executor
@@ -36,6 +38,7 @@ from jax_convbatch import choices, plan, timing
 from jax_convbatch.calls import sets_of
 
 PEERS = ("xla", "torch")
+BLOCK = 32  # cases that are compiled, in threads, before the first of them is timed
 ENGINES = (*plan.ALGORITHMS, "rule")  # what "auto" is without a table
 
 
@@ -158,6 +161,7 @@ def options_of(arguments) -> argparse.Namespace:
     parser.add_argument("--peers", type=names([*PEERS, "none"]), default=list(PEERS))
     parser.add_argument("--seconds", type=float, default=0.012, help="of one timing")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument(
         "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
     )
@@ -186,19 +190,25 @@ def main(arguments=None) -> None:
         def prepare(case: Case, stock: Executor) -> Prepared:
             return Prepared(case, options.engine, peers, pool, stock)
 
-        ready = compiled(prepare, todo, progress)
-        compiling = time.perf_counter() - start
         task = progress.add_task("timing", total=len(todo))
-        while ready:  # and let go of, one by one: each holds operands
-            each = ready.pop(0)
-            case = each.case
-            progress.update(
-                task, description=f"{case.batch} {case.dtype} {case.op} {case.name}"
-            )
-            rows.append(measure(each, ceilings, options.seconds, options.repeats))
-            progress.advance(task)
+        for first in range(0, len(todo), BLOCK):
+            begin = time.perf_counter()
+            if begin - start > options.limit:
+                break
+            ready = compiled(prepare, todo[first : first + BLOCK], progress)
+            compiling += time.perf_counter() - begin
+            while ready:  # and let go of, one by one: each holds operands
+                each = ready.pop(0)
+                case = each.case
+                progress.update(
+                    task, description=f"{case.batch} {case.dtype} {case.op} {case.name}"
+                )
+                rows.append(measure(each, ceilings, options.seconds, options.repeats))
+                progress.advance(task)
     if len(rows) < len(todo):
-        console.print(f"interrupted: {len(rows)} of {len(todo)} rows")
+        console.print(f"stopped: {len(rows)} of {len(todo)} rows")
+    if not rows:
+        return
     result = {
         "environment": environment,
         "table": options.table,
