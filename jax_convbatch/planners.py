@@ -312,6 +312,10 @@ def _workspace(op: str, g: ConvGeometry, dtype: np.dtype, platform: str):
         columns = 0 if g.is_pointwise and not half else column_elements
         y = g.output_pixels * g.K if half else 0
         fixed = aligned(g.w_size, 4) if half else 0
+        # dgrad of a strided 1x1 transposes the filter.
+        one_tap = g.column_size * g.groups == g.C
+        if op == "dgrad" and one_tap and not (g.is_pointwise or half):
+            fixed = aligned(g.w_size, accumulator)
         return (
             lambda n: aligned(n * columns, accumulator) + aligned(n * y, 4),
             fixed,

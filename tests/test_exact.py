@@ -80,6 +80,35 @@ def test_columns_in_many_pieces_are_exact(engine, dtype, channels, groups):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("pixels", "strides"),
+    [((131, 132), (2, 2)), ((5, 40), (1, 3)), ((24, 13), (3, 1)), ((9, 25), (2, 2))],
+)
+def test_strided_filters_of_one_tap_are_exact(engine, dtype, groups, pixels, strides):
+    """The products are on every so many pixels of x; the largest dx is 8.8 MB."""
+    x = whole(0, (2, *pixels, 64), dtype, most=1)
+    w = whole(1, (1, 1, 64 // groups, 48), dtype, most=1)
+
+    def conv(x):
+        return jc.conv(x, w, groups=groups, strides=strides, algorithm=engine)
+
+    y, pullback = jax.vjp(conv, x)
+    dy = whole(2, y.shape, dtype, most=1)
+    read = (slice(None), slice(None, None, strides[0]), slice(None, None, strides[1]))
+    a, b, c = (
+        oracle.float64(part).reshape(*part.shape[:-1], groups, -1)
+        for part in (x[read], w[0, 0], dy)
+    )
+    np.testing.assert_array_equal(
+        oracle.float64(y), np.einsum("nhwgc,cgk->nhwgk", a, b).reshape(y.shape)
+    )
+    dx = np.zeros(x.shape)
+    dx[read] = np.einsum("nhwgk,cgk->nhwgc", c, b).reshape(dx[read].shape)
+    np.testing.assert_array_equal(oracle.float64(pullback(dy)[0]), dx)
+
+
 @given(problem=problems(ranks=(0, 1, 2)), axis=st.integers(0, 2))
 @settings(max_examples=25)
 def test_a_spatial_axis_of_one_changes_nothing(engine, problem, axis):

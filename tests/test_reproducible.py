@@ -21,6 +21,7 @@ LAYERS = {
     "3x3": dict(x=(20, 20, 16), w=(3, 3, 16, 24)),
     "strided": dict(x=(21, 20, 8), w=(5, 3, 8, 16), strides=2),
     "pointwise": dict(x=(14, 14, 64), w=(1, 1, 64, 48)),
+    "strided pointwise": dict(x=(5, 50, 32), w=(1, 1, 32, 48), strides=2),
     "grouped": dict(x=(12, 12, 24), w=(3, 3, 8, 30), groups=3),
     "depthwise": dict(x=(12, 12, 24), w=(3, 3, 1, 24), groups=24),
     "channel multiplier": dict(x=(12, 12, 24), w=(3, 3, 1, 48), groups=24),

@@ -58,7 +58,8 @@ struct Columns {
 template <typename A>
 void FpropProducts(const ConvGeometry& g, int64_t count,
                    const Columns<const A>& columns, const A* w, A* y) {
-  const ResultCut cut(g.output_pixels(), g.group_K(), g.column_size());
+  const auto cut = ResultCut::Untransposed(g.output_pixels(), g.group_K(),
+                                           g.column_size(), sizeof(A));
   ForEachPiece(
       count * g.groups, cut, g.column_size(),
       [&](int64_t i, int64_t row, int64_t rows, int64_t k, int64_t ks) {
@@ -75,7 +76,8 @@ void FpropProducts(const ConvGeometry& g, int64_t count,
 template <typename A>
 void DgradProducts(const ConvGeometry& g, int64_t count, const A* dy,
                    const A* w, const Columns<A>& columns) {
-  const ResultCut cut(g.output_pixels(), g.column_size(), g.group_K());
+  const auto cut =
+      ResultCut::Large(g.output_pixels(), g.column_size(), g.group_K());
   ForEachPiece(
       count * g.groups, cut, g.group_K(),
       [&](int64_t i, int64_t row, int64_t rows, int64_t c, int64_t cs) {
@@ -92,7 +94,8 @@ void DgradProducts(const ConvGeometry& g, int64_t count, const A* dy,
 template <typename A>
 void WgradProducts(const ConvGeometry& g, int64_t first, int64_t count,
                    const Columns<const A>& columns, const A* dy, A* dw) {
-  const ResultCut cut(g.column_size(), g.group_K(), g.output_pixels());
+  const auto cut =
+      ResultCut::Large(g.column_size(), g.group_K(), g.output_pixels());
   ForEachPiece(
       g.groups, cut, count * g.output_pixels(),
       [&](int64_t group, int64_t c, int64_t cs, int64_t k, int64_t ks) {

@@ -43,6 +43,19 @@ void AddRun(const double* from, double* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
+// Which outputs read a pixel of x.
+struct Readers {
+  explicit Readers(const ConvGeometry& g)
+      : d(Meetings::Outputs(g.D, g.T, g.stride.d, g.pad.d, g.filter_dilation.d,
+                            g.input_dilation.d, g.O)),
+        h(Meetings::Outputs(g.H, g.R, g.stride.h, g.pad.h, g.filter_dilation.h,
+                            g.input_dilation.h, g.P)),
+        w(Meetings::Outputs(g.W, g.S, g.stride.w, g.pad.w, g.filter_dilation.w,
+                            g.input_dilation.w, g.Q)) {}
+
+  const Meetings d, h, w;
+};
+
 }  // namespace
 
 template <typename T>
@@ -126,15 +139,8 @@ template <typename T>
 void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
             T* dx) {
   using A = Compute<T>;
-  const auto d =
-      Meetings::Outputs(g.D, g.T, g.stride.d, g.pad.d, g.filter_dilation.d,
-                        g.input_dilation.d, g.O);
-  const auto h =
-      Meetings::Outputs(g.H, g.R, g.stride.h, g.pad.h, g.filter_dilation.h,
-                        g.input_dilation.h, g.P);
-  const auto w =
-      Meetings::Outputs(g.W, g.S, g.stride.w, g.pad.w, g.filter_dilation.w,
-                        g.input_dilation.w, g.Q);
+  const Readers readers(g);
+  const auto &d = readers.d, &h = readers.h, &w = readers.w;
   const int64_t Cg = g.group_C(), column = g.column_size();
   const int64_t group_size = g.output_pixels() * column;
 
@@ -200,10 +206,40 @@ void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
   });
 }
 
+template <typename T>
+void ZeroUnread(const ConvGeometry& g, int64_t samples, T* dx) {
+  const Readers readers(g);
+  const int64_t pixel_bytes = g.C * int64_t{sizeof(T)};
+  const bool streams = g.x_size() * int64_t{sizeof(T)} >= kStreamBytes;
+  const auto zero = [&](T* to, int64_t pixels) {
+    if (streams) {
+      Stream(nullptr, to, pixels * pixel_bytes);
+    } else {
+      ZeroRun(to, pixels * g.C);
+    }
+  };
+  ParallelFor(
+      samples * g.D * g.H, Grain(g.W * pixel_bytes),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          T* line = dx + i * g.W * g.C;
+          if (readers.d[i / g.H % g.D][0] < 0 || readers.h[i % g.H][0] < 0) {
+            zero(line, g.W);
+            continue;
+          }
+          for (int64_t w = 0; w < g.W; ++w) {
+            if (readers.w[w][0] < 0) zero(line + w * g.C, 1);
+          }
+        }
+        if (streams) StreamFence();
+      });
+}
+
 #define JCB_INSTANTIATE(T)                                                   \
   template class Unroller<T>;                                                \
   template void Unroll(const ConvGeometry&, int64_t, const T*, Compute<T>*); \
-  template void Gather(const ConvGeometry&, int64_t, const Compute<T>*, T*);
+  template void Gather(const ConvGeometry&, int64_t, const Compute<T>*, T*); \
+  template void ZeroUnread(const ConvGeometry&, int64_t, T*);
 JCB_INSTANTIATE(float)
 JCB_INSTANTIATE(double)
 JCB_INSTANTIATE(Half)

@@ -50,6 +50,10 @@ template <typename T>
 void Gather(const ConvGeometry& g, int64_t samples, const Compute<T>* columns,
             T* dx);
 
+// dx = 0 in the pixels that no output reads, where the filter has one tap.
+template <typename T>
+void ZeroUnread(const ConvGeometry& g, int64_t samples, T* dx);
+
 }  // namespace jax_convbatch
 
 #endif  // JAX_CONVBATCH_CPU_IM2COL_H_

@@ -6,19 +6,23 @@
 //
 // and the same on the channels of each group. A slice of samples is unrolled
 // at a time, by all threads; then the threads share the products of its
-// samples, cut into pieces by a rule of their sizes alone. Where fprop has
-// pieces enough, a thread unrolls and multiplies one after the other. As no
-// product spans samples, the bits depend neither on the slice nor, for y and
+// samples, cut into pieces by a rule of their sizes and of the BLAS's kernels.
+// Where fprop has pieces enough, a thread unrolls and multiplies one after the
+// other; strided filters of one tap may do without columns (line_gemms.h). As
+// no product spans samples, the bits depend neither on the slice nor, for y and
 // dx, on the batch, nor on the number of threads.
 #include "im2col_gemm.h"
 
 #include <algorithm>
+#include <atomic>
+#include <string_view>
 #include <type_traits>
 
 #include "column_gemms.h"
 #include "half.h"
 #include "handlers.h"
 #include "im2col.h"
+#include "line_gemms.h"
 
 namespace jax_convbatch {
 namespace {
@@ -28,7 +32,8 @@ template <typename T>
 struct Pieces {
   static constexpr bool kConverts = !std::is_same_v<T, Compute<T>>;
 
-  Pieces(const ConvGeometry& g, int64_t slice, Workspace& workspace) {
+  Pieces(const ConvGeometry& g, int64_t slice, bool transposes,
+         Workspace& workspace) {
     using A = Compute<T>;
     if (!g.is_pointwise() || kConverts) {
       columns = workspace.Take<A>(slice * ColumnsPerSample(g));
@@ -36,10 +41,13 @@ struct Pieces {
     if (kConverts) {
       y = workspace.Take<A>(slice * g.output_pixels() * g.K);
       w = workspace.Take<A>(g.w_size());
+    } else if (transposes && g.taps() == 1 && !g.is_pointwise()) {
+      w_transposed = workspace.Take<A>(g.w_size());
     }
   }
 
   Compute<T>*columns = nullptr, *y = nullptr, *w = nullptr;
+  Compute<T>* w_transposed = nullptr;  // dgrad's
 };
 
 // The columns of a slice: x itself where the filter is pointwise.
@@ -64,30 +72,37 @@ bool UnrollAndMultiply(const ConvGeometry& g, int64_t samples, const T* x,
                        const Compute<T>* w, Compute<T>* y, Compute<T>* buffer) {
   using A = Compute<T>;
   const int64_t column = g.column_size(), pixels = g.output_pixels();
-  const ResultCut cut(pixels, g.group_K(), column);
-  const int64_t pieces = samples * cut.rows.count;
-  // Ranges of pieces: four for each thread, to end at about the same time.
-  const int64_t range = pieces / (4 * ThreadCount());
-  if (range == 0 || !OneThreadBlas::Possible()) return false;
+  const auto cut =
+      ResultCut::Untransposed(pixels, g.group_K(), column, sizeof(A));
+  const int64_t pieces = samples * cut.rows.count, threads = ThreadCount();
+  if (pieces < 4 * threads || !OneThreadBlas::Possible()) return false;
   const Unroller<T> unroll(g);
+  const auto multiply = [&](int64_t piece, A* columns) {
+    const int64_t n = piece / cut.rows.count;
+    const int64_t first = cut.rows.begin(piece % cut.rows.count);
+    const int64_t rows = cut.rows.width(piece % cut.rows.count);
+    unroll(x + n * g.input_pixels() * g.C, first, rows, columns, rows * column);
+    const Stopwatch watch(&products_time, threads);
+    for (int64_t group = 0; group < g.groups; ++group) {
+      for (int64_t k = 0; k < cut.columns.count; ++k) {
+        const int64_t channel = group * g.group_K() + cut.columns.begin(k);
+        Gemm<A>(false, false, rows, cut.columns.width(k), column,
+                columns + group * rows * column, column, w + channel, g.K, 0,
+                y + (n * pixels + first) * g.K + channel, g.K);
+      }
+    }
+  };
+  // Threads take ranges of pieces, many, to end at about the same time. Each
+  // has room for a piece: together at most half of what all columns have.
+  const int64_t range = std::max<int64_t>(1, pieces / (16 * threads));
+  std::atomic<int64_t> next{0};
   const OneThreadBlas one_thread;
-  ParallelFor(pieces, range, [&](int64_t begin, int64_t end) {
-    A* columns = nullptr;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t n = i / cut.rows.count, piece = i % cut.rows.count;
-      const int64_t first = cut.rows.begin(piece);
-      const int64_t rows = cut.rows.width(piece);
-      if (i == begin) columns = buffer + (n * pixels + first) * g.taps() * g.C;
-      unroll(x + n * g.input_pixels() * g.C, first, rows, columns,
-             rows * column);
-      const Stopwatch watch(&products_time, ThreadCount());
-      for (int64_t group = 0; group < g.groups; ++group) {
-        for (int64_t k = 0; k < cut.columns.count; ++k) {
-          const int64_t channel = group * g.group_K() + cut.columns.begin(k);
-          Gemm<A>(false, false, rows, cut.columns.width(k), column,
-                  columns + group * rows * column, column, w + channel, g.K, 0,
-                  y + (n * pixels + first) * g.K + channel, g.K);
-        }
+  ParallelFor(threads, 1, [&](int64_t thread, int64_t last) {
+    for (; thread < last; ++thread) {
+      A* columns = buffer + thread * cut.rows.length * g.taps() * g.C;
+      for (int64_t begin; (begin = next.fetch_add(range)) < pieces;) {
+        const int64_t end = std::min(begin + range, pieces);
+        for (int64_t i = begin; i < end; ++i) multiply(i, columns);
       }
     }
   });
@@ -107,6 +122,9 @@ void Fprop(const ConvGeometry& g, int64_t slice, const T* x, const T* w_data,
       out = y + first * y_sample;
     } else {
       out = pieces.y;
+    }
+    if constexpr (std::is_same_v<T, A>) {
+      if (!g.is_pointwise() && FpropLines(g, count, in, w, out)) return;
     }
     if (g.is_pointwise() ||
         !UnrollAndMultiply(g, count, in, w, out, pieces.columns)) {
@@ -131,7 +149,11 @@ void Dgrad(const ConvGeometry& g, int64_t slice, const T* dy, const T* w_data,
     T* out = dx + first * g.input_pixels() * g.C;
     A* columns = pieces.columns;
     if constexpr (std::is_same_v<T, A>) {
-      if (pointwise) columns = out;
+      if (pointwise) {
+        columns = out;
+      } else if (DgradLines(g, count, in, w, pieces.w_transposed, out)) {
+        return;
+      }
     }
     DgradProducts<A>(g, count, in, w,
                      pointwise ? Columns<A>::Pointwise(g, columns)
@@ -175,7 +197,8 @@ ffi::Error RunChecked(const char* op, const ConvGeometry& g, int64_t slice,
   return RunOrZero(empty_sum, result, [&] {
     AskForHugePages({workspace});
     Workspace rest(workspace);
-    const Pieces<T> pieces(g, std::min(slice, g.N), rest);
+    const bool transposes = std::string_view(op) == "dgrad";
+    const Pieces<T> pieces(g, std::min(slice, g.N), transposes, rest);
     JCB_RETURN_IF_ERROR(rest.Check(op, g));
     run(pieces);
     return ffi::Error::Success();

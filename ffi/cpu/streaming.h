@@ -14,7 +14,7 @@ namespace jax_convbatch {
 // From this size on, zeros and copies in a result bypass the caches: no line of
 // memory is read only to be overwritten. Sums do not: where the memory is new
 // to the process, the kernel has just cleared it in the caches.
-constexpr int64_t kStreamBytes = 16 << 20;
+constexpr int64_t kStreamBytes = 8 << 20;
 
 // to[0, bytes) = from[0, bytes), or zeros where `from` is null; not past the
 // caches where `to` is not aligned for it.

@@ -1,4 +1,4 @@
-#include "blas_threads.h"
+#include "openblas.h"
 
 #include <dlfcn.h>
 #ifdef __linux__
@@ -7,7 +7,7 @@
 
 #include <cstring>
 #include <mutex>
-#include <utility>
+#include <string>
 
 namespace jax_convbatch {
 namespace {
@@ -15,6 +15,7 @@ namespace {
 struct Controls {
   int (*get)() = nullptr;
   void (*set)(int) = nullptr;
+  char* (*core)() = nullptr;  // the processors that its kernels are for
 };
 
 #ifdef __linux__
@@ -25,12 +26,13 @@ int FindControls(dl_phdr_info* info, size_t, void* result) {
   void* library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return 0;
   auto* controls = static_cast<Controls*>(result);
-  for (const auto& [get, set] :
-       {std::pair("scipy_openblas_get_num_threads",
-                  "scipy_openblas_set_num_threads"),
-        std::pair("openblas_get_num_threads", "openblas_set_num_threads")}) {
-    controls->get = reinterpret_cast<int (*)()>(dlsym(library, get));
-    controls->set = reinterpret_cast<void (*)(int)>(dlsym(library, set));
+  for (const std::string prefix : {"scipy_openblas_", "openblas_"}) {
+    const auto find = [&](const char* name) {
+      return dlsym(library, (prefix + name).c_str());
+    };
+    controls->get = reinterpret_cast<int (*)()>(find("get_num_threads"));
+    controls->set = reinterpret_cast<void (*)(int)>(find("set_num_threads"));
+    controls->core = reinterpret_cast<char* (*)()>(find("get_corename"));
     if (controls->get != nullptr && controls->set != nullptr) return 1;
   }
   *controls = Controls{};
@@ -55,6 +57,18 @@ int users = 0;     // guarded by mutex
 int previous = 1;  // guarded by mutex
 
 }  // namespace
+
+int64_t WorkWithoutPacking() {
+  static const int64_t work = [] {
+    const auto core = BlasControls().core;
+    for (const char* name : {"SkylakeX", "Cooperlake", "SapphireRapids"}) {
+      // sgemm_small_matrix_permit and dgemm_small_matrix_permit in its sources
+      if (core != nullptr && std::strcmp(core(), name) == 0) return 1000000;
+    }
+    return 0;
+  }();
+  return work;
+}
 
 bool OneThreadBlas::Possible() { return BlasControls().set != nullptr; }
 

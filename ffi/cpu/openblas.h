@@ -1,6 +1,9 @@
-// Keeping the BLAS on the calling thread while this engine's threads call it.
-#ifndef JAX_CONVBATCH_CPU_BLAS_THREADS_H_
-#define JAX_CONVBATCH_CPU_BLAS_THREADS_H_
+// What is OpenBLAS's alone: keeping it on the calling thread while this
+// engine's threads call it, and its products of small matrices.
+#ifndef JAX_CONVBATCH_CPU_OPENBLAS_H_
+#define JAX_CONVBATCH_CPU_OPENBLAS_H_
+
+#include <cstdint>
 
 namespace jax_convbatch {
 
@@ -22,6 +25,11 @@ class OneThreadBlas {
   static bool Possible();
 };
 
+// The most multiply-adds of a product A B that OpenBLAS forms from the matrices
+// as they lie; 0 where it first copies all of both into the order that its
+// kernel wants, as it does for other processors than those with AVX-512.
+int64_t WorkWithoutPacking();
+
 }  // namespace jax_convbatch
 
-#endif  // JAX_CONVBATCH_CPU_BLAS_THREADS_H_
+#endif  // JAX_CONVBATCH_CPU_OPENBLAS_H_
