@@ -216,15 +216,17 @@ def partitions(ctx) -> bool:
     """Whether `custom_partitioning` can be used in what is lowered here.
 
     It asks for the devices, which are not known inside the lowering of a primitive
-    that never asked for them. And it calls back to Python, which a program that
-    `jax.export` writes cannot: there every device does the whole.
+    that never asked for them; one has nothing to share. And it calls back to Python,
+    which a program that `jax.export` writes cannot: there every device does the whole.
     """
     context = ctx.module_context.axis_context
     known = (
         not isinstance(context, ShardingContext)
         or context.device_assignment is not None
     )
-    return known and not ctx.module_context.lowering_parameters.for_export
+    if not known or on_one_device(ctx):
+        return False
+    return not ctx.module_context.lowering_parameters.for_export
 
 
 def on_one_device(ctx) -> bool:

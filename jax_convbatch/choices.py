@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
@@ -122,8 +123,17 @@ def keep(device: str, new: dict[str, dict]) -> Path:
     return path
 
 
+@functools.cache
+def digest() -> str:
+    """Of the user's files, of which a plan is a function."""
+    devices = [targets.device_name(p) for p in ("cpu", "cuda") if targets.available(p)]
+    text = json.dumps([_tuned(device) for device in devices], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def forget() -> None:
     """Drops what was read of the files, so that the next plan reads them again."""
+    digest.cache_clear()
     _tuned.cache_clear()
     _table.cache_clear()
     _warn.cache_clear()

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, halo
 from jax_convbatch import geometry as geo
+from jax_convbatch.digest import told_apart
 
 
 def factors(role: str, params) -> list[str]:
@@ -219,7 +220,7 @@ def partitioned(local, op, params):
         decode_shardings=False,  # `_spec` does, where the user's mesh cannot say it
         **kinds,
     )
-    return fun
+    return told_apart(fun)
 
 
 def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
@@ -248,7 +249,7 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
         decode_shardings=False,
         reduction_factors=tuple(names[i] for i in summed),
     )
-    return fun
+    return told_apart(fun)
 
 
 def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
@@ -278,7 +279,7 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
         decode_shardings=False,
         reduction_factors=tuple(names[i] for i in summed),
     )
-    return fun
+    return told_apart(fun)
 
 
 def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
@@ -319,7 +320,7 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
         decode_shardings=False,
         **(EIGHTS if signs else {}),
     )
-    return fun
+    return told_apart(fun)
 
 
 def partitioned_samples(local, operands, results):
@@ -375,4 +376,4 @@ def partitioned_samples(local, operands, results):
         decode_shardings=False,
         need_replication_factors=tuple(whole),
     )
-    return fun
+    return told_apart(fun)

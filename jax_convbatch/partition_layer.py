@@ -14,6 +14,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import halo
+from jax_convbatch.digest import told_apart
 from jax_convbatch.partition import (
     EIGHTS,
     assigned_axes,
@@ -74,7 +75,7 @@ def partitioned_layer(local, op, params, epilogue):
         decode_shardings=False,
         **kinds,
     )
-    return fun
+    return told_apart(fun)
 
 
 def partitioned_backward(local, params, residual: bool, signs: bool):
@@ -133,4 +134,4 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
         **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
         **(EIGHTS if signs else {}),
     )
-    return fun
+    return told_apart(fun)
