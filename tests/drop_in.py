@@ -17,7 +17,7 @@ import jax
 import pytest
 
 import jax_convbatch
-from jax_convbatch import canonical
+from jax_convbatch import canonical, targets
 
 STOCK = jax.lax.conv_general_dilated
 PACKAGE = str(Path(jax_convbatch.__file__).parent)
@@ -48,10 +48,19 @@ def _counting(resolve):
     @functools.wraps(resolve)
     def counted(*args, **kwargs):
         call = resolve(*args, **kwargs)
-        calls[call if isinstance(call, str) else "native"] += 1
+        calls[_in_jax_lax(call) or "native"] += 1
         return call
 
     return counted
+
+
+def _in_jax_lax(call) -> str | None:
+    """Why a call runs in `jax.lax` where JAX runs by default, or None."""
+    if isinstance(call, str):
+        return call
+    platform = targets.default_platform()
+    chosen = call.params.plan("fprop", call.x.dtype, call.out_dtype, platform)
+    return chosen.reason if chosen.engine == "xla" else None
 
 
 def _replace():
