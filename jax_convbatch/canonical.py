@@ -40,7 +40,7 @@ def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call |
         return problem
     try:
         lhs, rhs = canonical_dtype(lhs), canonical_dtype(rhs)
-        canonical, out = _canonical(lhs, rhs, kwargs)
+        canonical, out = traced(_compat.lax_conv, lhs, rhs, kwargs)
         precision = _compat.canonicalize_precision(precision)
     except Exception:
         return "jax.lax refuses it"  # called with the real operands, it says how
@@ -122,18 +122,25 @@ def _beyond_the_primitives(
     return None
 
 
-def _canonical(lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
-    """jax.lax's own canonical parameters and result, or its refusal.
+def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
+    """Canonical parameters and result of a `jax.lax` function's convolution.
 
-    The call is traced by `jax.lax` itself, so that whatever it refuses is
-    refused with its exception and its words.
+    `jax.lax` itself traces the call, so that whatever it refuses is refused with its
+    exception and its words.
+
+    Args:
+      function: `conv_general_dilated` or `conv_transpose`.
+      lhs, rhs, kwargs: its arguments.
     """
     x64 = jax.config.read("jax_enable_x64")
-    key = (lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64)
+    key = (function, lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64)
     frozen = {name: _hashable(value) for name, value in kwargs.items()}
+    known = _compat.is_constant_shape((*lhs.shape, *rhs.shape))
     try:
         hash(tuple(frozen.values()))
     except TypeError:
+        known = False
+    if not known:
         params, out = _trace.__wrapped__(*key, **kwargs)
     else:
         params, out = _trace(*key, **frozen)
@@ -148,13 +155,12 @@ def _hashable(value):
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, **kwargs):
-    call = functools.partial(_compat.lax_conv, **kwargs)
-    jaxpr = jax.make_jaxpr(call)(
+def _trace(function, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, **kwargs):
+    jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(
         jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),
         jax.ShapeDtypeStruct(rhs_shape, rhs_dtype),
     )
-    (eqn,) = jaxpr.eqns
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive is _compat.lax_conv_p)
     names = (
         "window_strides",
         "padding",
@@ -186,6 +192,6 @@ def geometry_of(
     Raises:
       TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
     """
-    canonical, out = _canonical(lhs, rhs, kwargs)
+    canonical, out = traced(_compat.lax_conv, lhs, rhs, kwargs)
     geometry = geo.from_lax(lhs.shape, rhs.shape, out.shape, **canonical)
     return geometry, canonical["dimension_numbers"], np.dtype(out.dtype)

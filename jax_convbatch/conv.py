@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, primitives
-from jax_convbatch.canonical import resolve
+from jax_convbatch.canonical import resolve, traced
 
 
 def conv_general_dilated(
@@ -343,23 +343,22 @@ def transposed(
     What `jax.lax.conv_transpose` makes of its arguments, and whatever it
     refuses, from `jax.lax` itself.
     """
-    pads = conv_padding(padding, len(strides))
-    jaxpr = jax.make_jaxpr(
-        lambda a, b: jax.lax.conv_transpose(
-            a,
-            b,
-            strides,
-            pads,
-            dilation,
-            dimension_numbers,
-            transpose_kernel,
+    params, _ = traced(
+        jax.lax.conv_transpose,
+        x,
+        w,
+        dict(
+            strides=strides,
+            padding=conv_padding(padding, len(strides)),
+            rhs_dilation=dilation,
+            dimension_numbers=dimension_numbers,
+            transpose_kernel=transpose_kernel,
             preferred_element_type=preferred_element_type,
             use_consistent_padding=use_consistent_padding,
-        )
-    )(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)))
-    (eqn,) = (e for e in jaxpr.eqns if e.primitive is _compat.lax_conv_p)
+        ),
+    )
     if transpose_kernel:
         numbers = jax.lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
         spec = numbers.rhs_spec
         w = jnp.swapaxes(jnp.flip(w, spec[2:]), spec[0], spec[1])
-    return w, eqn.params["padding"]
+    return w, params["padding"]

@@ -90,6 +90,18 @@ def test_what_it_is_the_transpose_of():
     assert dual.geometry(g._replace(groups=2)) is None
 
 
+def test_arguments_seen_before_are_not_traced_again(monkeypatch):
+    x, w = np.ones((2, 5, 5, 3), np.float32), np.ones((3, 3, 3, 4), np.float32)
+    first = jc.conv_transpose(x, w, strides=2, padding=[(1, 1), (2, 2)])
+
+    def refuse(*_, **__):
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(jax, "make_jaxpr", refuse)
+    again = jc.conv_transpose(x, w, strides=2, padding=[(1, 1), (2, 2)])
+    np.testing.assert_array_equal(again, first)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", CASES)
