@@ -24,6 +24,7 @@ from jax_convbatch import (
     primitives,
     targets,
 )
+from jax_convbatch import geometry as geo
 from jax_convbatch.planners import Plan
 
 
@@ -46,6 +47,10 @@ class Row:
       source: who chose: "name" (the caller asked for it), "tuned"
         (`jax_convbatch.tune`'s file), "table" (measured, in this package) or
         "rule".
+      flops: two for each multiplication and addition of the convolution's
+        definition, as XLA counts them: padding and zeros between inputs are none (of
+        deformable ones, whose taps can be anywhere, each is one). 0 of bias
+        gradients, of symbolic sizes and beyond three spatial axes.
     """
 
     op: str
@@ -56,10 +61,16 @@ class Row:
     slice: int
     workspace_bytes: int
     source: str
+    flops: int = 0
 
 
 class Explanation(tuple[Row, ...]):
     """A tuple of rows that prints as a table."""
+
+    @property
+    def flops(self) -> int:
+        """Of all rows."""
+        return sum(row.flops for row in self)
 
     def __str__(self) -> str:
         if not self:
@@ -105,8 +116,8 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
       platform: "cpu", "cuda", ...; by default where JAX would run `fn`.
 
     Returns:
-      A tuple of `Row` that prints as a table, in order of execution.
-      Convolutions in a loop's or a scan's body appear once.
+      A tuple of `Row` that prints as a table, in order of execution, and has the
+      sum of their `flops`. Convolutions in a loop's or a scan's body appear once.
 
     Raises:
       ValueError: an engine asked for by name cannot run there.
@@ -157,7 +168,8 @@ def _deform_rows(eqn, platform: str) -> list[Row]:
     # x of fprop, dy of backward.
     dtype = eqn.invars[-1 if wanted else 0].aval.dtype
     ops = [("fprop", ("y",))] * len(eqn.params.get("of", "y"))
-    geometry = params.geometry.describe(params.conv.dimension_numbers)
+    g = params.geometry
+    geometry = g.describe(params.conv.dimension_numbers)
     if params.offset_groups > 1:
         geometry += f", offset groups {params.offset_groups}"
     rows = []
@@ -173,6 +185,7 @@ def _deform_rows(eqn, platform: str) -> list[Row]:
                 chosen.slice,
                 chosen.workspace_bytes,
                 chosen.source,
+                2 * g.N * g.output_pixels * g.w_size,
             )
         )
     return rows
@@ -232,6 +245,7 @@ def _conv_row(name: str, options, dtype: str, platform: str) -> tuple[Row, Plan]
         chosen.slice,
         chosen.workspace_bytes,
         chosen.source,
+        params.geometry.flops,
     )
     return row, chosen
 
@@ -260,7 +274,8 @@ def _stock_row(eqn, operands, dtype: str) -> Row:
     shapes = (operands[0].shape, operands[1].shape, out.shape)
     sizes = ["x".join(map(str, shape)) for shape in shapes]
     reason = plan.unsupported(operands[0].dtype, out.dtype, rank)
-    if not reason and not all(map(_compat.is_constant_shape, shapes)):
+    known = all(map(_compat.is_constant_shape, shapes))
+    if not reason and not known:
         reason = "symbolic sizes"
     return Row(
         "fprop",
@@ -271,7 +286,18 @@ def _stock_row(eqn, operands, dtype: str) -> Row:
         0,
         0,
         "rule" if reason else "name",
+        _stock_flops(shapes, eqn.params) if known and rank <= geo.MAX_SPATIAL else 0,
     )
+
+
+def _stock_flops(shapes, params) -> int:
+    names = (
+        *("window_strides", "padding", "lhs_dilation", "rhs_dilation"),
+        *("dimension_numbers", "feature_group_count"),
+    )
+    geometry = geo.from_lax(*shapes, **{name: params[name] for name in names})
+    # Each group of the batch has output channels of its own.
+    return geometry._replace(N=geometry.N // params["batch_group_count"]).flops
 
 
 def _bgrad_row(op: str, eqn, dy, dtype: str, platform: str) -> Row:

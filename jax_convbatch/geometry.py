@@ -69,6 +69,28 @@ class ConvGeometry(NamedTuple):
         return self.column_size * self.K
 
     @property
+    def flops(self) -> int:
+        """Two for each product of the sum's definition that meets a value of x."""
+        products = self.N * self.K * (self.C // self.groups)
+        for size, taps, outputs, stride, low, in_dil, f_dil in zip(
+            self.inputs,
+            self.taps,
+            self.outputs,
+            self.stride,
+            self.pad,
+            self.input_dilation,
+            self.filter_dilation,
+            strict=True,
+        ):
+            first = np.arange(outputs) * stride - low
+            met = 0
+            for tap in range(taps):
+                at, rest = np.divmod(first + tap * f_dil, in_dil)
+                met += int(np.count_nonzero((rest == 0) & (at >= 0) & (at < size)))
+            products *= met
+        return 2 * products
+
+    @property
     def is_pointwise(self) -> bool:
         """Whether a sample is its own columns: a 1x1 filter on every pixel once."""
         ones = (1, 1, 1)

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -294,6 +295,36 @@ def test_it_prints_as_a_table(platform):
 
 def test_without_convolutions_it_says_so():
     assert str(jc.explain(jnp.sin, 1.0)) == "no convolutions"
+
+
+@pytest.mark.parametrize("call", NATIVE)
+def test_flops_are_those_that_xla_counts(monkeypatch, call):
+    fun = NATIVE[call]
+    (row,) = rows = jc.explain(fun, X, W)
+    with jax.default_device(jax.devices("cpu")[0]), monkeypatch.context() as m:
+        for name in ("conv", "layer"):
+            module = sys.modules[f"jax_convbatch.{name}"]
+            m.setattr(module, "resolve", lambda *_, **__: "XLA is to count")
+        alone = functools.partial(fun, activation=None) if call == "layer" else fun
+        assert rows.flops == row.flops == jc.explain(fun, X, W).flops
+        assert rows.flops == jax.jit(alone).lower(X, W).cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_gradients_and_layers_have_the_flops_of_their_convolutions(groups):
+    w = jnp.ones((3, 3, 16 // groups, 32))
+
+    def loss(x, w, bias):
+        return jc.conv_bias_act(
+            *(x, w, bias), activation="relu", strides=2, groups=groups
+        ).sum()
+
+    forward = jc.explain(loss, X, w, BIAS).flops
+    rows = jc.explain(jax.grad(loss, argnums=(0, 1, 2)), X, w, BIAS)
+    assert rows.flops == 3 * forward > 0
+    offset = jnp.zeros((8, 14, 14, 18))
+    deform = functools.partial(jc.deform_conv, padding=1)
+    assert jc.explain(deform, X, offset, W).flops == 2 * 8 * 14 * 14 * 9 * 16 * 32
 
 
 def test_it_takes_keyword_arguments_and_shapes_and_runs_nothing():
