@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/hopper/add_in_order.cuh"
 #include "cuda/hopper/wgrad_pieces.cuh"
 
 namespace jax_convbatch::hopper {

@@ -7,26 +7,24 @@
 #include <cstdint>
 
 #include "cuda/hopper/launch.cuh"
-#include "cuda/hopper/wgrad_pieces.cuh"
+#include "cuda/hopper/wgrad_add.cuh"
 
 namespace jax_convbatch::hopper {
 
-// Threads of a block of AddPieces that share the runs of one sum: the more, the
-// longer it is.
-inline int AddLanes(const WgradTiles& tiles) {
+inline AddTeams TeamsOf(const WgradTiles& tiles) {
   const int shared = tiles.tiles - tiles.first_shared;
-  const int count = tiles.blocks / shared / tiles.cluster;
-  return kAddThreads / (count <= 16 ? 1 : count <= 40 ? 4 : 8);
+  return AddTeams::For(tiles.blocks / shared / tiles.cluster);
 }
 
 // Launches an AddPieces whose threads have `each` quads of `quads` in a tile.
-inline cudaError_t LaunchAddPieces(void (*kernel)(WgradTiles, int), int each,
-                                   int64_t quads, const WgradTiles& tiles,
+inline cudaError_t LaunchAddPieces(void (*kernel)(WgradTiles, AddTeams),
+                                   int each, int64_t quads,
+                                   const WgradTiles& tiles,
                                    cudaStream_t stream) {
-  const int lanes = AddLanes(tiles);
+  const AddTeams teams = TeamsOf(tiles);
   const int shared = tiles.tiles - tiles.first_shared;
-  return LaunchDependent(kernel, shared * (quads / each / lanes), kAddThreads,
-                         stream, tiles, lanes);
+  return LaunchDependent(kernel, shared * (quads / each / teams.lanes()),
+                         kAddThreads, stream, tiles, teams);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,5 +1,5 @@
-// What the wgrad kernels share: who does which steps of which tile, and the
-// kernel that adds the pieces of tiles that several blocks did.
+// What the wgrad kernels share: who does which steps of which tile, and where
+// the pieces of tiles lie that several blocks did (wgrad_add.cuh adds them).
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_PIECES_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_PIECES_CUH_
 
@@ -8,9 +8,6 @@
 #include "cuda/hopper/wgrad_store.cuh"
 
 namespace jax_convbatch::hopper {
-
-// Of AddPieces: threads of a block, pieces that a thread loads at a time.
-inline constexpr int kAddThreads = 256, kAddBatch = 8;
 
 // One block's part of a tile: classes [begin, end) of its steps.
 struct WgradPiece {
@@ -191,87 +188,6 @@ __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
     if (Config::Has(tiles, piece.tile, quad / 8, thread)) {
       to[quad * Config::kConsumed] = quad_of(quad);
     }
-  }
-}
-
-__device__ __forceinline__ void Add(float4* sum, const float4& v) {
-  sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
-}
-
-// Adds the pieces of a shared tile. Of one thread of a tile's consumers, a
-// thread here has kEach of the quads that lie side by side. A block has `lanes`
-// such sets; kAddThreads / lanes groups of threads add as many runs of the
-// pieces, each in the order of the line, and the runs' sums are added in that
-// order too.
-template <typename Config, int kEach>
-__global__ void __launch_bounds__(kAddThreads)
-    AddPieces(const __grid_constant__ WgradTiles tiles, int lanes) {
-  constexpr int kTileQuads = Config::kQuads * Config::kConsumed;
-  constexpr int kBatch = kAddBatch / kEach;
-  static_assert(kEach <= 8 && Config::kQuads % kEach == 0);
-  __shared__ float4 sums[kAddThreads][kEach];
-  const int tile_blocks = kTileQuads / kEach / lanes;
-  const int tile = blockIdx.x / tile_blocks;
-  const int lane = threadIdx.x % lanes;
-  const int in_tile = (blockIdx.x - tile * tile_blocks) * lanes + lane;
-  const int quad = in_tile / Config::kConsumed * kEach;
-  const int thread = in_tile % Config::kConsumed;
-  const int of_all = tiles.first_shared + tile;
-  const bool has = Config::Has(tiles, of_all, quad / 8, thread);
-  const auto place = PlaceOf<Config>(tiles, of_all, quad / 8, thread);
-  const PieceRange range = PiecesOf(tiles, tile);
-  if (range.count == 1) return;  // whole: in dw already
-  const int groups = kAddThreads / lanes;
-  const int group = threadIdx.x / lanes;
-  int block = range.first + group * range.count / groups;
-  const int end = range.first + (group + 1) * range.count / groups;
-  const int slots = tiles.splits > 0 ? 1 : 2;  // of a block
-  WaitForPrimary();
-  float4 sum[kEach];
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) sum[j] = make_float4(0, 0, 0, 0);
-  if (has) {
-    const float4* pieces = reinterpret_cast<const float4*>(tiles.pieces) +
-                           quad * Config::kConsumed + thread;
-    auto at = [&](int64_t slot, int j) {
-      return pieces[slot * kTileQuads + j * Config::kConsumed];
-    };
-    if (range.second && group == 0) {
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) sum[j] = at(2 * int64_t{block} + 1, j);
-      ++block;
-    }
-    for (; block < end; block += kBatch) {
-      float4 v[kBatch][kEach];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-          v[i][j] = block + i < end ? at(int64_t{slots} * (block + i), j)
-                                    : make_float4(0, 0, 0, 0);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) Add(&sum[j], v[i][j]);
-      }
-    }
-  }
-  if (groups > 1) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) sums[threadIdx.x][j] = sum[j];
-    __syncthreads();
-    if (group > 0) return;
-    for (int i = 1; i < groups; ++i) {
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) Add(&sum[j], sums[i * lanes + lane][j]);
-    }
-  }
-  if (!has) return;
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    WriteQuad<Config>(place, quad % 8 + j, sum[j]);
   }
 }
 
