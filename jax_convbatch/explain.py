@@ -112,8 +112,9 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
 
     Args:
       fn: a function of arrays that can be traced.
-      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s.
-      platform: "cpu", "cuda", ...; by default where JAX would run `fn`.
+      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s, or trees of them; `fn` gets
+        whatever else there is as it is, as in `explain(conv, x, w, strides=2)`.
+      platform: "cpu", "cuda" or "gpu", ...; by default where JAX would run `fn`.
 
     Returns:
       A tuple of `Row` that prints as a table, in order of execution, and has the
@@ -124,16 +125,29 @@ def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
     """
     if platform is None:
         platform = targets.default_platform()
+    platform = targets.name_of(platform)
     equations = traced(fn, *args, **kwargs)
     return Explanation(row for eqn in equations for row in _rows(eqn, platform))
 
 
 def traced(fn, *args, **kwargs) -> Iterator[Any]:
     """Every equation of `fn(*args, **kwargs)` that is not dead, inner ones too."""
-    jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = {i: a for i, a in enumerate(leaves) if _is_array(a)}
+
+    def of_arrays(arrays):
+        of_leaves = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args, kwargs = jax.tree.unflatten(tree, of_leaves)
+        return fn(*args, **kwargs)
+
+    jaxpr = jax.make_jaxpr(of_arrays)(arrays).jaxpr
     # What nobody reads XLA drops: the first layer's dgrad, most often.
     jaxpr, _ = _compat.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return _equations(jaxpr)
+
+
+def _is_array(a) -> bool:
+    return hasattr(a, "shape") and hasattr(a, "dtype")
 
 
 def _equations(jaxpr) -> Iterator[Any]:

@@ -43,7 +43,12 @@ def default_platform() -> str:
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     device = device or jax.default_backend()
     backend = device if isinstance(device, str) else device.platform
-    return "cuda" if backend == "gpu" else backend
+    return name_of(backend)
+
+
+def name_of(platform: str) -> str:
+    """The plan's name for a platform that JAX has two for."""
+    return "cuda" if platform == "gpu" else platform
 
 
 def available(platform: str) -> bool:

@@ -124,7 +124,7 @@ def tune(fn, *args, **kwargs) -> Tuned:
     Args:
       fn: a function of arrays that can be traced; gradients show when they are
         asked for, `tune(jax.grad(loss), params, batch)`.
-      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s.
+      *args, **kwargs: as in `explain`.
 
     Returns:
       A tuple of rows that prints as a table, with the file as `path`.

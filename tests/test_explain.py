@@ -307,7 +307,8 @@ def test_flops_are_those_that_xla_counts(monkeypatch, call):
             m.setattr(module, "resolve", lambda *_, **__: "XLA is to count")
         alone = functools.partial(fun, activation=None) if call == "layer" else fun
         assert rows.flops == row.flops == jc.explain(fun, X, W).flops
-        assert rows.flops == jax.jit(alone).lower(X, W).cost_analysis()["flops"]
+        fresh = jax.jit(lambda *arrays: alone(*arrays))  # not traced by another test
+        assert rows.flops == fresh.lower(X, W).cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize("groups", [1, 4, 16])
@@ -338,6 +339,26 @@ def test_it_takes_keyword_arguments_and_shapes_and_runs_nothing():
     (row,) = jc.explain(fun, huge, w=shaped(3, 3, 16, 32, dtype="float32"))
     assert row.slice == 1
     assert not calls
+
+
+def test_what_is_no_array_reaches_the_function_as_it_is():
+    (row,) = jc.explain(jc.conv, X, w=W, strides=2, padding="VALID")
+    assert row.geometry == "8x14x14x16 * 3x3x16x32 -> 8x6x6x32, stride 2"
+
+    def fun(parameters, x, mode):
+        assert isinstance(parameters["scale"], float)
+        return jc.conv(x, parameters["w"]) * parameters["scale"] if mode == "on" else x
+
+    parameters = {"w": W, "scale": 2.0}
+    assert len(jc.explain(fun, parameters, X, mode="on")) == 1
+    assert len(jc.explain(fun, parameters, X, mode="off")) == 0
+
+
+def test_jaxs_other_name_for_cuda():
+    def rows(platform):
+        return jc.explain(jc.conv, X, W, platform=platform)
+
+    assert rows("gpu") == rows("cuda")
 
 
 def test_an_engine_that_cannot_is_refused():
