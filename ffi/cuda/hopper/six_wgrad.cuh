@@ -1,14 +1,11 @@
-// wgrad of f32 by six products of bf16 (six_parts.cuh), in the way of
-// wgrad_tf32_kernel.cuh: x is the left operand, and is cut into parts on its
-// way to registers; dy is cut into parts within its stage by a warpgroup of its
-// own.
+// wgrad of f32 by six products of bf16 (six_parts.cuh): x is cut into parts on
+// its way to registers, dy within its stage by a warpgroup of its own. The rest
+// is f32_wgrad.cuh's.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SIX_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SIX_WGRAD_CUH_
 
+#include "cuda/hopper/f32_wgrad.cuh"
 #include "cuda/hopper/six_parts.cuh"
-#include "cuda/hopper/wgrad_tiling.h"
-// after the tiling
-#include "cuda/hopper/wgrad_tf32_kernel.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -18,30 +15,16 @@ struct SixWgradProblem : WgradProblem {
   int images, height, width, out_width, pad_h, pad_w;
 };
 
-// Of kM filter rows by kN output channels; kTaps as in WgradTf32Config.
-template <int kM_, int kN_, int kStages_, int kTaps_ = 1>
-struct SixWgradConfig {
-  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
-  static_assert(kTaps == 1 || kM == kTapRowTile);
-  static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
-  static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
-  static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
+template <int kM, int kN, int kStages, int kTaps = 1>
+struct SixWgradConfig : F32WgradTile<kM, kN, kStages, kTaps> {
+  using Tile = F32WgradTile<kM, kN, kStages, kTaps>;
   // With 40 of the copies: what a block begins with, 128 x 512 or 96 x 640.
   static constexpr int kDyRegisters = kTaps == 1 ? 72 : 56;
   static constexpr int kMultiplierRegisters = kTaps == 1 ? 200 : 128;
-  static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
-
-  static constexpr int kXBoxes = kTaps == 1 ? kM / kTf32Block : 2;
-  static constexpr int kXBoxBytes =
-      kTaps == 1 ? kTf32BoxBytes : (32 + kTapReach) * 128;
-  static constexpr int kXBytes = kXBoxes * kXBoxBytes;
-  static constexpr int kDyBytes = kN / kTf32Block * kTf32BoxBytes;
   static constexpr int kPartBytes = kN / 64 * kSixBoxBytes;
-  static constexpr int kStageBytes = kXBytes + kDyBytes + 3 * kPartBytes;
+  static constexpr int kStageBytes =
+      Tile::kXBytes + Tile::kDyBytes + 3 * kPartBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
-  static constexpr int kIssuers = 4;
-  static constexpr int kQuads = kRows * kN / 8;
-  static constexpr int kPieceFloats = kM * kN;
 };
 
 // Rows of dw, two channels of a tap, that a multiplying thread has in a quad of
@@ -54,25 +37,11 @@ template <typename Config>
 __device__ __forceinline__ SixPlace PlaceOf(const WgradProblem& problem,
                                             int tile, int quad, int thread) {
   constexpr int kColumnQuads = Config::kN / 8;
-  const FragmentLane<Config::kRows> lane(thread);
-  const int warpgroup = thread / kWarpgroup;
-  const int m_tile = tile / problem.n_tiles;
-  int tap, c;
-  if constexpr (Config::kTaps == 1) {
-    const int block = m_tile * Config::kXBoxes +
-                      warpgroup * (Config::kXBoxes / Config::kMultipliers) +
-                      lane.box;
-    tap = block / problem.channel_blocks;
-    c = (block - tap * problem.channel_blocks) * kTf32Block;
-  } else {
-    const int r = m_tile / problem.channel_blocks;
-    tap = r * Config::kTaps + warpgroup;
-    c = (m_tile - r * problem.channel_blocks) * 64 + lane.box * kTf32Block;
-  }
-  c += lane.chunk * 4 + lane.half * 2 + quad / kColumnQuads * 2;
+  const TapChannel first =
+      FirstRow<Config>(problem, tile / problem.n_tiles, thread);
   const int k = tile % problem.n_tiles * Config::kN + quad % kColumnQuads * 8 +
                 thread % 4 * 2;
-  return {tap, c, k};
+  return {first.tap, first.c + quad / kColumnQuads * 2, k};
 }
 
 // One sum itself; padding is zeros as elsewhere.
@@ -183,90 +152,74 @@ __device__ __forceinline__ void CutDy(const WgradProblem& problem,
   }
 }
 
-template <typename Config>
-__device__ __forceinline__ void ConsumeSixWgrad(
-    const SixWgradProblem& problem, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
+// The six products of a piece's stages.
+template <typename Config, typename Loader>
+__device__ __forceinline__ void MultiplySixStages(
+    float (&sum)[Config::kRows][Config::kN / 2], int steps, uint32_t x,
+    uint32_t dy, const Loader& loader, RingBarriers<Config::kStages>& barriers,
+    RingPosition<Config::kStages>& at) {
   constexpr int kRows = Config::kRows;
-  const int thread = threadIdx.x - 2 * kWarpgroup;
-  const int warpgroup = thread / kWarpgroup;
-  constexpr bool kOwnPixels = Config::kTaps == 1;
-  const uint32_t x =
-      ring +
-      (kOwnPixels ? warpgroup * (Config::kXBytes / Config::kMultipliers) : 0);
-  const uint32_t dy = ring + Config::kXBytes + Config::kDyBytes;
-  const FragmentLoader<kRows> loader(
-      2 * (threadIdx.x % 4) + (kOwnPixels ? 0 : warpgroup * problem.dilation_w),
-      1, Config::kXBoxBytes);
-  RingPosition<Config::kStages> at;
-  const int64_t end = problem.Begin(blockIdx.x + 1);
-  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    const int steps = piece.end - piece.begin;
-    i += steps;
-    float sum[kRows][Config::kN / 2];
 #pragma unroll
-    for (int m = 0; m < kRows; ++m) {
+  for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-      for (int j = 0; j < Config::kN / 2; ++j) sum[m][j] = 0.0f;
-    }
-    for (int step = 0; step < steps; ++step) {
-      BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-      const uint32_t stage = at.stage * Config::kStageBytes;
-      SixFragments<kRows> a;
+    for (int j = 0; j < Config::kN / 2; ++j) sum[m][j] = 0.0f;
+  }
+  for (int step = 0; step < steps; ++step) {
+    BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+    const uint32_t stage = at.stage * Config::kStageBytes;
+    SixFragments<kRows> a;
 #pragma unroll
-      for (int k = 0; k < kSixSteps; ++k) {
+    for (int k = 0; k < kSixSteps; ++k) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // Rows of two pixels: of the first in [0] and [1].
-          uint32_t v[kRows][4];
-          loader.Load(x + stage, 2 * k + half, v);
+      for (int half = 0; half < 2; ++half) {
+        // Rows of two pixels: of the first in [0] and [1].
+        uint32_t v[kRows][4];
+        loader.Load(x + stage, 2 * k + half, v);
 #pragma unroll
-          for (int m = 0; m < kRows; ++m) {
+        for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-            for (int row = 0; row < 2; ++row) {
-              a.Set(k, m, 2 * half + row, __uint_as_float(v[m][row]),
-                    __uint_as_float(v[m][row + 2]));
-            }
+          for (int row = 0; row < 2; ++row) {
+            a.Set(k, m, 2 * half + row, __uint_as_float(v[m][row]),
+                  __uint_as_float(v[m][row + 2]));
           }
         }
       }
-      MultiplySix<Config::kN>(sum, a, dy + stage, [&] {
-        if (threadIdx.x % 32 == 0) {
-          BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
-        }
-      });
-      at.Advance();
     }
-    const bool whole = steps == problem.steps;
-    float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
-                       PieceSlot(problem, blockIdx.x, piece.tile) *
-                           (Config::kPieceFloats / 4) +
-                       thread;
-#pragma unroll
-    for (int quad = 0; quad < Config::kQuads; ++quad) {
-      const float* s =
-          &sum[quad / (Config::kN / 8)][quad % (Config::kN / 8) * 4];
-      const float4 v = make_float4(s[0], s[1], s[2], s[3]);
-      if (whole) {
-        WriteSixQuad<Config>(problem, piece.tile, quad, thread, v);
-      } else {
-        piece_at[quad * Config::kMultiplierThreads] = v;
+    MultiplySix<Config::kN>(sum, a, dy + stage, [&] {
+      if (threadIdx.x % 32 == 0) {
+        BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
       }
-    }
+    });
+    at.Advance();
   }
 }
 
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     SixWgradKernel(const __grid_constant__ SixWgradProblem problem) {
-  RunWgradTf32<Config>(
+  RunF32Wgrad<Config>(
       problem,
       [&](uint32_t ring, auto& loaded, auto& barriers) {
         CutDy<Config>(problem, ring, loaded, barriers);
       },
       [&](uint32_t ring, auto& barriers) {
-        ConsumeSixWgrad<Config>(problem, ring, barriers);
+        const uint32_t dy = ring + Config::kXBytes + Config::kDyBytes;
+        ConsumeF32Wgrad<Config>(
+            problem, ring,
+            [&](auto& sum, int steps, uint32_t x, const auto& loader,
+                auto& at) {
+              MultiplySixStages<Config>(sum, steps, x, dy, loader, barriers,
+                                        at);
+            },
+            [](const auto& sum, int quad) {
+              constexpr int kColumnQuads = Config::kN / 8;
+              const float* s =
+                  &sum[quad / kColumnQuads][quad % kColumnQuads * 4];
+              return make_float4(s[0], s[1], s[2], s[3]);
+            },
+            [&](int tile, int quad, int thread, float4 v) {
+              WriteSixQuad<Config>(problem, tile, quad, thread, v);
+            });
       });
 }
 

@@ -4,8 +4,7 @@
 // Both operands have channels contiguous, while the multiplier takes TF32 from
 // shared memory only with the reduction, the pixels, contiguous. x is the left
 // operand and goes through registers, loaded across its rows. dy is transposed
-// within its stage by a warpgroup of its own. Otherwise the ring, the line of
-// steps and the pieces are those of wgrad_kernel.cuh, with stages of 32 pixels.
+// within its stage by a warpgroup of its own. The rest is f32_wgrad.cuh's.
 //
 // The order of pixels within a multiplication of 8, and of rows and columns
 // within a tile, is the one that keeps every access to shared memory free of
@@ -13,40 +12,21 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TF32_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TF32_KERNEL_CUH_
 
-#include "cuda/hopper/tf32_fragments.cuh"
-#include "cuda/hopper/wgrad_kernel.cuh"
-#include "cuda/hopper/wgrad_tiling.h"
+#include "cuda/hopper/f32_wgrad.cuh"
 
 namespace jax_convbatch::hopper {
 
 inline constexpr int kTransposeBarrier = 1;
 
-// Of kM filter rows. kTaps: 1, and the rows are boxes of 32 channels, each with
-// pixels of its own, or 3, and they are a row of taps by 64 channels, with
-// pixels for all three: a warpgroup has one tap, and reads them that far on.
-template <int kM_, int kN_, int kStages_, int kTaps_ = 1>
-struct WgradTf32Config {
-  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
-  static_assert(kTaps == 1 || kM == kTapRowTile);
-  static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
-  static constexpr int kMultiplierThreads = kMultipliers * kWarpgroup;
-  static constexpr int kThreads = 2 * kWarpgroup + kMultiplierThreads;
+template <int kM, int kN, int kStages, int kTaps = 1>
+struct WgradTf32Config : F32WgradTile<kM, kN, kStages, kTaps> {
+  using Tile = F32WgradTile<kM, kN, kStages, kTaps>;
   // With 40 of those that load: what a block begins with, 128 x 512 or 96 x
   // 640.
   static constexpr int kDyRegisters = 56;
   static constexpr int kMultiplierRegisters = kTaps == 1 ? 208 : 128;
-  static constexpr int kRows = kM / kMultipliers / 64;  // a warpgroup's, of 64
-
-  static constexpr int kXBoxes = kTaps == 1 ? kM / kTf32Block : 2;
-  static constexpr int kXBoxBytes =
-      kTaps == 1 ? kTf32BoxBytes : (32 + kTapReach) * 128;
-  static constexpr int kXBytes = kXBoxes * kXBoxBytes;
-  static constexpr int kStageBytes = kXBytes + kN / kTf32Block * kTf32BoxBytes;
+  static constexpr int kStageBytes = Tile::kXBytes + Tile::kDyBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
-  static constexpr int kIssuers = 4;
-  // Of a piece: four accumulators of every multiplying thread at a time.
-  static constexpr int kQuads = kRows * kN / 8;
-  static constexpr int kPieceFloats = kM * kN;
 };
 
 // Where four accumulators of a multiplying thread belong in dw: consecutive
@@ -56,23 +36,10 @@ __device__ __forceinline__ void WriteQuadTf32(const WgradProblem& problem,
                                               int tile, int quad, int thread,
                                               float4 v) {
   constexpr int kColumnQuads = Config::kN / 16;
-  const FragmentLane<Config::kRows> lane(thread);
-  const int warpgroup = thread / kWarpgroup;
-  const int m_tile = tile / problem.n_tiles;
-  int tap, c;
-  if constexpr (Config::kTaps == 1) {
-    const int block = m_tile * Config::kXBoxes +
-                      warpgroup * (Config::kXBoxes / Config::kMultipliers) +
-                      lane.box;
-    tap = block / problem.channel_blocks;
-    c = (block - tap * problem.channel_blocks) * kTf32Block;
-  } else {
-    const int r = m_tile / problem.channel_blocks;
-    tap = r * Config::kTaps + warpgroup;
-    c = (m_tile - r * problem.channel_blocks) * 64 + lane.box * kTf32Block;
-  }
-  // Of the lane's 2 or 4 rows.
-  c += lane.chunk * 4 + lane.half * 2 + quad / kColumnQuads;
+  const TapChannel first =
+      FirstRow<Config>(problem, tile / problem.n_tiles, thread);
+  const int tap = first.tap;
+  const int c = first.c + quad / kColumnQuads;  // of the lane's 2 or 4 rows
   const int column = quad % kColumnQuads;
   const int k = tile % problem.n_tiles * Config::kN + column / 2 * kTf32Block +
                 thread % 4 * 8 + column % 2 * 4;
@@ -89,91 +56,6 @@ QuadOf(const float (&acc)[Config::kRows][Config::kN / 2], int quad) {
   const int row = quad / kColumnQuads, column = quad % kColumnQuads;
   const float* a = &acc[row / 2][column / 2 * 16 + column % 2 + row % 2 * 2];
   return make_float4(a[0], a[4], a[8], a[12]);
-}
-
-// The boxes of a stage are shared out among the issuing threads, one a warp.
-template <typename Config>
-__device__ __forceinline__ void IssueWgradTf32Copies(
-    const WgradProblem& problem, int issuer, uint32_t ring,
-    uint64_t (&loaded)[Config::kStages],
-    RingBarriers<Config::kStages>& barriers) {
-  RingPosition<Config::kStages> at;
-  const int64_t end = problem.Begin(blockIdx.x + 1);
-  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    i += piece.end - piece.begin;
-    const int channel = piece.tile % problem.n_tiles * Config::kN;
-    const int m_tile = piece.tile / problem.n_tiles;
-    const int channels = min(Config::kN, problem.K - channel);
-    // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
-    int x_boxes;
-    constexpr int kMine =
-        (Config::kXBoxes + Config::kIssuers - 1) / Config::kIssuers;
-    int c[kMine], offset_h[kMine], offset_w[kMine];
-    if constexpr (Config::kTaps == 1) {
-      const int first = m_tile * Config::kXBoxes;
-      x_boxes =
-          min(Config::kXBoxes, problem.taps * problem.channel_blocks - first);
-#pragma unroll
-      for (int m = 0; m < kMine; ++m) {
-        const int block = first + m * Config::kIssuers + issuer;
-        const int tap = block / problem.channel_blocks;
-        const int r = tap / problem.filter_width;
-        c[m] = (block - tap * problem.channel_blocks) * kTf32Block;
-        offset_h[m] = r * problem.dilation_h;
-        offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
-      }
-    } else {
-      const int r = m_tile / problem.channel_blocks;
-      const int first = (m_tile - r * problem.channel_blocks) * 64;
-      x_boxes = min(Config::kXBoxes,
-                    (problem.C - first + kTf32Block - 1) / kTf32Block);
-      c[0] = first + issuer * kTf32Block;
-      offset_h[0] = r * problem.dilation_h;
-      offset_w[0] = 0;
-    }
-    const int bytes = x_boxes * Config::kXBoxBytes +
-                      (channels + kTf32Block - 1) / kTf32Block * kTf32BoxBytes;
-    for (int step = piece.begin; step < piece.end; ++step) {
-      const unsigned pixel = step * unsigned{kTf32Block};
-      const unsigned line = pixel / unsigned(problem.cols);
-      const int image = line / unsigned(problem.rows);
-      const int row = line - image * problem.rows;
-      const int col = pixel - line * problem.cols;
-      const uint32_t full = SharedAddress(&loaded[at.stage]);
-      const uint32_t x = ring + at.stage * Config::kStageBytes;
-      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
-      if (issuer == 0) {
-        BarrierArriveExpect(full, bytes);
-      } else {
-        BarrierArrive(full);
-      }
-#pragma unroll
-      for (int n = 0; n < Config::kN / kTf32Block; ++n) {
-        if ((Config::kXBoxes + n) % Config::kIssuers != issuer ||
-            n * kTf32Block >= channels) {
-          continue;
-        }
-        const uint32_t dy = x + Config::kXBytes + n * kTf32BoxBytes;
-        const int k = channel + n * kTf32Block;
-        if constexpr (Config::kTaps == 1) {
-          LoadTile2(dy, problem.dy, full, k, pixel);
-        } else {
-          LoadIm2col(dy, problem.dy, full, k, col, row, image, 0, 0);
-        }
-      }
-#pragma unroll
-      for (int m = 0; m < kMine; ++m) {
-        const int box = m * Config::kIssuers + issuer;
-        if (box >= x_boxes) continue;
-        LoadIm2col(x + box * Config::kXBoxBytes, problem.x, full, c[m],
-                   problem.base_w + col * problem.step_w,
-                   problem.base_h + row * problem.step_h, image, offset_w[m],
-                   offset_h[m]);
-      }
-      at.Advance();
-    }
-  }
 }
 
 // Turns the dy of every stage, 32 pixels of 32 channels a box, into 32 rows of
@@ -235,121 +117,26 @@ __device__ __forceinline__ void TransposeDy(
 }
 
 template <typename Config>
-__device__ __forceinline__ void ConsumeWgradTf32(
-    const WgradProblem& problem, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers) {
-  const int thread = threadIdx.x - 2 * kWarpgroup;
-  const int warpgroup = thread / kWarpgroup;
-  constexpr bool kOwnPixels = Config::kTaps == 1;
-  const uint32_t x =
-      ring +
-      (kOwnPixels ? warpgroup * (Config::kXBytes / Config::kMultipliers) : 0);
-  const uint32_t dy = ring + Config::kXBytes;
-  // Of 8 pixels, lane % 4 takes two in turn, as TransposeDy has them.
-  const FragmentLoader<Config::kRows> loader(
-      2 * (threadIdx.x % 4) + (kOwnPixels ? 0 : warpgroup * problem.dilation_w),
-      1, Config::kXBoxBytes);
-  RingPosition<Config::kStages> at;
-  const int64_t end = problem.Begin(blockIdx.x + 1);
-  for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    const int steps = piece.end - piece.begin;
-    i += steps;
-    float acc[Config::kRows][Config::kN / 2];
-    MultiplyFragments(acc, steps, x, dy, Config::kStageBytes, loader, barriers,
-                      at);
-    const bool whole = steps == problem.steps;
-    float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
-                       PieceSlot(problem, blockIdx.x, piece.tile) *
-                           (Config::kPieceFloats / 4) +
-                       thread;
-#pragma unroll
-    for (int quad = 0; quad < Config::kQuads; ++quad) {
-      const float4 v = QuadOf<Config>(acc, quad);
-      if (whole) {
-        WriteQuadTf32<Config>(problem, piece.tile, quad, thread, v);
-      } else {
-        piece_at[quad * Config::kMultiplierThreads] = v;
-      }
-    }
-  }
-}
-
-// One warpgroup loads, one has `change_dy(ring, loaded, barriers)` make of a
-// stage's dy what the others multiply, in `consume(ring, barriers)`.
-template <typename Config, typename ChangeDy, typename Consume>
-__device__ __forceinline__ void RunWgradTf32(const WgradProblem& problem,
-                                             ChangeDy change_dy,
-                                             Consume consume) {
-  extern __shared__ uint8_t shared[];
-  // A stage is loaded once its copies are there, full once dy is changed.
-  __shared__ RingBarriers<Config::kStages> barriers;
-  __shared__ alignas(8) uint64_t loaded[Config::kStages];
-  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
-  if (threadIdx.x == 0) {
-    for (uint64_t& barrier : loaded) {
-      BarrierInit(SharedAddress(&barrier), Config::kIssuers);
-    }
-    barriers.Init(kWarpgroup / 32, Config::kMultiplierThreads / 32);
-  }
-  __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup;
-  if (warpgroup == 0) {
-    GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x % 32 == 0) {
-      IssueWgradTf32Copies<Config>(problem, threadIdx.x / 32, ring, loaded,
-                                   barriers);
-    }
-  } else if (warpgroup == 1) {
-    GiveRegisters<Config::kDyRegisters>();
-    change_dy(ring, loaded, barriers);
-  } else {
-    TakeRegisters<Config::kMultiplierRegisters>();
-    consume(ring, barriers);
-  }
-}
-
-template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WgradTf32Kernel(const __grid_constant__ WgradProblem problem) {
-  RunWgradTf32<Config>(
+  RunF32Wgrad<Config>(
       problem,
       [&](uint32_t ring, auto& loaded, auto& barriers) {
         TransposeDy<Config>(problem, ring, loaded, barriers);
       },
       [&](uint32_t ring, auto& barriers) {
-        ConsumeWgradTf32<Config>(problem, ring, barriers);
+        ConsumeF32Wgrad<Config>(
+            problem, ring,
+            [&](auto& acc, int steps, uint32_t x, const auto& loader,
+                auto& at) {
+              MultiplyFragments(acc, steps, x, ring + Config::kXBytes,
+                                Config::kStageBytes, loader, barriers, at);
+            },
+            [](const auto& acc, int quad) { return QuadOf<Config>(acc, quad); },
+            [&](int tile, int quad, int thread, float4 v) {
+              WriteQuadTf32<Config>(problem, tile, quad, thread, v);
+            });
       });
-}
-
-// The sum of a quad's pieces, in order. False where the tile was in one piece,
-// which is in dw already.
-template <typename Config>
-__device__ __forceinline__ bool SumPieces(const WgradProblem& problem, int tile,
-                                          int quad, float4* sum) {
-  const int64_t line_begin = int64_t{tile} * problem.steps;
-  const int64_t line_end = line_begin + problem.steps;
-  auto holder = [&](int64_t step) {
-    const int64_t line = int64_t{problem.tiles} * problem.steps;
-    int block = static_cast<int>(step * problem.blocks / line);
-    while (problem.Begin(block + 1) <= step) ++block;
-    return block;
-  };
-  const int first = holder(line_begin);
-  const int last = holder(line_end - 1);
-  if (first == last) return false;
-  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
-                         quad * Config::kMultiplierThreads + threadIdx.x;
-  auto piece = [&](int64_t slot) {
-    return pieces[slot * (Config::kPieceFloats / 4)];
-  };
-  *sum = piece(2 * first + (problem.Begin(first) < line_begin));
-#pragma unroll 16
-  for (int block = first + 1; block <= last; ++block) {
-    const float4 v = piece(2 * block);
-    sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
-  }
-  return true;
 }
 
 // As AddPieces.
