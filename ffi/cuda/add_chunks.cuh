@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kAddThreads, 1)
   const int64_t columns = K / kVector;
   const int64_t column = int64_t{tile} * lanes + threadIdx.x - team * lanes;
   Acc sum[kVector] = {};
-  WaitForFirst();
+  WaitForPrimary();
   if (team < teams && column < columns) {
     const Loaded* const from = reinterpret_cast<const Loaded*>(partials) +
                                batch * chunks * columns + column;
@@ -72,8 +72,8 @@ cudaError_t LaunchAddChunks(cudaStream_t stream, int64_t batch, int64_t chunks,
         static_cast<int>(std::min<int64_t>(columns, kAddColumns / vector));
     const int64_t tiles = (columns + lanes - 1) / lanes;
     if (batch * tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
-    return LaunchSecond(kernel, batch * tiles, kAddThreads, stream, chunks, K,
-                        lanes, static_cast<int>(tiles),
+    return LaunchKernel(kernel, {batch * tiles, kAddThreads, Start::kEarly},
+                        stream, chunks, K, lanes, static_cast<int>(tiles),
                         static_cast<const Acc*>(partials), sums);
   };
   constexpr int kVector = 16 / sizeof(Acc);

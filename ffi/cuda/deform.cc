@@ -149,8 +149,7 @@ class Gemms {
 
   ffi::Error Run(int64_t samples, const void* a, const void* b, void* d) const {
     if (pointwise_) {
-      const auto stage =
-          call_.how.launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
+      const auto stage = call_.how.launch ? Stage::kLaunch : Stage::kPrepare;
       return call_.Check(pointwise_->Run(call_.how.stream, stage, samples, a, b,
                                          bias_, d, space_));
     }

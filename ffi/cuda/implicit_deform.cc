@@ -20,8 +20,7 @@ namespace jax_convbatch {
 namespace {
 
 ffi::Error Run(const DeformFpropBuffers& b, const ConvGeometry& g,
-               const DeformOptions& options, hopper::Stage stage,
-               cudaStream_t stream) {
+               const DeformOptions& options, Stage stage, cudaStream_t stream) {
   JCB_RETURN_IF_ERROR(CheckDeformFpropCall(g, options, b));
   auto where = [&] { return Describe("deform_fprop", g); };
   for (const ffi::AnyBuffer& buffer :
@@ -70,7 +69,7 @@ ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer cells,
                    int64_t /*slice*/, int64_t precision,
                    int64_t offset_groups) {
   return Run({x, cells, corners, offset, mask, w, bias, *y}, g,
-             {1, precision, offset_groups}, hopper::Stage::kLaunch, stream);
+             {1, precision, offset_groups}, Stage::kLaunch, stream);
 }
 
 // Before the first execution and outside of captures: loads the kernel.
@@ -85,7 +84,7 @@ ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer cells,
   return PrepareDeformOnce<Tag>(
       g, options, "", {x, cells, corners, offset, mask, w, bias, *y}, [&] {
         return Run({x, cells, corners, offset, mask, w, bias, *y}, g, options,
-                   hopper::Stage::kPrepare, nullptr);
+                   Stage::kPrepare, nullptr);
       });
 }
 

@@ -21,6 +21,7 @@
 #include "cuda/memo.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
+#include "cuda/stage.h"
 #include "cuda/status.h"
 #include "epilogue_call.h"
 #include "ffi_checks.h"
@@ -124,12 +125,11 @@ ffi::Error Run(const CallKey& key, Operation operation,
   const void* const lhs = buffers.lhs.untyped_data();
   const void* const rhs = buffers.rhs.untyped_data();
   void* const result = buffers.result.untyped_data();
+  const Stage stage = launch ? Stage::kLaunch : Stage::kPrepare;
 
   if (g.groups > 1) {
     if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<direct::Op>(operation);
-    const auto stage =
-        launch ? direct::Stage::kLaunch : direct::Stage::kPrepare;
     return RunPlan(operation, buffers, g, config,
                    direct::FindPlan(op, g, *direct_type, multiprocessors,
                                     is_hopper, config),
@@ -142,7 +142,6 @@ ffi::Error Run(const CallKey& key, Operation operation,
   if (exact) {
     if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<simt::Op>(operation);
-    const auto stage = launch ? simt::Stage::kLaunch : simt::Stage::kPrepare;
     return RunPlan(operation, buffers, g, config,
                    ProcessMemo<std::optional<simt::Plan>>().Get(
                        key,
@@ -156,7 +155,6 @@ ffi::Error Run(const CallKey& key, Operation operation,
                    });
   }
   const auto op = OpOf<hopper::Op>(operation);
-  const auto stage = launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
   const std::optional<int64_t> product_bytes =
       operation == Operation::kWgrad
           ? ProductWgradWorkspace(g, *hopper_type, multiprocessors)

@@ -19,7 +19,7 @@ ffi::Error Run(ffi::AnyBuffer signs, ffi::AnyBuffer x, ffi::AnyBuffer w,
                ffi::AnyBuffer dy, ffi::AnyBuffer dx, ffi::AnyBuffer dw,
                ffi::AnyBuffer db, ffi::AnyBuffer workspace,
                const ffi::RemainingRets& rest, const ConvGeometry& g,
-               hopper::Stage stage, cudaStream_t stream) {
+               Stage stage, cudaStream_t stream) {
   constexpr const char* kName = "layer_backward";
   auto where = [&] { return Describe(kName, g); };
   const ffi::DataType dtype = dy.element_type();
@@ -86,7 +86,7 @@ ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer signs, ffi::AnyBuffer x,
                    ffi::Result<ffi::AnyBuffer> workspace,
                    ffi::RemainingRets rest, const ConvGeometry& g) {
   return Run(signs, x, w, dy, *dx, *dw, *db, *workspace, rest, g,
-             hopper::Stage::kLaunch, stream);
+             Stage::kLaunch, stream);
 }
 
 // Before the first execution and outside of captures: loads the kernels, once.
@@ -103,7 +103,7 @@ ffi::Error Initialize(ffi::AnyBuffer signs, ffi::AnyBuffer x, ffi::AnyBuffer w,
       CallKey().Add(device).Add(g).Add(dy.element_type()).Add(rest.size());
   return PrepareOnce<struct LayerBackwardPrepared>(key, [&] {
     return Run(signs, x, w, dy, *dx, *dw, *db, *workspace, rest, g,
-               hopper::Stage::kPrepare, nullptr);
+               Stage::kPrepare, nullptr);
   });
 }
 

@@ -77,7 +77,7 @@ ffi::Error Run(const Buffers& b, const ConvGeometry& g,
       b.dz.untyped_data(),
       b.db.untyped_data(),
       static_cast<float*>(b.scratch[2].untyped_data())};
-  const auto stage = launch ? hopper::Stage::kLaunch : hopper::Stage::kPrepare;
+  const auto stage = launch ? Stage::kLaunch : Stage::kPrepare;
   JCB_RETURN_IF_ERROR(ToError(hopper::ReluGrad(relu, stage, stream), where));
   CaptureBranches branches(stream);
   auto next = [&] {

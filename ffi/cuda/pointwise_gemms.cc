@@ -92,7 +92,7 @@ Transposition PointwiseGemms::Filter(const void* w, void* workspace) const {
           static_cast<int>(g_.column_size()), static_cast<int>(g_.K)};
 }
 
-cudaError_t PointwiseGemms::Run(cudaStream_t stream, hopper::Stage stage,
+cudaError_t PointwiseGemms::Run(cudaStream_t stream, Stage stage,
                                 int64_t samples, const void* lhs,
                                 const void* rhs, const void* bias, void* result,
                                 void* workspace) const {

@@ -55,7 +55,7 @@ class PointwiseGemms {
   // fprop: y from columns and w, plus the bias if there is one. dgrad: columns
   // from dy and w. wgrad: dw of these samples from columns and dy. Of a slice,
   // or of the rest. kPrepare does all but the launch.
-  cudaError_t Run(cudaStream_t stream, hopper::Stage stage, int64_t samples,
+  cudaError_t Run(cudaStream_t stream, Stage stage, int64_t samples,
                   const void* lhs, const void* rhs, const void* bias,
                   void* result, void* workspace) const;
 

@@ -44,7 +44,7 @@ std::optional<int64_t> ProductWgradWorkspace(const ConvGeometry& g,
 }
 
 cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
-                               int64_t workspace_bytes, hopper::Stage stage,
+                               int64_t workspace_bytes, Stage stage,
                                cudaStream_t stream, const void* x,
                                const void* dy, void* dw, void* workspace) {
   Gemm gemm{};
@@ -60,7 +60,7 @@ cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
   gemm.workspace = workspace_bytes;
   GemmAlgorithm algorithm;
   const cublasStatus_t found = FindAlgorithm(gemm, gemm, &algorithm);
-  if (found != CUBLAS_STATUS_SUCCESS || stage == hopper::Stage::kPrepare) {
+  if (found != CUBLAS_STATUS_SUCCESS || stage == Stage::kPrepare) {
     return found;
   }
   return RunGemm(stream, algorithm, gemm, x, dy, dw, workspace);

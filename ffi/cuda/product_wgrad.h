@@ -27,7 +27,7 @@ std::optional<int64_t> ProductWgradWorkspace(const ConvGeometry& g,
 
 // See cublas.h. kPrepare does all but the launch.
 cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
-                               int64_t workspace_bytes, hopper::Stage stage,
+                               int64_t workspace_bytes, Stage stage,
                                cudaStream_t stream, const void* x,
                                const void* dy, void* dw, void* workspace);
 

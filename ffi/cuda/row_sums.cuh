@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kSumThreads, Source::kBlocks)
                   void* __restrict__ out) {
   using Acc = typename Source::Acc;
   constexpr int kUnroll = Source::kUnroll;
-  if (s.partial) LetNextStart();
+  if (s.partial) LaunchDependents();
   // From the end, which whoever made the matrix wrote last: the L2 has it yet,
   // and what is written here last is what the next kernel reads first.
   const unsigned block = gridDim.x - 1 - blockIdx.x;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/dtypes.h"
 #include "cuda/hopper_device.h"
 #include "cuda/sampling.h"
@@ -110,13 +111,6 @@ __device__ void TransposeSquare(const Transposition& matrix,
   }
 }
 
-// Lets a product start that waits for this kernel: hopper/columns_kernel.cuh.
-__device__ void LaunchDependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 // The columns of a tile, by all threads of a block.
 template <typename T, int kVector>
 __device__ __forceinline__ void SampleTile(const SamplingShape& s,
@@ -184,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                  const Vector<T, kVector>* __restrict__ x,
                  Vector<T, kVector>* __restrict__ columns) {
   __shared__ SampleTable<Accumulator<T>> table;
-  LaunchDependents();
+  LaunchDependents();  // the product: hopper/columns_kernel.cuh
   if (static_cast<int>(blockIdx.x) < squares) {
     static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
     TransposeSquare(matrix, reinterpret_cast<float (*)[kSquare + 1]>(&table));

@@ -6,6 +6,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_COLUMNS_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_COLUMNS_KERNEL_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/conv_tf32_kernel.cuh"
 
 namespace jax_convbatch::hopper {

@@ -14,20 +14,11 @@ cudaError_t Launch(const ColumnsProblem& problem, int blocks, Stage stage,
   const auto kernel = &ColumnsKernel<Config>;
   const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {Config::kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
   blocks -= blocks % Config::kCluster;
-  config.gridDim = dim3(std::min(problem.tiles, blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = Config::kSharedBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, problem);
+  return LaunchKernel(kernel,
+                      {std::min(problem.tiles, blocks), kThreads, Start::kEarly,
+                       Config::kSharedBytes, Config::kCluster},
+                      stream, problem);
 }
 
 template <int kM, int kN, int kStages, int kCluster>

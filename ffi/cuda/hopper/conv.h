@@ -10,6 +10,7 @@
 
 #include "conv_geometry.h"
 #include "cuda/hopper/epilogue.h"
+#include "cuda/stage.h"
 
 namespace jax_convbatch::hopper {
 
@@ -68,9 +69,6 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                               int multiprocessors);
 std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
                               int multiprocessors);
-
-// kPrepare does all but the launch, so that kLaunch may be captured.
-enum class Stage { kPrepare, kLaunch };
 
 // fprop: lhs x, rhs w, result y. dgrad: lhs dy, rhs w, result dx. wgrad: lhs x,
 // rhs dy, result dw. All channels last (w: HWIO), all aligned to 16 bytes.

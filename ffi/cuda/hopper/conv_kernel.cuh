@@ -162,7 +162,8 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
                                             ConvBarriers<Config>& barriers) {
   constexpr int kM = Config::kM, kN = Config::kN, kStores = Config::kStores;
   const uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
-  auto& [written, free] = barriers.stores;
+  auto& written = barriers.stores.written;
+  auto& free = barriers.stores.free;
   int turns = 0;
   // Tiles whose stores would hold up the loads of others.
   int before_last = (problem.tiles - 1 - int(blockIdx.x)) / int(gridDim.x);

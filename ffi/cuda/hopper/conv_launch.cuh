@@ -11,7 +11,7 @@
 #include "cuda/hopper/conv_split_kernel.cuh"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/tensor_map.h"
-#include "cuda/hopper/window_problem.h"
+#include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
 
@@ -116,9 +116,10 @@ cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
   constexpr int kBytes = Config::kBarrierOffset + sizeof(SplitBarriers<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  return LaunchClusters(kernel, kSumChunks, int64_t{kSumChunks} * problem.tiles,
-                        Config::kThreads, kBytes, stream, problem,
-                        MakeChunks(problem), after);
+  return LaunchKernel(kernel,
+                      {int64_t{kSumChunks} * problem.tiles, Config::kThreads,
+                       Start::kInOrder, kBytes, kSumChunks},
+                      stream, problem, MakeChunks(problem), after);
 }
 
 // The filter is copied in boxes of box_c input channels.
@@ -129,10 +130,7 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
   ConvCall call = given;
   // What the window kernel's epilogue does not take, with the same bits.
-  if (call.plan.tile_n == kWindowChannels &&
-      (call.plan.tile_m == kWindowPixels || call.plan.tile_m == kStripPixels)) {
-    call.plan.tile_m = 256;
-  }
+  if (IsWindow(call.plan)) call.plan.tile_m = 256;
   ConvProblem<kParts> problem{};
   const bool lines = call.plan.tile_m == kLineTilePixels &&
                      call.plan.tile_n == kLineTileChannels;

@@ -1,43 +1,14 @@
 #include <cstdint>
 
 #include "cuda/hopper/box_map.h"
-#include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/joint_backward.cuh"
 #include "cuda/hopper/joint_backward.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/strided_maps.h"
 #include "cuda/hopper/tensor_map.h"
 
 namespace jax_convbatch::hopper {
 namespace {
-
-// x, dx and where their pixels lie; false where the driver refuses.
-bool EncodeImages(const LayerBackwardCall& call, JointProblem* problem) {
-  const ConvGeometry& g = call.g;
-  WidePixels& walk = problem->walk;
-  const auto parts = DgradParts(g);
-  walk.rows = static_cast<int>(g.P);
-  walk.cols = static_cast<int>(g.Q);
-  walk.step_h = static_cast<int>(g.stride.h);
-  walk.step_w = static_cast<int>(g.stride.w);
-  walk.parts = static_cast<int>(parts.size());
-  if (g.is_pointwise()) {
-    const int64_t pixels = problem->pixels;
-    return EncodeTiled(&problem->x, call.type, call.x, {g.C, pixels},
-                       {64, 64}) &&
-           EncodeTiled(&problem->dx[0], call.type, call.dx, {g.C, pixels},
-                       {64, 64}, Copy::kStore);
-  }
-  for (int i = 0; i < walk.parts; ++i) {
-    walk.part_h[i] = static_cast<int>(parts[i].h.output);
-    walk.part_w[i] = static_cast<int>(parts[i].w.output);
-    if (!EncodeIm2col(&problem->dx[i], call.type, call.dx,
-                      OutputWalk(InputOf(g), parts[i], 64), Copy::kStore)) {
-      return false;
-    }
-  }
-  return EncodeIm2col(&problem->x, call.type, call.x,
-                      InputWalk(InputOf(g), FpropPart(g), 64));
-}
 
 template <typename Config>
 cudaError_t Launch(const LayerBackwardCall& call, const JointTiling& tiling,
@@ -63,6 +34,7 @@ cudaError_t Launch(const LayerBackwardCall& call, const JointTiling& tiling,
   const int dx_blocks = (problem.dx_tiles + splits - 1) / splits * splits;
   problem.dw_rows = static_cast<int>(g.K / kPixels);
   problem.stores_dz = call.dz != nullptr;
+  problem.walk = StridedPixelsOf(g);
   const bool encoded =
       EncodeTiled(&problem.dy, call.type, call.dy, {g.K, pixels}, {64, 64}) &&
       EncodeBoxes(&problem.signs, call.type, call.signs, {g.K / 16, pixels},
@@ -74,14 +46,16 @@ cudaError_t Launch(const LayerBackwardCall& call, const JointTiling& tiling,
       (!problem.stores_dz ||
        EncodeTiled(&problem.dz, call.type, call.dz, {g.K, pixels}, {64, 64},
                    Copy::kStore)) &&
-      EncodeImages(call, &problem);
+      EncodeX(call, &problem.x) && EncodeDx(call, problem.dx);
   if (!encoded) return cudaErrorInvalidValue;
   const int dw_blocks =
       static_cast<int>(g.C / Config::kDwN) * problem.dw_rows * splits;
   (tiling.dw_first ? problem.dx_begin : problem.dw_begin) =
       tiling.dw_first ? dw_blocks : dx_blocks;
-  return LaunchClusters(kernel, splits, dx_blocks + dw_blocks, Config::kThreads,
-                        Config::kSharedBytes, stream, problem);
+  return LaunchKernel(kernel,
+                      {dx_blocks + dw_blocks, Config::kThreads, Start::kInOrder,
+                       Config::kSharedBytes, splits},
+                      stream, problem);
 }
 
 // Stages fill what shared memory the block may have.

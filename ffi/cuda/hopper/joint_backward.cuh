@@ -8,6 +8,7 @@
 
 #include "cuda/hopper/joint_copies.cuh"
 #include "cuda/hopper/signed_dy.cuh"
+#include "cuda/hopper/wgmma_wide_registers.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -116,7 +117,7 @@ __device__ __forceinline__ void MultiplyDx(const JointProblem& problem,
   FenceAsyncProxy();
   NamedBarrier(2 + group, kWarpgroup);
   if (thread != 0 || tile.pixel >= problem.pixels) return;
-  const WidePixel to(problem.walk, tile.pixel);
+  const StridedPixel to(problem.walk, tile.pixel);
 #pragma unroll
   for (int c = 0; c < Config::kDxN; c += 64) {
     if constexpr (Config::kStrided) {

@@ -5,14 +5,14 @@
 
 #include "cuda/hopper/joint_backward.h"
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wide_problem.cuh"
+#include "cuda/hopper/strided_pixels.cuh"
 
 namespace jax_convbatch::hopper {
 
 struct JointProblem {
   CUtensorMap dy, x, w, signs, dw, dz;  // dw: boxes of what a block adds
   // Of the pixels that the filter meets, then of those that get zeros.
-  CUtensorMap dx[4];
+  CUtensorMap dx[kBackwardParts];
   const uint8_t* signs_of_dx;  // by ordinary loads
   void* db;
   int K, pixels;
@@ -22,7 +22,7 @@ struct JointProblem {
   int dw_rows;             // tiles of the same input channels
   int steps, splits;       // of 64 pixels; blocks of a tile of dw
   bool stores_dz;
-  WidePixels walk;
+  StridedPixels walk;
 };
 
 // kGroups: warpgroups that multiply. kDxN: input channels of a tile of dx.
@@ -104,7 +104,7 @@ __device__ __forceinline__ void StoreJointZeros(const JointProblem& problem,
     const int part = 1 + box / (Config::kGroups * kBoxes);
     const int pixel = tile.pixel + box / kBoxes % Config::kGroups * 64;
     if (pixel >= problem.pixels) continue;
-    const WidePixel to(problem.walk, pixel);
+    const StridedPixel to(problem.walk, pixel);
     StoreIm2col(problem.dx[part], shared + Config::kZeroOffset,
                 tile.channel + box % kBoxes * 64,
                 to.w + problem.walk.part_w[part],
@@ -144,7 +144,7 @@ __device__ __forceinline__ void LoadDwStage(const JointProblem& problem,
   }
   const uint32_t x = stage + Config::kOtherOffset;
   if constexpr (Config::kStrided) {
-    const WidePixel from(problem.walk, pixel);
+    const StridedPixel from(problem.walk, pixel);
 #pragma unroll
     for (int c = 0; c < Config::kDwN; c += 64) {
       LoadIm2col(x + c * 128, problem.x, full, share.c + c, from.w, from.h,

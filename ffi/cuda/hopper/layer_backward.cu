@@ -1,40 +1,15 @@
-#include <utility>
-
-#include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/joint_backward.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/layer_backward.cuh"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/one_channel_rows.h"
 #include "cuda/hopper/small_backward.h"
+#include "cuda/hopper/strided_maps.h"
 #include "cuda/hopper/tensor_map.h"
 #include "cuda/hopper/wide_backward.h"
 
 namespace jax_convbatch::hopper {
 namespace {
-
-// x and dx of a strided layer; false where the driver refuses.
-bool EncodeStrided(const LayerBackwardCall& call,
-                   LayerBackwardProblem* problem) {
-  const ConvGeometry& g = call.g;
-  problem->rows = static_cast<int>(g.P);
-  problem->cols = static_cast<int>(g.Q);
-  problem->step_h = static_cast<int>(g.stride.h);
-  problem->step_w = static_cast<int>(g.stride.w);
-  const auto parts = DgradParts(g);
-  problem->parts = static_cast<int>(parts.size());
-  for (int i = 0; i < problem->parts; ++i) {
-    problem->part_h[i] = static_cast<int>(parts[i].h.output);
-    problem->part_w[i] = static_cast<int>(parts[i].w.output);
-    if (!EncodeIm2col(&problem->dx[i], call.type, call.dx,
-                      OutputWalk(InputOf(g), parts[i], kBackwardPixels),
-                      Copy::kStore)) {
-      return false;
-    }
-  }
-  return EncodeIm2col(&problem->x, call.type, call.x,
-                      InputWalk(InputOf(g), FpropPart(g), kBackwardPixels));
-}
 
 template <typename Config>
 cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
@@ -58,7 +33,7 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
   problem.slices = static_cast<int>(C / Config::kC);
   problem.blocks = LayerBackwardBlocks(g, multiprocessors);
   problem.stores_dz = call.dz != nullptr;
-  problem.parts = 1;
+  problem.walk = StridedPixelsOf(g);
   auto encode = [&](CUtensorMap* map, const void* data, int64_t channels,
                     int64_t rows) {
     return EncodeTiled(map, call.type, data, {channels, rows}, {64, 64});
@@ -66,19 +41,18 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
   if (!encode(&problem.dy, call.dy, K, pixels) ||
       !encode(&problem.w, call.w, K, C) ||
       (problem.stores_dz && !encode(&problem.dz, call.dz, K, pixels)) ||
-      !(g.is_pointwise() ? encode(&problem.x, call.x, C, pixels) &&
-                               encode(&problem.dx[0], call.dx, C, pixels)
-                         : EncodeStrided(call, &problem))) {
+      !EncodeX(call, &problem.x) || !EncodeDx(call, problem.dx)) {
     return cudaErrorInvalidValue;
   }
   kernel<<<problem.slices * problem.blocks, kThreads, Config::kSharedBytes,
            stream>>>(problem);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  return LaunchDependent(
-      AddLayerSums<Config>, int64_t{problem.slices} * kSumBlocks<Config>,
-      kSumQuads * kSumLanes, stream, problem.pieces, problem.blocks,
-      static_cast<T*>(call.dw), static_cast<T*>(call.db));
+  return LaunchKernel(AddLayerSums<Config>,
+                      {int64_t{problem.slices} * kSumBlocks<Config>,
+                       kSumQuads * kSumLanes, Start::kEarly},
+                      stream, problem.pieces, problem.blocks,
+                      static_cast<T*>(call.dw), static_cast<T*>(call.db));
 }
 
 // Calls f with the Config for the channels of a slice (LayerBackwardSlice).

@@ -10,6 +10,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_LAYER_BACKWARD_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/layer_sums.cuh"
@@ -59,18 +60,6 @@ struct LayerBackwardShared {
   }
 };
 
-// Where the first pixel of a tile lies in a strided layer's x.
-struct StridedPixel {
-  int h, w, image;
-
-  __device__ StridedPixel(const LayerBackwardProblem& problem, int pixel) {
-    const int row = pixel / problem.cols;
-    image = row / problem.rows;
-    w = (pixel - row * problem.cols) * problem.step_w;
-    h = (row - image * problem.rows) * problem.step_h;
-  }
-};
-
 template <typename Config>
 __device__ __forceinline__ void LoadTiles(
     const LayerBackwardProblem& problem,
@@ -105,7 +94,7 @@ __device__ __forceinline__ void LoadTiles(
     }
     const uint32_t x = dy + Config::kDyBytes;
     if (problem.Strided()) {
-      const StridedPixel from(problem, pixel);
+      const StridedPixel from(problem.walk, pixel);
       for (int c = 0; c < Config::kCBoxes; ++c) {
         LoadIm2col(x + c * kBoxBytes, problem.x, full, channel + c * 64, from.w,
                    from.h, from.image, 0, 0);
@@ -134,13 +123,13 @@ __device__ __forceinline__ void StoreTiles(
     BarrierWait(SharedAddress(&barriers.written[at.stage]), at.round);
     const uint32_t dx = dz + Config::kDyBytes;
     if (problem.Strided()) {
-      const StridedPixel to(problem, pixel);
-      for (int part = 0; part < problem.parts; ++part) {
+      const StridedPixel to(problem.walk, pixel);
+      for (int part = 0; part < problem.walk.parts; ++part) {
         for (int c = 0; c < Config::kCBoxes; ++c) {
           StoreIm2col(problem.dx[part],
                       part == 0 ? dx + c * kBoxBytes : shared.zeros,
-                      channel + c * 64, to.w + problem.part_w[part],
-                      to.h + problem.part_h[part], to.image);
+                      channel + c * 64, to.w + problem.walk.part_w[part],
+                      to.h + problem.walk.part_h[part], to.image);
         }
       }
     } else {

@@ -5,13 +5,14 @@
 
 #include <algorithm>
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/strided_pixels.cuh"
 
 namespace jax_convbatch::hopper {
 
 inline constexpr int kBackwardShared = 231000;
-inline constexpr int kBackwardParts = 4;
 
 struct LayerBackwardProblem {
   CUtensorMap x, dy, w, dz;  // boxes of 64 x 64
@@ -23,12 +24,9 @@ struct LayerBackwardProblem {
   int pixels, tiles;
   int slices, blocks;  // of channels; of each slice
   bool stores_dz;
-  // Of a strided layer, whose x and dx are walked: classes, and where they
-  // begin; rows and columns of y.
-  int parts, part_h[kBackwardParts], part_w[kBackwardParts];
-  int step_h, step_w, rows, cols;
+  StridedPixels walk;
 
-  __device__ bool Strided() const { return parts > 1; }
+  __device__ bool Strided() const { return walk.parts > 1; }
   __device__ int Slice() const { return blockIdx.x % slices; }
   __device__ int FirstTile() const { return blockIdx.x / slices; }
 };

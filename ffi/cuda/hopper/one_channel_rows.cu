@@ -96,10 +96,12 @@ cudaError_t RunOneRowsBackward(const LayerBackwardCall& call,
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   constexpr int kSums = 10 * 4 * kQuads;
-  return LaunchDependent(AddRowPieces, (kSums + kRowColumns - 1) / kRowColumns,
-                         kRowColumns * kRowTeams, stream, p.pieces, blocks,
-                         4 * kQuads, static_cast<float*>(call.dw),
-                         static_cast<float*>(call.db));
+  return LaunchKernel(AddRowPieces,
+                      {(kSums + kRowColumns - 1) / kRowColumns,
+                       kRowColumns * kRowTeams, Start::kEarly},
+                      stream, p.pieces, blocks, 4 * kQuads,
+                      static_cast<float*>(call.dw),
+                      static_cast<float*>(call.db));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -10,6 +10,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_ONE_CHANNEL_ROWS_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_ONE_CHANNEL_ROWS_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/direct/staging.cuh"
 #include "cuda/hopper/one_channel.cuh"
 #include "cuda/hopper/ptx.cuh"

@@ -291,19 +291,6 @@ __device__ __forceinline__ float4 LoadClusterShared(uint32_t address,
   return v;
 }
 
-// ---- dependent launches -----------------------------------------------------
-
-// Lets the next kernel of the stream start where it was launched as dependent.
-__device__ __forceinline__ void LaunchDependents() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// In such a kernel: waits until the kernel before it has ended and its writes
-// are visible.
-__device__ __forceinline__ void WaitForPrimary() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
 // ---- registers and shared memory --------------------------------------------
 
 template <int kRegisters>

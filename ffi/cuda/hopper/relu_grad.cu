@@ -212,9 +212,10 @@ cudaError_t ReluGradSums(const ReluGradCall& call, Stage stage,
     const auto kernel = &ReluGradSumsKernel<T>;
     if (stage == Stage::kPrepare) return Load(kernel);
     const Shape shape(call.rows, call.K);
-    return LaunchDependent(kernel, call.K / kSumColumns, kSumThreads, stream,
-                           call.partials, static_cast<int>(shape.chunks()),
-                           static_cast<int>(call.K), static_cast<T*>(call.db));
+    return LaunchKernel(kernel,
+                        {call.K / kSumColumns, kSumThreads, Start::kEarly},
+                        stream, call.partials, static_cast<int>(shape.chunks()),
+                        static_cast<int>(call.K), static_cast<T*>(call.db));
   });
 }
 

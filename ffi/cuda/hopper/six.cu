@@ -111,18 +111,10 @@ cudaError_t LaunchSix(const SixProblem<kParts>& p, int blocks, Stage stage,
   const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   // Pixels are loaded while the filter is being cut.
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(std::min(p.split ? p.tiles * p.chunks : p.tiles, blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = Config::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return LaunchKernel(kernel,
+                      {std::min(p.split ? p.tiles * p.chunks : p.tiles, blocks),
+                       kThreads, Start::kEarly, Config::kSharedBytes},
+                      stream, p);
 }
 
 template <int kParts, typename Parts>

@@ -4,6 +4,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SIX_CONV_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SIX_CONV_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/conv_config.cuh"
 #include "cuda/hopper/six_parts.cuh"
 #include "cuda/hopper/six_problem.h"

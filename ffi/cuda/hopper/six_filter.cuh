@@ -2,6 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SIX_FILTER_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SIX_FILTER_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/six_parts.cuh"
 
 namespace jax_convbatch::hopper {

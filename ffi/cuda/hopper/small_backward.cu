@@ -41,10 +41,11 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   constexpr int kQuads = Config::kPiece / 4;
-  return LaunchDependent(
-      AddSmallPieces<Config>, (kQuads + kAddColumns - 1) / kAddColumns,
-      kAddColumns * kAddTeams, stream, p.pieces, blocks,
-      static_cast<float*>(call.dw), static_cast<float*>(call.db));
+  return LaunchKernel(AddSmallPieces<Config>,
+                      {(kQuads + kAddColumns - 1) / kAddColumns,
+                       kAddColumns * kAddTeams, Start::kEarly},
+                      stream, p.pieces, blocks, static_cast<float*>(call.dw),
+                      static_cast<float*>(call.db));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_SMALL_BACKWARD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_SMALL_BACKWARD_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/small_backward.h"
 #include "cuda/hopper/small_grid.cuh"
 #include "cuda/sign_bits.cuh"

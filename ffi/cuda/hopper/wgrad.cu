@@ -51,9 +51,11 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
   return MultiplyThenAdd(
       stage, whole, adds,
       [&] {
-        return LaunchClusters(
-            kernel, problem.cluster * (problem.paired ? 2 : 1), problem.blocks,
-            threads, shared_bytes, stream, problem);
+        return LaunchKernel(
+            kernel,
+            {problem.blocks, threads, Start::kInOrder, shared_bytes,
+             problem.cluster * (problem.paired ? 2 : 1)},
+            stream, problem);
       },
       [&] {
         return LaunchAddPieces(adds, many ? kAddEach : 1, quads, problem,

@@ -2,6 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_ADD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_ADD_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/add_in_order.cuh"
 #include "cuda/hopper/wgrad_pieces.cuh"
 

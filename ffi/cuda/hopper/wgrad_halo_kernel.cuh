@@ -17,6 +17,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgrad_clusters.cuh"
 #include "cuda/hopper/wgrad_tiling.h"

@@ -12,6 +12,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_TF32_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_TF32_KERNEL_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_halo_kernel.cuh"
 

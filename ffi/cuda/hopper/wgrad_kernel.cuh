@@ -6,8 +6,10 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_KERNEL_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgrad_clusters.cuh"
+#include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 

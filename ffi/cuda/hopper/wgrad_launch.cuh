@@ -23,8 +23,10 @@ inline cudaError_t LaunchAddPieces(void (*kernel)(WgradTiles, AddTeams),
                                    cudaStream_t stream) {
   const AddTeams teams = TeamsOf(tiles);
   const int shared = tiles.tiles - tiles.first_shared;
-  return LaunchDependent(kernel, shared * (quads / each / teams.lanes()),
-                         kAddThreads, stream, tiles, teams);
+  return LaunchKernel(
+      kernel,
+      {shared * (quads / each / teams.lanes()), kAddThreads, Start::kEarly},
+      stream, tiles, teams);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "cuda/hopper/box_map.h"
-#include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/strided_maps.h"
 #include "cuda/hopper/tensor_map.h"
 #include "cuda/hopper/wide_backward.h"
 #include "cuda/hopper/wide_dgrad.cuh"
@@ -12,21 +11,6 @@
 
 namespace jax_convbatch::hopper {
 namespace {
-
-WidePixels WalkOf(const ConvGeometry& g) {
-  WidePixels walk{};
-  walk.rows = static_cast<int>(g.P);
-  walk.cols = static_cast<int>(g.Q);
-  walk.step_h = static_cast<int>(g.stride.h);
-  walk.step_w = static_cast<int>(g.stride.w);
-  const auto parts = DgradParts(g);
-  walk.parts = static_cast<int>(parts.size());
-  for (int i = 0; i < walk.parts; ++i) {
-    walk.part_h[i] = static_cast<int>(parts[i].h.output);
-    walk.part_w[i] = static_cast<int>(parts[i].w.output);
-  }
-  return walk;
-}
 
 template <typename Config>
 cudaError_t LaunchDgrad(const LayerBackwardCall& call, int multiprocessors,
@@ -44,53 +28,20 @@ cudaError_t LaunchDgrad(const LayerBackwardCall& call, int multiprocessors,
   problem.n_tiles = static_cast<int>(g.C / Config::kN);
   problem.tiles = static_cast<int>((pixels + Config::kM - 1) / Config::kM) *
                   problem.n_tiles;
-  problem.walk = WalkOf(g);
+  problem.walk = StridedPixelsOf(g);
   if (!EncodeTiled(&problem.dy, call.type, call.dy, {g.K, pixels},
                    {64, Config::kM}) ||
       !EncodeTiled(&problem.w, call.type, call.w, {g.K, g.C},
                    {64, Config::kN}) ||
       (Config::kStoresDz &&
        !EncodeTiled(&problem.dz, call.type, call.dz, {g.K, pixels},
-                    {64, Config::kM}, Copy::kStore))) {
+                    {64, Config::kM}, Copy::kStore)) ||
+      !EncodeDx(call, problem.dx)) {
     return cudaErrorInvalidValue;
-  }
-  if (g.is_pointwise()) {
-    if (!EncodeTiled(&problem.dx[0], call.type, call.dx, {g.C, pixels},
-                     {64, 64}, Copy::kStore)) {
-      return cudaErrorInvalidValue;
-    }
-  } else {
-    const auto parts = DgradParts(g);
-    for (int i = 0; i < problem.walk.parts; ++i) {
-      if (!EncodeIm2col(&problem.dx[i], call.type, call.dx,
-                        OutputWalk(InputOf(g), parts[i], 64), Copy::kStore)) {
-        return cudaErrorInvalidValue;
-      }
-    }
   }
   kernel<<<std::min(problem.tiles, multiprocessors), kThreads,
            Config::kSharedBytes, stream>>>(problem);
   return cudaGetLastError();
-}
-
-template <typename... Parameters, typename... Arguments>
-cudaError_t LaunchDependent(void (*kernel)(Parameters...), int cluster,
-                            int64_t blocks, int threads, int shared_bytes,
-                            cudaStream_t stream, Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel,
-                            std::forward<Arguments>(arguments)...);
 }
 
 template <typename T>
@@ -116,24 +67,24 @@ cudaError_t LaunchWgrad(const LayerBackwardCall& call, int multiprocessors,
   problem.tiles = static_cast<int>(g.C / kWideColumns) * problem.k_tiles;
   problem.pieces = static_cast<float*>(call.workspace);
   problem.db_pieces = problem.pieces + problem.splits * g.C * g.K;
-  problem.walk = WalkOf(g);
+  problem.walk = StridedPixelsOf(g);
   const bool encoded =
       EncodeTiled(&problem.dy, call.type, call.dy, {g.K, pixels}, {64, 64}) &&
       EncodeBoxes(&problem.signs, call.type, call.signs, {g.K / 16, pixels},
                   {kWideRows / 16, 64}) &&
-      (g.is_pointwise()
-           ? EncodeTiled(&problem.x, call.type, call.x, {g.C, pixels}, {64, 64})
-           : EncodeIm2col(&problem.x, call.type, call.x,
-                          InputWalk(InputOf(g), FpropPart(g), 64)));
+      EncodeX(call, &problem.x);
   if (!encoded) return cudaErrorInvalidValue;
   const cudaError_t error =
-      LaunchDependent(kernel, problem.cluster, problem.tiles * problem.splits,
-                      kThreads, Config::kSharedBytes, stream, problem);
+      LaunchKernel(kernel,
+                   {problem.tiles * problem.splits, kThreads, Start::kEarly,
+                    Config::kSharedBytes, problem.cluster},
+                   stream, problem);
   if (error != cudaSuccess) return error;
-  return LaunchDependent(AddWidePieces<T>,
-                         int64_t{problem.tiles} * kWideQuads + g.K / kWarpgroup,
-                         kWarpgroup, stream, problem, static_cast<T*>(call.dw),
-                         static_cast<T*>(call.db));
+  return LaunchKernel(AddWidePieces<T>,
+                      {int64_t{problem.tiles} * kWideQuads + g.K / kWarpgroup,
+                       kWarpgroup, Start::kEarly},
+                      stream, problem, static_cast<T*>(call.dw),
+                      static_cast<T*>(call.db));
 }
 
 // The wider tile reads less; two of the other fill the last wave better.

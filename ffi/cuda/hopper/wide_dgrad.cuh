@@ -9,19 +9,21 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WIDE_DGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WIDE_DGRAD_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/signed_dy.cuh"
 #include "cuda/hopper/store_tile.cuh"
-#include "cuda/hopper/wide_problem.cuh"
+#include "cuda/hopper/strided_pixels.cuh"
+#include "cuda/hopper/wgmma_wide_registers.cuh"
 
 namespace jax_convbatch::hopper {
 
 struct WideDgradProblem {
   CUtensorMap dy, w, dz;  // boxes of 128 pixels, of kN input channels
   // Of the pixels that the filter meets, then of those that get zeros.
-  CUtensorMap dx[4];
+  CUtensorMap dx[kBackwardParts];
   const uint8_t* signs;
   int K, pixels, tiles, n_tiles;
-  WidePixels walk;
+  StridedPixels walk;
 };
 
 // kStrided: pixels of dx lie apart, with zeros between.
@@ -85,7 +87,7 @@ __device__ __forceinline__ void StoreZeros(const WideDgradProblem& problem,
     const int part = 1 + box / (2 * kBoxes);
     const int half = box / kBoxes % 2;
     if (tile.pixel + half * 64 >= problem.pixels) continue;
-    const WidePixel to(problem.walk, tile.pixel + half * 64);
+    const StridedPixel to(problem.walk, tile.pixel + half * 64);
     StoreIm2col(problem.dx[part], shared + Config::kZeroOffset,
                 tile.channel + box % kBoxes * 64,
                 to.w + problem.walk.part_w[part],
@@ -169,7 +171,7 @@ __device__ __forceinline__ void StoreWideDgrad(
       const int pixel = tile.pixel + group * 64;
       BarrierWait(SharedAddress(&barriers.written[group]), round);
       if (pixel < problem.pixels) {
-        const WidePixel to(problem.walk, pixel);
+        const StridedPixel to(problem.walk, pixel);
         for (int c = 0; c < Config::kN; c += 64) {
           const uint32_t box = from + c * 128;
           if constexpr (!Config::kStrided) {

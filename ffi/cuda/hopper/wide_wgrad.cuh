@@ -9,9 +9,12 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WIDE_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WIDE_WGRAD_CUH_
 
+#include "cuda/dependent_launch.cuh"
+#include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/signed_dy.cuh"
+#include "cuda/hopper/strided_pixels.cuh"
+#include "cuda/hopper/wgmma_wide_registers.cuh"
 #include "cuda/hopper/wide_backward.h"
-#include "cuda/hopper/wide_problem.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -21,7 +24,7 @@ struct WideWgradProblem {
   int C, K, steps, splits;
   int cluster;  // blocks, of consecutive runs, that add their sums: one or two
   int k_tiles, tiles;
-  WidePixels walk;
+  StridedPixels walk;
 };
 
 template <typename T_>
@@ -101,7 +104,7 @@ __device__ __forceinline__ void LoadWideX(const WideWgradProblem& problem,
     BarrierWait(SharedAddress(&ring.empty[at.stage]), at.round ^ 1);
     BarrierArriveExpect(full, Config::kXBytes);
     if (problem.walk.parts > 1) {
-      const WidePixel from(problem.walk, pixel);
+      const StridedPixel from(problem.walk, pixel);
 #pragma unroll
       for (int c = 0; c < kWideColumns; c += 64) {
         LoadIm2col(x + c * 128, problem.x, full, share.c + c, from.w, from.h,

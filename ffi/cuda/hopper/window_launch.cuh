@@ -58,11 +58,6 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
                      Copy::kStore);
 }
 
-inline bool IsWindow(const Plan& plan) {
-  return plan.tile_n == kWindowChannels &&
-         (plan.tile_m == kWindowPixels || plan.tile_m == kStripPixels);
-}
-
 // after: without residual and z.
 template <typename T, Contiguous kWeights, typename After = NoEpilogue>
 cudaError_t RunWindow(const ConvCall& call, const Activations& in,

@@ -9,6 +9,11 @@
 
 namespace jax_convbatch::hopper {
 
+inline bool IsWindow(const Plan& plan) {
+  return plan.tile_n == kWindowChannels &&
+         (plan.tile_m == kWindowPixels || plan.tile_m == kStripPixels);
+}
+
 // For products of kWindowPixels or kStripPixels. Nothing where the kernel
 // cannot run the part: it takes 16-bit types, up to 64 channels on either side,
 // at most kMaxWindowTaps taps, stride 1 and, if whole, rows of which at least

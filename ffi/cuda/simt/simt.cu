@@ -165,9 +165,7 @@ cudaError_t RunSix(Op op, const Call& call, Stage stage, cudaStream_t stream) {
                             call.rhs,
                             call.result,
                             call.workspace};
-  const auto half = stage == Stage::kLaunch ? hopper::Stage::kLaunch
-                                            : hopper::Stage::kPrepare;
-  const cudaError_t error = hopper::RunSix(SixOp(op), six, half, stream);
+  const cudaError_t error = hopper::RunSix(SixOp(op), six, stage, stream);
   if (error != cudaSuccess || plan.splits == 1) return error;
   return RunAddChunks(
       plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
