@@ -217,17 +217,20 @@ def _local(platform, params, residual, cut, rows, saved, x, w, dy):
     return [*out, db, *([dz] if residual else [])]
 
 
+def _native(platform, params: ConvParams, dtype) -> bool:
+    plans = (params.plan(op, dtype, dtype, platform) for op in ("dgrad", "wgrad"))
+    return not any(p.engine == "xla" for p in plans)
+
+
 def _cotangent_lowering(platform, ctx, *arrays, params, residual, used=None):
     platform = platform or ctx.module_context.platforms[0]
     dtype = ctx.avals_in[1].dtype
     signs = ctx.avals_in[0].dtype == np.uint8
-    plans = [params.plan(op, dtype, dtype, platform) for op in ("dgrad", "wgrad")]
-    native = not any(p.engine == "xla" for p in plans)
     fun = None
     # What nobody uses XLA drops of the primitives, and not of one call.
     if used is None and _compat.on_one_device(ctx):
         fun = _one_call(platform, params, dtype, signs, residual)
-    elif used is None and native and _compat.partitions(ctx):
+    elif used is None and _compat.partitions(ctx) and _native(platform, params, dtype):
         fun = partition_layer.partitioned_backward(
             partial(_local, platform, params, residual), params, residual, signs
         )
