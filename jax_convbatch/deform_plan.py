@@ -21,6 +21,7 @@ from jax_convbatch.planners import (
     Unable,
     aligned,
     largest_slice,
+    sliced_limit,
 )
 
 # Engines in order of preference, with the platforms they have code for.
@@ -179,7 +180,7 @@ def _plan_columns(problem: Problem) -> Plan:
             # The same for every slice.
             columns_cost, more = cost, aligned(products["workspace"], 1)
             cost = lambda n: columns_cost(n) + more  # noqa: E731
-    limit = max(DEFAULT_WORKSPACE[platform], cost(1)) if asked is None else asked
+    limit = sliced_limit(asked, platform, lambda: cost(1))
     samples = largest_slice(cost, limit, min(max(g.N, 1), most))
     if not samples:
         raise ValueError(

@@ -11,6 +11,9 @@ dgrad has a convolution for each residue class of input slices by the stride in 
 its J slices meet the same T' of the T taps, and no others. So x or dy is copied T
 times at the most, where columns are copied T R S times. A filter of one pixel a slice,
 T x 1 x 1, needs no copy: depth and the pixels of a slice are the two axes.
+
+fprop and dgrad copy as many samples at a time as the workspace may hold, as columns
+do. wgrad, whose sums are over all samples, copies them all.
 """
 
 from __future__ import annotations
@@ -26,8 +29,6 @@ from jax.lax import ConvDimensionNumbers
 
 from jax_convbatch.geometry import ConvGeometry
 
-# Copies get channels of zeros up to a multiple of this in float32, for the kernels.
-_MULTIPLE = {4: 4}
 _NUMBERS = ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 
 
@@ -81,22 +82,24 @@ def pieces(op: str, g: ConvGeometry, itemsize: int) -> list[Piece]:
     for name in ("stride", "pad", "input_dilation", "filter_dilation"):
         two[name] = (0 if name == "pad" else 1, *getattr(g, name)[1:])
 
-    def channels(count: int) -> int:
-        return -(-count // _MULTIPLE.get(itemsize, 1)) * _MULTIPLE.get(itemsize, 1)
-
     if op != "dgrad":
         taps = tuple(range(g.T))
         first = tuple(t * dilation - pad for t in taps)
-        sizes = dict(N=g.N * g.O, C=channels(g.T * g.C))
+        sizes = dict(N=g.N * g.O, C=_rounded(g.T * g.C, itemsize))
         return [Piece(g._replace(**two, **sizes), taps, first, g.O, stride)]
     found = []
     for rest in range(min(stride, g.D)):
         taps = tuple(t for t in range(g.T) if (rest + pad - t * dilation) % stride == 0)
         first = tuple((rest + pad - t * dilation) // stride for t in taps)
         count = len(range(rest, g.D, stride))
-        sizes = dict(N=g.N * count, K=channels(len(taps) * g.K))
+        sizes = dict(N=g.N * count, K=_rounded(len(taps) * g.K, itemsize))
         found.append(Piece(g._replace(**two, **sizes), taps, first, count, 1))
     return found
+
+
+def _rounded(channels: int, itemsize: int) -> int:
+    """With channels of zeros in float32, whose kernels take multiples of 4."""
+    return -(-channels // 4) * 4 if itemsize == 4 else channels
 
 
 def convolutions(op: str, g: ConvGeometry, itemsize: int) -> list[ConvGeometry | None]:
@@ -107,7 +110,7 @@ def convolutions(op: str, g: ConvGeometry, itemsize: int) -> list[ConvGeometry |
 
 
 def extra_bytes(op: str, g: ConvGeometry, itemsize: int) -> int:
-    """Size of the copies."""
+    """Size of the copies, of all samples at once."""
     if flat(g):
         return 0
     count = 0
@@ -120,7 +123,31 @@ def extra_bytes(op: str, g: ConvGeometry, itemsize: int) -> int:
 
 
 def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by a plan with pieces: `native_call` for each of them."""
+    """The result of `op` by a plan with pieces: `native_call` for each of them.
+
+    Where the plan has a slice, of so many samples at a time, in a loop, so that one
+    slice's copies are in memory. The last slice makes some of its neighbour's samples
+    again, with the same bits, rather than be shorter.
+    """
+    samples = chosen.slice
+    if not samples:
+        return _slice(native_call, op, chosen, operands, params, out_dtype)
+    a, w = operands
+    axis, to_axis = (params.axis(role, "N") for role in (op.operands[0], op.result))
+    count, local = params.geometry.N, params.with_sizes(N=samples)
+
+    def add(i, out):
+        first = jnp.minimum(i * samples, count - samples)
+        part = jax.lax.dynamic_slice_in_dim(a, first, samples, axis)
+        new = _slice(native_call, op, chosen, (part, w), local, out_dtype)
+        return jax.lax.dynamic_update_slice_in_dim(out, new, first, to_axis)
+
+    out = jnp.zeros(params.shape(op.result), out_dtype)
+    return jax.lax.fori_loop(0, -(-count // samples), add, out)
+
+
+def _slice(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
+    """The result for a slice of the batch, or for all of it."""
     g = params.geometry
     # N D H W C and T R S C K, and the places of those axes in what the user keeps.
     numbers = params.dimension_numbers

@@ -34,7 +34,7 @@ class Plan:
     Attributes:
       engine: a name of `ALGORITHMS` other than "auto".
       reason: why this engine, in words.
-      slice: samples that are unrolled at a time.
+      slice: samples that are unrolled, or copied, at a time; 0 for all of them.
       workspace_bytes: size of the workspace buffer.
       by_name_only: "auto" leaves it to the next engine, which is faster here.
       epilogue: whether its kernel can form what follows a convolution, if the engine
@@ -170,29 +170,50 @@ def _plan_deep(op, geometry, dtype, workspace_limit, precision, config) -> Plan:
     if geometry.input_dilation[0] > 1:
         raise Unable("three spatial axes with both strides and an input dilation")
 
-    def planned(two):
-        return _plan_implicit_gemm(
-            op, two, dtype, dtype, "cuda", None, precision, config
+    def planned(samples: int) -> tuple[tuple[Plan | None, ...], int]:
+        """The pieces' plans, and the bytes of their copies and workspaces."""
+        g = geometry._replace(N=samples)
+        found = depth.convolutions(op, g, dtype.itemsize)
+        plans = tuple(
+            two
+            and _plan_implicit_gemm(
+                op, two, dtype, dtype, "cuda", None, precision, config
+            )
+            for two in found
         )
+        extra = depth.extra_bytes(op, g, dtype.itemsize)
+        return plans, extra + sum(p.workspace_bytes for p in plans if p)
 
-    found = depth.convolutions(op, geometry, dtype.itemsize)
-    plans = tuple(two and planned(two) for two in found)
-    there = [p for p in plans if p]
-    extra = depth.extra_bytes(op, geometry, dtype.itemsize)
-    extra += sum(p.workspace_bytes for p in there)
-    if workspace_limit is not None and extra > workspace_limit:
+    plans, size = planned(geometry.N)
+    samples, limit = 0, sliced_limit(workspace_limit, "cuda", lambda: planned(1)[1])
+    if op != "wgrad" and size > limit:
+        most = largest_slice(lambda n: planned(n)[1], limit, geometry.N - 1)
+        if most:
+            # As even as they can be: the last one overlaps its neighbour.
+            samples = -(-geometry.N // -(-geometry.N // most))
+            plans, size = planned(samples)
+    if workspace_limit is not None and size > workspace_limit:
         raise Unable(
-            f"its copies of slices take {extra} bytes, over the workspace_limit of "
+            f"its copies of slices take {size} bytes, over the workspace_limit of "
             f"{workspace_limit}"
         )
+    there = [p for p in plans if p]
     return Plan(
         "implicit_gemm",
         f"taps of depth as channels, {there[0].reason}" if there else "no taps",
-        workspace_bytes=extra,
+        slice=samples,
+        workspace_bytes=size,
         by_name_only=any(p.by_name_only for p in there),
         epilogue=False,
         pieces=plans,
     )
+
+
+def sliced_limit(workspace_limit: int | None, platform: str, one_sample) -> int:
+    """Bytes for what can be cut into slices of the batch, by default one at least."""
+    if workspace_limit is not None:
+        return int(workspace_limit)
+    return max(DEFAULT_WORKSPACE[platform], one_sample())
 
 
 def _plan_three_products(op, geometry, dtype, workspace_limit, config) -> Plan:
@@ -283,10 +304,7 @@ def _plan_columns(
 ) -> Plan:
     """im2col_gemm and per_sample: as many samples as the limit allows, or one."""
     per_sample, fixed = _workspace(op, geometry, dtype, platform)
-    if workspace_limit is None:
-        limit = max(DEFAULT_WORKSPACE[platform], per_sample(1) + fixed)
-    else:
-        limit = int(workspace_limit)
+    limit = sliced_limit(workspace_limit, platform, lambda: per_sample(1) + fixed)
     samples = 1 if engine == "per_sample" else max(geometry.N, 1)
     samples = largest_slice(per_sample, limit - fixed, samples)
     if not samples:

@@ -1,24 +1,26 @@
 """Three spatial axes by kernels of two: the same sums."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import numpy as np
 import oracle
 import pytest
 from hypothesis import assume, given, settings
-from problems import Problem, exact, problems, whole
+from problems import Problem, exact, normal, problems, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
     assert_right_but_for_rounding,
+    bits,
 )
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import depth, dual, primitives
+from jax_convbatch import depth, dual, planners, primitives, targets
 from jax_convbatch.planners import Plan
 
 NDHWC = ("NDHWC", "DHWIO", "NDHWC")
@@ -101,6 +103,79 @@ def test_any_geometry(case):
     check(case)
 
 
+@pytest.mark.parametrize("name", ["3x3x3", "stride 2", "channels first", "transposed"])
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_slices_of_the_batch_give_the_same_bits(op, name):
+    case = CASES[name]
+    case = case._replace(x=(5, *case.x[1:]))
+    x, w, dy = arrays(case, normal, "float32")
+    given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    params = params_of(case, given_["x"], given_["w"])
+    one = primitives.OPS[op]
+    operands = [given_[role] for role in one.operands]
+
+    def call(params, chosen):
+        out_dtype = np.dtype("float32")
+        return jax.jit(
+            lambda *ab: primitives.native_call(one, chosen, *ab, params, out_dtype)
+        )
+
+    whole_batch = call(params, plan_of(op, params))
+    # Of 5 samples 0 and 1, 2 and 3, 3 and 4.
+    chosen = replace(plan_of(op, params.with_sizes(N=2)), slice=2)
+    sliced = call(params, chosen)
+    np.testing.assert_array_equal(sliced(*operands), whole_batch(*operands))
+
+
+def test_copies_of_one_slice_are_in_memory_at_a_time():
+    case = volume(16, (8, 16, 16), 16, 16, (3, 3, 3))
+    x, w, _ = arrays(case, whole, "float32")
+    params = params_of(case, x, w)
+    fprop = primitives.OPS["fprop"]
+
+    def temporary(chosen):
+        fun = functools.partial(primitives.native_call, fprop, chosen)
+        call = functools.partial(fun, params=params, out_dtype=np.dtype("float32"))
+        return jax.jit(call).lower(x, w).compile().memory_analysis().temp_size_in_bytes
+
+    everything = temporary(plan_of("fprop", params))
+    assert everything >= depth.extra_bytes("fprop", params.geometry, 4)
+    slices = replace(plan_of("fprop", params.with_sizes(N=2)), slice=2)
+    assert temporary(slices) < everything // 2
+
+
+def test_copies_have_the_limit_of_columns(monkeypatch):
+    native = {"path": "", "config": "", "workspace": 0}
+    native |= dict.fromkeys(("preferred", "epilogue", "signs"), True)
+    monkeypatch.setattr(targets, "implicit_gemm_plans", lambda *_: [native])
+    default = planners.DEFAULT_WORKSPACE["cuda"]
+    case = volume(100, (16, 32, 32), 128, 128, (3, 3, 3))
+    x, w = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in (case.x, case.w))
+    g = params_of(case, x, w).geometry
+
+    def plan(op, g, limit=None):
+        dtype = np.dtype("bfloat16")
+        return planners.PLANNERS["implicit_gemm"](
+            op, g, dtype, dtype, "cuda", limit, 0, ""
+        )
+
+    one = depth.extra_bytes("fprop", g._replace(N=1), 2)
+    assert plan("fprop", g._replace(N=20)).slice == 0
+    for op in ("fprop", "dgrad"):
+        assert default - 2 * one < plan(op, g).workspace_bytes <= default
+        limited = plan(op, g, 7 * one)
+        assert limited.slice == 7 and limited.workspace_bytes == 7 * one
+        assert plan(op, g, 51 * one).slice == 50
+        with pytest.raises(planners.Unable, match="workspace_limit"):
+            plan(op, g, one - 1)
+        larger = g._replace(H=4 * g.H, W=4 * g.W, P=4 * g.P, Q=4 * g.Q)
+        assert plan(op, larger).slice == 1  # no limit is too small by default
+    # Its sums are over the whole batch, and so are its copies.
+    assert plan("wgrad", g).workspace_bytes == 100 * one > default
+    with pytest.raises(planners.Unable, match="workspace_limit"):
+        plan("wgrad", g, 99 * one)
+
+
 def test_what_is_copied():
     case = CASES["3x3x3"]
     x, w, _ = arrays(case, whole, "float32")
@@ -134,6 +209,36 @@ def test_promises(hopper, name):
 def test_true_f32(hopper, precision):
     case = CASES["stride 2"]
     assert_exact(case, "float32", precision=precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["3x3x3", "stride 2", "transposed"])
+def test_slices_change_no_bits(hopper, name):
+    case = CASES[name]
+    case = case._replace(x=(9, *case.x[1:]))
+    x, w, dy = arrays(case, normal, "bfloat16")
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def forward_and_back(limit, x, w, dy):
+        def conv(x):
+            return jc.conv_general_dilated(x, w, **case.kwargs, workspace_limit=limit)
+
+        y, pullback = jax.vjp(conv, x)
+        return y, *pullback(dy)
+
+    def rows(limit):
+        return jc.explain(functools.partial(forward_and_back, limit), x, w, dy)
+
+    limit = max(row.workspace_bytes for row in rows(None)) // 2
+    assert {row.engine for row in rows(limit)} == {"implicit_gemm"}
+    assert max(row.workspace_bytes for row in rows(limit)) <= limit
+    assert any(0 < row.slice < 9 for row in rows(limit))
+    for a, b in zip(
+        forward_and_back(None, x, w, dy),
+        forward_and_back(limit, x, w, dy),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 @pytest.mark.gpu
