@@ -34,7 +34,7 @@ HALO = {
 
 
 # wgrad's ways to share a tile among blocks, and the start of the configuration that
-# tells them: blocks 132 where shares do not end with tiles, "c" clusters.
+# tells them: blocks 132 where shares do not end with tiles, "c" clusters, "p" pairs.
 SPLITS = {
     "no pieces": (problem(8, (14, 14), 1024, 512, (1, 1), (2, 2)), "64x64/128"),
     "clusters of two, no pieces": (
@@ -60,27 +60,27 @@ SPLITS = {
     ),
     "clusters of two share x": (
         problem(128, (112, 56), 64, 256, (1, 1), (2, 1)),
-        "64x128/120c2",
+        "64x128/120c2px",
     ),
     "blocks of the smallest tiles share x": (
         problem(160, (56, 56), 64, 128, (1, 1)),
-        "64x64/264",
+        "64x64/264px",
     ),
     "clusters of two share dy": (
         problem(64, (28, 14), 256, 1024, (1, 1), (2, 1)),
-        "64x128/64c2",
+        "64x128/64c2py",
     ),
     "blocks of large tiles share x": (
         problem(160, (28, 14), 1024, 256, (1, 1), (2, 1)),
-        "128x128/128",
+        "128x128/128px",
     ),
     "three warpgroups share dy": (
         problem(128, (7, 7), 320, 384, (5, 5), (2, 2), ((2, 2), (2, 2))),
-        "192x128/126",
+        "192x128/126py",
     ),
     "three warpgroups share x": (
         problem(64, (14, 14), 512, 512, (3, 3), (2, 2), SAME),
-        "192x128/96",
+        "192x128/96px",
     ),
     "shares that do not end with tiles": (
         problem(256, (7, 7), 456, 1200, (3, 3), (2, 2), SAME),

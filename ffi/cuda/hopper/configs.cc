@@ -51,6 +51,7 @@ std::string ConfigName(Op op, const Plan& plan) {
       std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
   if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
   if (plan.cluster > 1) name += "c" + std::to_string(plan.cluster);
+  if (plan.pair != Pair::kNone) name += plan.pair == Pair::kX ? "px" : "py";
   return name;
 }
 

@@ -14,8 +14,10 @@
 namespace jax_convbatch::hopper {
 
 // What tells a plan from the others of its convolution: "128x64" (tile_m x
-// tile_n), and in wgrad also the blocks, "256x128/132", and how many of them
-// add their sums in a cluster, "64x64/120c4": its bits depend on them.
+// tile_n), and in wgrad also the blocks, "256x128/132", how many of them add
+// their sums in a cluster, "64x64/120c4": its bits depend on them; and whether
+// pairs of blocks copy x or dy for each other, "128x128/128px",
+// "192x128/126py".
 std::string ConfigName(Op op, const Plan& plan);
 
 // Every plan that may be chosen, the rule's first. None of them changes bits.
