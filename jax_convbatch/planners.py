@@ -312,7 +312,10 @@ def _plan_columns(
             f"workspace_limit={workspace_limit} bytes is too small for this {op}: "
             f"one sample needs {per_sample(1) + fixed} bytes"
         )
-    return Plan(engine, f"default on {platform}", samples, per_sample(samples) + fixed)
+    reason = f"default on {platform}"
+    if (platform, dtype.name) == ("cuda", "float32"):
+        reason += ", as TF32" if precision == 0 else ", in true float32"
+    return Plan(engine, reason, samples, per_sample(samples) + fixed)
 
 
 def aligned(count: int, itemsize: int) -> int:

@@ -172,17 +172,19 @@ XB, WB = X.astype("bfloat16"), W.astype("bfloat16")
 
 def test_true_f32_runs_on_gpus_other_than_hopper(monkeypatch):
     gpu(monkeypatch, "NVIDIA A100-SXM4-40GB", "8.0")
-    engines = {
+    rows = {
         precision: jc.explain(
             functools.partial(jc.conv, precision=precision), X, W, platform="cuda"
-        )[0].engine
+        )[0]
         for precision in ("default", "high", "highest")
     }
-    assert engines == {
+    assert {precision: row.engine for precision, row in rows.items()} == {
         "default": "im2col_gemm",
         "high": "im2col_gemm",
         "highest": "implicit_gemm",
     }
+    assert "as TF32" in rows["default"].reason
+    assert "in true float32" in rows["high"].reason
 
 
 def on_cuda(x=XB):
