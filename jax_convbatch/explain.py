@@ -41,7 +41,8 @@ class Row:
       dtype: of the operands.
       engine: what runs it; "xla" is `jax.lax`.
       reason: why.
-      slice: samples unrolled at a time (0 where that has no meaning).
+      slice: samples unrolled, or copied, at a time (0: all of them at once); of wgrad
+        by "implicit_gemm" on the CPU the parts that its pixels are summed in.
       workspace_bytes: memory beyond operands and result (0 for "xla", whose
         memory is XLA's).
       source: who chose: "name" (the caller asked for it), "tuned"

@@ -29,12 +29,13 @@ _ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run: `engine` with `slice` samples at a time.
+    """What will run, and how.
 
     Attributes:
       engine: a name of `ALGORITHMS` other than "auto".
       reason: why this engine, in words.
-      slice: samples that are unrolled, or copied, at a time; 0 for all of them.
+      slice: samples that are unrolled, or copied, at a time, 0 for all of them; of
+        wgrad by implicit_gemm on the CPU the parts that its pixels are summed in.
       workspace_bytes: size of the workspace buffer.
       by_name_only: "auto" leaves it to the next engine, which is faster here.
       epilogue: whether its kernel can form what follows a convolution, if the engine
