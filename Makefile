@@ -27,6 +27,7 @@ help:
 	@echo "make gpu-sanitize  the CUDA kernels under compute-sanitizer"
 	@echo "make cuda-compile  package with the CUDA module; needs no GPU"
 	@echo "make sanitize      random convolutions under address and other sanitizers"
+	@echo "make sanitize-threads  the same on several threads, for races"
 	@echo "make package       build sdist and wheel, try the wheel"
 	@echo "make test-wheel    what depends on jax's version, on that wheel"
 	@echo "make lint, format  check or repair style and types"
