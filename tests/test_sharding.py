@@ -128,6 +128,7 @@ UNKEPT = {
     "taps": (P(), P(None, None, "model", "data"), P(), 1),
     "channels of groups": (P(None, None, None, "data"), P(), P(), 2),
     "filters of groups": (P("data"), P(None, None, None, "model"), P("model"), 2),
+    "batch of groups": (P("data"), P(), P(), 2),  # kept; jax.lax's dw is wrong here
     "one axis twice": (P("data"), P(None, None, None, "data"), P("data"), 1),
 }
 
