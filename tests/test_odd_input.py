@@ -149,6 +149,27 @@ def test_padding_is_zeros_that_meet_infinite_weights(engine):
     np.testing.assert_array_equal(y[0, :, 0], [np.inf, np.inf, np.nan])
 
 
+def test_padding_is_zeros_that_meet_infinite_gradients(x64, platform):
+    """What is read of x for dw is that, too, however it is read."""
+    if platform != "cpu":
+        pytest.skip("on a GPU products of padding may be left out")
+    x, w, dy = (
+        jnp.ones((1, 5, 9, 16)),
+        jnp.ones((3, 3, 16, 32)),
+        np.zeros((1, 5, 9, 32)),
+    )
+    dy[0, 0, 4, 1] = dy[0, 2, 8, 30] = np.inf
+
+    def dw(algorithm):
+        conv = functools.partial(jc.conv, padding=1, algorithm=algorithm)
+        return jax.vjp(lambda w: conv(x, w), w)[1](jnp.asarray(dy))[0]
+
+    got = np.asarray(dw("implicit_gemm"))
+    np.testing.assert_array_equal(got, dw("im2col_gemm"))
+    assert np.isnan(got[0, :, :, 1]).all() and np.isnan(got[:, 2, :, 30]).all()
+    assert np.isinf(got[1:, :, :, 1]).all() and np.isinf(got[:, :2, :, 30]).all()
+
+
 def test_relu_of_a_layer_keeps_what_is_not_finite_out_of_dead_gradients(engine):
     """dy of inf at a negative pre-activation must not become nan."""
     x, w = -jnp.ones((1, 3, 1)), jnp.ones((1, 1, 1))

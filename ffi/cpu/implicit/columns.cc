@@ -241,6 +241,41 @@ void Columns::Point(const void* image, Element type, const Position& start,
   }
 }
 
+template <typename A>
+int Columns::Lines(const void* image, Position at, int64_t count, int64_t tap,
+                   Line<A>* lines) const {
+  const Offsets offsets = OffsetsOf(tap);
+  const Axes& size = reading_.pixels;
+  int made = 0;
+  for (int64_t i = 0; i < count;) {
+    const int64_t some = std::min(count - i, w_.count - at.w);
+    const int64_t d = at.d * d_.step + offsets.d;
+    const int64_t h = at.h * h_.step + offsets.h;
+    const int64_t w = at.w * w_.step + offsets.w;
+    // Of these, [low, high) are in the image.
+    int64_t low = some, high = some;
+    if (d >= 0 && d < size.d && h >= 0 && h < size.h) {
+      const auto first = [&](int64_t pixel) {  // that reads it or one behind
+        return (pixel - w + w_.step - 1) / w_.step;
+      };
+      low = w < 0 ? std::min(first(0), some) : 0;
+      high = std::clamp(first(size.w), low, some);
+    }
+    if (low > 0) lines[made++] = {nullptr, 0, i, low};
+    if (high > low) {
+      const int64_t pixel =
+          ((at.n * size.d + d) * size.h + h) * size.w + w + low * w_.step;
+      const A* from = static_cast<const A*>(image) + pixel * reading_.channels +
+                      group_ * channels_;
+      lines[made++] = {from, step(), i + low, high - low};
+    }
+    if (some > high) lines[made++] = {nullptr, 0, i + high, some - high};
+    i += some;
+    Advance(&at, some);
+  }
+  return made;
+}
+
 Ahead Columns::New(const void* image, Element type, Position at,
                    int64_t count) const {
   Ahead ahead;
@@ -295,6 +330,10 @@ Ahead Columns::All(const void* image, Element type, Position at, int64_t count,
   return ahead;
 }
 
+template int Columns::Lines(const void*, Position, int64_t, int64_t,
+                            Line<float>*) const;
+template int Columns::Lines(const void*, Position, int64_t, int64_t,
+                            Line<double>*) const;
 template void Columns::Pack(const void*, Element, const Position&, int64_t,
                             int64_t, int64_t, float*) const;
 template void Columns::Pack(const void*, Element, const Position&, int64_t,

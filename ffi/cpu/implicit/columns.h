@@ -154,6 +154,15 @@ class Columns {
   void Point(const void* image, Element type, const Position& at, int64_t count,
              const ColumnBlock& block, A* to, const A** rows) const;
 
+  // What `count` rows from `at` on read with a tap, a line of pixels after the
+  // other; returns their number, at most 3 for each line of places.
+  template <typename A>
+  int Lines(const void* image, Position at, int64_t count, int64_t tap,
+            Line<A>* lines) const;
+  // Places of a line, and elements from what one reads to what the next does.
+  int64_t line() const { return w_.count; }
+  int64_t step() const { return w_.step * reading_.channels; }
+
   // What `count` rows from `at` on read of the image that the rows above them,
   // in h, did not.
   Ahead New(const void* image, Element type, Position at, int64_t count) const;

@@ -67,6 +67,14 @@ struct Terms {
 };
 constexpr int64_t kFetchDepth = 32, kLineBytes = 64;
 
+// `count` pixels, `step` elements apart, that are multiplied by as many rows of
+// a panel from row `first` on. Padding, where `left` is null.
+template <typename A>
+struct Line {
+  const A* left;
+  int64_t step, first, count;
+};
+
 // `A` is float or double. A panel is a matrix [depth, width] whose width is
 // that of two vectors, or of one where that is enough for what is left.
 template <typename A>
@@ -83,9 +91,16 @@ struct Kernels {
                    int width, A* const* c, int64_t column, int columns,
                    Into into);
 
-  // The same for at most `kMostDots` columns, whose terms lie in the lanes of
-  // vectors: column j of a block's right operand is at panels + j * depth, and
-  // depth is a multiple of the vector's length.
+  // c[i * step + j] gets, or is increased by, the sum over lines and their
+  // pixels of the pixel's channel `channel` + i times column j of the panels,
+  // which have `depth` rows. `columns` is a multiple of their width.
+  void (*multiply_lines)(int rows, int lines, const Line<A>* line,
+                         int64_t channel, const A* panels, int64_t depth,
+                         int64_t columns, A* c, int64_t step, Into into);
+
+  // The same as `multiply` for at most `kMostDots` columns, whose terms lie in
+  // the lanes of vectors: column j of a block's right operand is at panels + j
+  // * depth, and depth is a multiple of the vector's length.
   void (*multiply_dots)(int rows, int blocks, const Terms<A>* terms,
                         int columns, A* const* c, Into into);
 

@@ -16,6 +16,12 @@ namespace {
 // on top of each other, for which dy is packed once.
 // Pixels that are packed at a time: a tile of x and a panel of dy fill the L1.
 constexpr int64_t kPixels = 192;
+// x is read where it lies if its pixels are close enough for a tile's to stay
+// in the L1, beside two panels of so many pixels, and if lines have a few
+// places and pixels a few channels. So many rows are multiplied by all panels,
+// and then some of what comes next is asked for.
+constexpr int64_t kLinePixels = 128, kLineRows = 28;
+constexpr int64_t kMostStepVectors = 8, kLeastLine = 7, kLeastChannels = 16;
 constexpr int64_t kRows = 256, kColumns = 512, kMostBlocks = 4;
 
 // One result for each class: rows are columns of x, columns are output
@@ -160,8 +166,10 @@ class Product {
     const int64_t tall = CeilDiv(b.row_end - b.row, kRows);
     const Pieces blocks(b.row_end - b.row,
                         CeilDiv(b.row_end - b.row, std::max<int64_t>(tall, 1)));
-    for (int64_t p = begin; p < end; p += kPixels) {
-      const int64_t count = std::min(kPixels, end - p);
+    const bool as_it_lies = ReadsLines(b);
+    const int64_t most = as_it_lies ? kLinePixels : kPixels;
+    for (int64_t p = begin; p < end; p += most) {
+      const int64_t count = std::min(most, end - p);
       int64_t places[kBlockDepth];
       const void* rows[kBlockDepth];
       const Columns::Position start = b.left.At(p);
@@ -169,12 +177,56 @@ class Product {
       for (int64_t i = 0; i < count; ++i) rows[i] = dy + places[i] * g.K * size;
       *scratch.packed = {};
       kernels_.pack_panels(f_.type, rows, count, b.width(), scratch.panels);
+      if (as_it_lies) {
+        MultiplyLines(b, start, count, scratch, sums, matrix ? b.width() : g.K,
+                      p > begin ? Into::kAdd : Into::kSet);
+        continue;
+      }
       for (int64_t i = 0; i < blocks.count; ++i) {
         b.left.Pack(f_.x, f_.type, start, count, b.row + blocks.begin(i),
                     b.row + blocks.end(i), scratch.left);
         MultiplyTiles(blocks.end(i) - blocks.begin(i), count, b.width(),
                       scratch, sums + blocks.begin(i),
                       p > begin ? Into::kAdd : Into::kSet);
+      }
+    }
+  }
+
+  bool ReadsLines(const Block& b) const {
+    return f_.type == kNative<A> && f_.g.group_C() >= kLeastChannels &&
+           b.left.line() >= kLeastLine &&
+           b.left.step() <= kMostStepVectors * kernels_.vector &&
+           b.width() % (2 * kernels_.vector) == 0;
+  }
+
+  // The block's sum over `count` pixels, which are in the panels, from `start`
+  // on.
+  void MultiplyLines(const Block& b, const Columns::Position& start,
+                     int64_t count, const Scratch<A>& scratch, A* const* sums,
+                     int64_t step, Into into) const {
+    Line<A> lines[3 * (kLinePixels / kLeastLine + 2)];
+    const int64_t channels = f_.g.group_C();
+    Columns::Position next = start;
+    b.left.Advance(&next, count);
+    Ahead ahead = b.left.New(f_.x, f_.type, next, kLinePixels);
+    const int64_t portion =
+        CeilDiv(ahead.lines(), CeilDiv(b.row_end - b.row, kLineRows));
+    int made = 0;
+    for (int64_t k = b.row; k < b.row_end;) {
+      const int64_t channel = k % channels;
+      if (channel == 0 || k == b.row) {
+        made = b.left.Lines(f_.x, start, count, k / channels, lines);
+      }
+      const int64_t rows =
+          std::min({kLineRows, channels - channel, b.row_end - k});
+      kernels_.multiply_lines(static_cast<int>(rows), made, lines, channel,
+                              scratch.panels, count, b.width(), sums[k - b.row],
+                              step, into);
+      k += rows;
+      int64_t some = portion;
+      const char* from = ahead.Take(1, &some);
+      for (int64_t i = 0; i < some; ++i) {
+        __builtin_prefetch(from + i * kLineBytes, 0, 2);
       }
     }
   }
