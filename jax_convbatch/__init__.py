@@ -1,4 +1,17 @@
-"""Convolutions for JAX: differentiable in every mode, reproducible to the bit."""
+"""Convolutions for JAX: differentiable in every mode, reproducible to the bit.
+
+    conv_general_dilated  in the place of `jax.lax.conv_general_dilated`
+    conv, conv_transpose  channels last, with a bias
+    conv_bias_act         a layer: scale, bias, residual and activation in one piece
+    deform_conv           deformable convolution; `deform.from_torch` moves axes
+    explain               which engine runs each convolution of a function, and why
+    tune                  measures them on this device, and keeps the fastest ways
+    convs_saveable        a policy for `jax.checkpoint`: results are kept
+    export_checks         what `jax.export` has to be told
+
+Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
+`python -m jax_convbatch` prints what is installed.
+"""
 
 from jax_convbatch.checkpoint import convs_saveable
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
