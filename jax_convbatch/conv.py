@@ -148,7 +148,7 @@ def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
       ValueError: a sequence of another length, or a number that is not positive.
       TypeError: no int and no sequence of them.
     """
-    wanted = f"{name} must be an int or {rank} ints (one a spatial axis), got "
+    wanted = f"{name} must be an int or {rank} ints, one for each spatial axis, got "
     try:
         one = isinstance(value, (int, np.integer))
         values = (int(value),) * rank if one else tuple(map(operator.index, value))
