@@ -48,6 +48,34 @@ def test_long_sums_are_a_product_with_workspace(native):
         assert (short["config"], short["workspace"]) == ("cublas", 0)
 
 
+FEW = (56, 56, 64, 256, 1, 1, 1, 0, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "batch, row, products",
+    [
+        (256, FEW, 64),
+        (256, NARROW, 16),
+        (256, DEEP, 8),
+        (128, DEEP, 4),
+        (225, (29, 31, *NARROW[2:]), 15),
+    ],
+)
+def test_long_sums_are_cut_into_one_wave_of_products(
+    native, batch, row, products, dtype
+):
+    plan = native("wgrad", geometry(batch, row), dtype, H200)
+    assert plan["config"] == "cublas"
+    assert plan["workspace"] == products * row[2] * row[3] * 4
+
+
+def test_sums_of_pixels_that_cannot_be_cut_so_are_split_by_cublas(native):
+    # 251 x 23 x 23, which 16 or 15 products of eight tiles cannot share.
+    plan = native("wgrad", geometry(251, (23, 23, *NARROW[2:])), "bfloat16", H200)
+    assert (plan["config"], plan["workspace"]) == ("cublas", 16 << 20)
+
+
 def test_others_have_tiles(native):
     assert config(native, 8, WIDE, "float32") != "cublas"
     for changes in ({4: 3, 5: 3, 7: 1}, {6: 2}, {2: 456}):
@@ -78,6 +106,16 @@ def test_products_are_exact(hopper, channels, batch, dtype):
 def test_long_products_are_exact(hopper, channels, dtype):
     case = problem(256, (28, 28), *channels, (1, 1))
     args = arrays(case, functools.partial(whole, most=1), dtype)
+    got = run(case, *args, algorithm="implicit_gemm").dw
+    want = run(case, *args, algorithm="im2col_gemm").dw
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch, size", [(225, (29, 31)), (251, (23, 23))])
+def test_products_of_odd_numbers_of_pixels_are_exact(hopper, batch, size):
+    case = problem(batch, size, 128, 512, (1, 1))
+    args = arrays(case, functools.partial(whole, most=1), "bfloat16")
     got = run(case, *args, algorithm="implicit_gemm").dw
     want = run(case, *args, algorithm="im2col_gemm").dw
     np.testing.assert_array_equal(got, want)

@@ -155,19 +155,19 @@ ffi::Error Run(const CallKey& key, Operation operation,
                    });
   }
   const auto op = OpOf<hopper::Op>(operation);
-  const std::optional<int64_t> product_bytes =
+  const std::optional<ProductWgrad> product =
       operation == Operation::kWgrad
-          ? ProductWgradWorkspace(g, *hopper_type, multiprocessors)
+          ? PlanProductWgrad(g, *hopper_type, multiprocessors)
           : std::nullopt;
-  if (product_bytes) {
+  if (product) {
     if (!config.empty() && config != kProductConfig) {
       return NoConfig(operation, g, config);
     }
     Workspace workspace(buffers.workspace);
-    char* parts = workspace.Take<char>(*product_bytes);
+    char* parts = workspace.Take<char>(product->workspace);
     JCB_RETURN_IF_ERROR(workspace.Check(Name(operation), g));
-    return ToError(RunProductWgrad(g, *hopper_type, *product_bytes, stage,
-                                   stream, lhs, rhs, result, parts),
+    return ToError(RunProductWgrad(g, *hopper_type, *product, stage, stream,
+                                   lhs, rhs, result, parts),
                    where);
   }
   return RunPlan(

@@ -172,8 +172,8 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
   if (operation == hopper::Op::kWgrad) {
-    if (const auto bytes = ProductWgradWorkspace(g, type, multiprocessors)) {
-      plans.append(ProductPlan(*bytes, multiprocessors));
+    if (const auto product = PlanProductWgrad(g, type, multiprocessors)) {
+      plans.append(ProductPlan(product->workspace, multiprocessors));
       return plans;
     }
   }

@@ -19,15 +19,22 @@ namespace jax_convbatch {
 // The name of its only configuration.
 inline constexpr const char* kProductConfig = "cublas";
 
-// The bytes of workspace that it has, or nothing where it is not for this
-// wgrad. A function of the geometry, the type and the GPU alone. Needs no GPU.
-std::optional<int64_t> ProductWgradWorkspace(const ConvGeometry& g,
+// The sum over pixels is one product's, or that of several, each of as many
+// pixels, whose results are f32 and added by a kernel of our own.
+struct ProductWgrad {
+  int64_t splits;
+  int64_t workspace;  // bytes
+};
+
+// Nothing where it is not for this wgrad. A function of the geometry, the type
+// and the GPU alone. Needs no GPU.
+std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
                                              hopper::Type type,
                                              int multiprocessors);
 
 // See cublas.h. kPrepare does all but the launch.
 cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
-                               int64_t workspace_bytes, Stage stage,
+                               const ProductWgrad& plan, Stage stage,
                                cudaStream_t stream, const void* x,
                                const void* dy, void* dw, void* workspace);
 

@@ -66,9 +66,11 @@ __device__ __forceinline__ void AddInOrder(float4 (&sum)[kEach], PartLine line,
 struct AddTeams {
   int lane_bits;
 
-  // The longer a sum is, the more groups.
-  static AddTeams For(int64_t parts) {
-    return {kAddBits - (parts <= 16 ? 0 : parts <= 40 ? 2 : 3)};
+  // For so many sums of so many parts: the longer they are, the more groups,
+  // and where they would leave multiprocessors with one block or none.
+  static AddTeams For(int64_t sums, int64_t parts) {
+    const bool few = sums < 256 * kAddThreads && parts > 8;
+    return {kAddBits - (parts > 40 ? 3 : parts > 16 || few ? 2 : 0)};
   }
 
   __host__ __device__ int lanes() const { return 1 << lane_bits; }

@@ -44,7 +44,7 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
   const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
   // The more sums, the more of them a thread has.
   const bool many =
-      TeamsOf(problem).lanes() == kAddThreads &&
+      TeamsOf(problem, quads).lanes() == kAddThreads &&
       (problem.tiles - problem.first_shared) * quads >= kManyQuads;
   const auto adds = many ? &AddPieces<typename Config::Layout, kAddEach>
                          : &AddPieces<typename Config::Layout, 1>;

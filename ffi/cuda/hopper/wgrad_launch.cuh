@@ -11,9 +11,10 @@
 
 namespace jax_convbatch::hopper {
 
-inline AddTeams TeamsOf(const WgradTiles& tiles) {
+// How AddPieces adds the shared tiles, of so many quads each.
+inline AddTeams TeamsOf(const WgradTiles& tiles, int64_t quads) {
   const int shared = tiles.tiles - tiles.first_shared;
-  return AddTeams::For(tiles.blocks / shared / tiles.cluster);
+  return AddTeams::For(shared * quads, tiles.blocks / shared / tiles.cluster);
 }
 
 // Launches an AddPieces whose threads have `each` quads of `quads` in a tile.
@@ -21,7 +22,7 @@ inline cudaError_t LaunchAddPieces(void (*kernel)(WgradTiles, AddTeams),
                                    int each, int64_t quads,
                                    const WgradTiles& tiles,
                                    cudaStream_t stream) {
-  const AddTeams teams = TeamsOf(tiles);
+  const AddTeams teams = TeamsOf(tiles, quads);
   const int shared = tiles.tiles - tiles.first_shared;
   return LaunchKernel(
       kernel,
