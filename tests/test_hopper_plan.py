@@ -124,6 +124,14 @@ def test_small_batches_of_deep_layers_need_no_pieces_in_wgrad(native, dtype):
             assert native("wgrad", geometry(8, row), dtype, H200)["workspace"] == 0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_taps_of_3x3_layers_share_pixels_in_wgrad_of_small_batches(native, dtype):
+    for name in ("56_3x3_64_64", "28_3x3_128_128", "14_3x3_256_256"):
+        plan = native("wgrad", geometry(8, RESNET50_V1[name]), dtype, H200)
+        assert plan["config"].startswith("96x64/")
+        assert plan["workspace"] == 0
+
+
 def test_short_sums_of_1x1_layers_take_tiles_whose_weights_stay(native):
     def tile(op, name, batch=256):
         g = geometry(batch, RESNET50_V1[name])

@@ -35,6 +35,7 @@ HALO = {
 
 # wgrad's ways to share a tile among blocks, and the start of the configuration that
 # tells them: blocks 132 where shares do not end with tiles, "c" clusters, "p" pairs.
+# Few steps a block have a kernel of their own.
 SPLITS = {
     "no pieces": (problem(8, (14, 14), 1024, 512, (1, 1), (2, 2)), "64x64/128"),
     "clusters of two, no pieces": (
@@ -46,17 +47,37 @@ SPLITS = {
         "576x64/128c2",
     ),
     "clusters of four": (
-        problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
+        problem(8, (56, 56), 248, 504, (1, 1), (2, 2)),
         "128x64/64c4",
     ),
     "clusters of four, stages in turns": (
-        problem(8, (28, 28), 64, 256, (3, 3), padding=SAME),
-        "64x128/72c4",
+        problem(8, (28, 28), 264, 512, (1, 1)),
+        "64x128/80c4",
     ),
-    "clusters of eight": (problem(8, (28, 28), 512, 128, (1, 1)), "64x128/64c8"),
+    "clusters of eight": (problem(8, (28, 28), 504, 120, (1, 1)), "64x128/64c8"),
     "clusters of eight, pieces": (
-        problem(32, (56, 56), 256, 128, (1, 1), (2, 2)),
+        problem(8, (56, 56), 248, 128, (1, 1)),
         "64x128/96c8",
+    ),
+    "few steps, clusters of three": (
+        problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
+        "64x64/96c3",
+    ),
+    "few steps, clusters of six": (
+        problem(8, (28, 28), 512, 128, (1, 1)),
+        "64x64/96c6",
+    ),
+    "few steps, 128x64, clusters of sixteen": (
+        problem(32, (56, 56), 256, 128, (1, 1), (2, 2)),
+        "128x64/64c16",
+    ),
+    "few steps, a last step of four pixels, clusters of three": (
+        problem(68, (7, 7), 128, 512, (3, 3), padding=SAME),
+        "128x128/108c3",
+    ),
+    "few steps, taps share pixels, clusters of four": (
+        problem(8, (28, 28), 64, 256, (3, 3), padding=SAME),
+        "96x64/96c4",
     ),
     "clusters of two share x": (
         problem(128, (112, 56), 64, 256, (1, 1), (2, 1)),
@@ -126,6 +147,34 @@ SPLITS = {
         problem(9, (29, 27), 136, 520, (1, 1)),
         "64x128/120c8",
     ),
+    "few steps, clusters of sixteen": (
+        problem(8, (56, 56), 64, 256, (1, 1)),
+        "64x64/64c16",
+    ),
+    "few steps, clusters of nine": (
+        problem(8, (56, 56), 256, 128, (1, 1), (2, 2)),
+        "64x64/72c9",
+    ),
+    "few steps, clusters of six, pieces": (
+        problem(8, (56, 56), 64, 64, (1, 1)),
+        "64x64/102c6",
+    ),
+    "few steps, taps share pixels": (
+        problem(8, (14, 14), 256, 256, (3, 3), padding=SAME),
+        "96x64/96",
+    ),
+    "few steps, taps share pixels, clusters of sixteen": (
+        problem(8, (56, 56), 64, 64, (3, 3), padding=SAME),
+        "96x64/96c16",
+    ),
+    "few steps, taps share pixels, five images": (
+        problem(5, (14, 14), 32, 64, (3, 3), padding=SAME),
+        "96x64/42c14",
+    ),
+    "few steps, taps share pixels, eleven images, unequal padding": (
+        problem(11, (17, 14), 96, 192, (3, 3), padding=((0, 2), (2, 0))),
+        "96x64/108c4",
+    ),
     "a last step of eight pixels": (
         problem(8, (14, 14), 1024, 2048, (1, 1), (2, 2)),
         "128x128/128",
@@ -135,12 +184,12 @@ SPLITS = {
         "128x64/72",
     ),
     "a last step of four pixels, stages in turns": (
-        problem(68, (7, 7), 256, 256, (3, 3), padding=SAME),
+        problem(68, (7, 7), 248, 256, (3, 3), padding=SAME),
         "64x128/72",
     ),
     "a last step of four pixels, clusters of two": (
-        problem(68, (13, 7), 256, 1024, (1, 1), (2, 1)),
-        "64x128/64c2",
+        problem(68, (13, 7), 264, 1024, (1, 1), (2, 1)),
+        "64x128/80c2",
     ),
     "a last step of eight pixels, three warpgroups": (
         problem(8, (7, 7), 512, 512, (3, 3), padding=SAME),

@@ -18,6 +18,11 @@ bool EncodeBoxes(CUtensorMap* map, Type type, const void* data,
 bool EncodeHalfLines(CUtensorMap* map, Type type, const void* data,
                      std::initializer_list<int64_t> sizes,
                      std::initializer_list<int> box, Copy copy);
+// EncodeStrided with such lines.
+bool EncodeStridedHalfLines(CUtensorMap* map, Type type, const void* data,
+                            std::initializer_list<int64_t> sizes,
+                            std::initializer_list<int64_t> strides,
+                            std::initializer_list<int> box);
 
 }  // namespace jax_convbatch::hopper
 

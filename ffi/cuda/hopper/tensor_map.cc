@@ -144,4 +144,13 @@ bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
                 CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+bool EncodeStridedHalfLines(CUtensorMap* map, Type type, const void* data,
+                            std::initializer_list<int64_t> sizes,
+                            std::initializer_list<int64_t> strides,
+                            std::initializer_list<int> box) {
+  return Encode(map, MapType(type, Copy::kLoad), ElementBytes(type), data,
+                sizes.size(), sizes.begin(), strides.begin(), box.begin(),
+                CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
 }  // namespace jax_convbatch::hopper

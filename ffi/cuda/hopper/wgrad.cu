@@ -6,6 +6,8 @@
 #include "cuda/hopper/wgrad_kernel.cuh"
 #include "cuda/hopper/wgrad_launch.cuh"
 #include "cuda/hopper/wgrad_launch.h"
+#include "cuda/hopper/wgrad_short.h"
+#include "cuda/hopper/wgrad_short_tiling.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -116,6 +118,9 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t Wgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (IsShort(call.g, call.type, call.plan)) {
+    return WgradShort(call, stage, stream);
+  }
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

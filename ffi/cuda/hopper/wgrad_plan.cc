@@ -6,6 +6,8 @@
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/wgrad_short.h"
+#include "cuda/hopper/wgrad_short_tiling.h"
 #include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -226,11 +228,18 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   double least = 0;
   for (const Tiles& tiles : choices) {
     for (const Plan& plan : PlansOf(tiles, multiprocessors)) {
+      if (IsShort(g, type, plan)) continue;  // below
       const double time = EstimateTime(g, tiles, plan, multiprocessors);
       if (best.blocks == 0 || time < least) {
         least = time;
         best = plan;
       }
+    }
+  }
+  for (const auto& [plan, time] : PlansOfWgradShort(g, type, multiprocessors)) {
+    if (best.blocks == 0 || time < least) {
+      least = time;
+      best = plan;
     }
   }
   return best;

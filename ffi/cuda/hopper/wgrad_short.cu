@@ -1,0 +1,85 @@
+#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/most_shared.h"
+#include "cuda/hopper/multiply_then_add.cuh"
+#include "cuda/hopper/wgrad_launch.cuh"
+#include "cuda/hopper/wgrad_short.h"
+#include "cuda/hopper/wgrad_short_kernel.cuh"
+#include "cuda/hopper/wgrad_short_launch.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// What a launch may have without asking.
+constexpr int kPortableCluster = 8;
+
+template <typename Config>
+cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const auto kernel = &WgradShortKernel<Config>;
+  const int cluster = call.plan.cluster;
+  const int shared_bytes = Config::SharedBytes(cluster);
+  cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
+  if (error != cudaSuccess) return error;
+  if (cluster > kPortableCluster) {
+    error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) return error;
+  }
+  typename Config::Problem problem{};
+  bool encoded;
+  if constexpr (Config::kTapRow) {
+    const WgradShortTiling tiling(call.g, Config::kM, Config::kN);
+    encoded = MakeRowProblem(call, tiling, &problem);
+  } else {
+    encoded = MakeShortProblem(call, &problem);
+  }
+  if (!encoded) return cudaErrorInvalidValue;
+  auto multiply = [&] {
+    return LaunchKernel(kernel,
+                        {problem.blocks, Config::kThreads, Start::kInOrder,
+                         shared_bytes, cluster},
+                        stream, problem);
+  };
+  if constexpr (!Config::kTapRow) {
+    const auto adds = &AddPieces<typename Config::Layout, 1>;
+    return MultiplyThenAdd(
+        stage, problem.splits == cluster, adds, multiply, [&] {
+          return LaunchAddPieces(adds, 1, Config::kQuads * Config::kConsumed,
+                                 problem, stream);
+        });
+  } else {
+    if (problem.splits != cluster) return cudaErrorInvalidValue;
+    return stage == Stage::kPrepare ? cudaSuccess : multiply();
+  }
+}
+
+template <typename T>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  auto launch = [&](auto config) {
+    return Launch<decltype(config)>(call, stage, stream);
+  };
+  constexpr int kTwo = 2;  // warpgroups of the same output channels
+  if (m == 64 && n == 64) return launch(WgradShortConfig<T, 64, 64>());
+  if (m == 128 && n == 64) return launch(WgradShortConfig<T, 128, 64, kTwo>());
+  if (m == 128 && n == 128) return launch(WgradShortConfig<T, 128, 128>());
+  if (m == 192 && n == 128) return launch(WgradShortConfig<T, 192, 128>());
+  if (m == kTapRowM && n == 64) {
+    return launch(WgradShortConfig<T, kTapRowM, 64>());
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t WgradShort(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jax_convbatch::hopper

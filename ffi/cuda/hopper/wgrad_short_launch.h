@@ -1,0 +1,42 @@
+// What the host tells the kernels of wgrad_short_kernel.cuh.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_SHORT_LAUNCH_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_SHORT_LAUNCH_H_
+
+#include "cuda/hopper/box_map.h"
+#include "cuda/hopper/wgrad_launch.h"
+#include "cuda/hopper/wgrad_short_problem.h"
+#include "cuda/hopper/wgrad_short_tiling.h"
+
+namespace jax_convbatch::hopper {
+
+// Both return false where the driver refuses.
+inline bool MakeShortProblem(const ConvCall& call, WgradShortProblem* problem) {
+  problem->by_cluster = FastDivmod<uint32_t>(call.plan.cluster);
+  return MakeWgradProblem(call, problem);
+}
+
+inline bool MakeRowProblem(const ConvCall& call, const WgradShortTiling& tiling,
+                           WgradRowProblem* problem) {
+  const ConvGeometry& g = call.g;
+  static_cast<WgradTiles&>(*problem) =
+      TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
+              tiling.steps);
+  SetSplits(problem, /*may_do_whole=*/false);
+  problem->by_cluster = FastDivmod<uint32_t>(call.plan.cluster);
+  problem->by_rows = FastDivmod<uint32_t>(g.P);
+  problem->by_cols = FastDivmod<uint32_t>(g.Q / kTapRowStrip);
+  problem->height = static_cast<int>(g.H);
+  problem->base_h = static_cast<int>(-g.pad.h);
+  problem->base_w = static_cast<int>(-g.pad.w);
+  return EncodeStridedHalfLines(
+             &problem->x, call.type, call.lhs, {g.C, g.N, g.W, g.H},
+             {g.H * g.W * g.C, g.C, g.W * g.C},
+             {tiling.channels, kTapRowImages, kTapRowStrip + 2, 1}) &&
+         EncodeStrided(&problem->dy, call.type, call.rhs, {g.K, g.N, g.Q, g.P},
+                       {g.P * g.Q * g.K, g.K, g.Q * g.K},
+                       {64, kTapRowImages, kTapRowStrip, 1});
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WGRAD_SHORT_LAUNCH_H_
