@@ -241,35 +241,58 @@ void Columns::Point(const void* image, Element type, const Position& start,
   }
 }
 
+int64_t Columns::unit_taps() const {
+  return channels_ < kShortRun ? run_taps_ : 1;
+}
+
 template <typename A>
-int Columns::Lines(const void* image, Position at, int64_t count, int64_t tap,
-                   Line<A>* lines) const {
-  const Offsets offsets = OffsetsOf(tap);
+int Columns::Lines(const void* image, Position at, int64_t count, int64_t k,
+                   A* to, Line<A>* lines) const {
+  const int64_t taps = unit_taps();
+  const Offsets tap = OffsetsOf(k / unit() * taps);
   const Axes& size = reading_.pixels;
   int made = 0;
   for (int64_t i = 0; i < count;) {
     const int64_t some = std::min(count - i, w_.count - at.w);
-    const int64_t d = at.d * d_.step + offsets.d;
-    const int64_t h = at.h * h_.step + offsets.h;
-    const int64_t w = at.w * w_.step + offsets.w;
-    // Of these, [low, high) are in the image.
-    int64_t low = some, high = some;
-    if (d >= 0 && d < size.d && h >= 0 && h < size.h) {
-      const auto first = [&](int64_t pixel) {  // that reads it or one behind
-        return (pixel - w + w_.step - 1) / w_.step;
-      };
-      low = w < 0 ? std::min(first(0), some) : 0;
-      high = std::clamp(first(size.w), low, some);
-    }
-    if (low > 0) lines[made++] = {nullptr, 0, i, low};
-    if (high > low) {
+    const int64_t d = at.d * d_.step + tap.d, h = at.h * h_.step + tap.h;
+    const int64_t w = at.w * w_.step + tap.w;
+    const bool inside = d >= 0 && d < size.d && h >= 0 && h < size.h;
+    // The first of these places that reads this pixel or one behind it.
+    const auto place = [&](int64_t pixel) {
+      const int64_t ahead = pixel - w;
+      return ahead <= 0 || !inside
+                 ? 0
+                 : std::min(some, (ahead + w_.step - 1) / w_.step);
+    };
+    // From where on places read something; all they read; not all; nothing.
+    const int64_t something = place(1 - taps), all = place(0);
+    const int64_t not_all = std::max(all, place(size.w - taps + 1));
+    const int64_t nothing = std::max(not_all, place(size.w));
+    const auto padding = [&](int64_t from, int64_t until) {
+      if (until > from) lines[made++] = {nullptr, 0, i + from, until - from};
+    };
+    const auto pack = [&](int64_t from, int64_t until) {
+      if (until <= from) return;
+      lines[made++] = {to, kRowLength, i + from, until - from};
+      for (int64_t j = from; j < until; ++j, to += kRowLength) {
+        Position edge = at;
+        edge.w += j;
+        const Run run = RunOf(edge, tap, static_cast<const char*>(image),
+                              sizeof(A), 0, unit());
+        ChosenKernels<A>().pack_runs(kNative<A>, &run, 1, to);
+      }
+    };
+    padding(0, something);
+    pack(something, all);
+    if (not_all > all) {
       const int64_t pixel =
-          ((at.n * size.d + d) * size.h + h) * size.w + w + low * w_.step;
-      const A* from = static_cast<const A*>(image) + pixel * reading_.channels +
-                      group_ * channels_;
-      lines[made++] = {from, step(), i + low, high - low};
+          ((at.n * size.d + d) * size.h + h) * size.w + w + all * w_.step;
+      lines[made++] = {static_cast<const A*>(image) +
+                           pixel * reading_.channels + group_ * channels_,
+                       step(), i + all, not_all - all};
     }
-    if (some > high) lines[made++] = {nullptr, 0, i + high, some - high};
+    pack(not_all, nothing);
+    padding(nothing, some);
     i += some;
     Advance(&at, some);
   }
@@ -330,9 +353,9 @@ Ahead Columns::All(const void* image, Element type, Position at, int64_t count,
   return ahead;
 }
 
-template int Columns::Lines(const void*, Position, int64_t, int64_t,
+template int Columns::Lines(const void*, Position, int64_t, int64_t, float*,
                             Line<float>*) const;
-template int Columns::Lines(const void*, Position, int64_t, int64_t,
+template int Columns::Lines(const void*, Position, int64_t, int64_t, double*,
                             Line<double>*) const;
 template void Columns::Pack(const void*, Element, const Position&, int64_t,
                             int64_t, int64_t, float*) const;

@@ -154,14 +154,20 @@ class Columns {
   void Point(const void* image, Element type, const Position& at, int64_t count,
              const ColumnBlock& block, A* to, const A** rows) const;
 
-  // What `count` rows from `at` on read with a tap, a line of pixels after the
-  // other; returns their number, at most 3 for each line of places.
-  template <typename A>
-  int Lines(const void* image, Position at, int64_t count, int64_t tap,
-            Line<A>* lines) const;
+  // A row's columns as they lie in memory: those of one tap, or of a run where
+  // a tap has few channels.
+  int64_t unit() const { return unit_taps() * channels_; }
+  // Whether a unit is a run, of which some places read a part.
+  bool runs() const { return unit_taps() > 1; }
   // Places of a line, and elements from what one reads to what the next does.
   int64_t line() const { return w_.count; }
   int64_t step() const { return w_.step * reading_.channels; }
+  // What `count` rows from `at` on read with the unit of column k, part of a
+  // line after the other; returns how many, at most `count`. What is partly in
+  // the padding is packed at `to`, of row length kRowLength.
+  template <typename A>
+  int Lines(const void* image, Position at, int64_t count, int64_t k, A* to,
+            Line<A>* lines) const;
 
   // What `count` rows from `at` on read of the image that the rows above them,
   // in h, did not.
@@ -178,6 +184,8 @@ class Columns {
   Offsets OffsetsOf(int64_t tap) const;
   Run RunOf(const Position& at, const Offsets& tap, const char* data,
             int64_t element, int64_t from, int64_t until) const;
+
+  int64_t unit_taps() const;
 
   const Reading& reading_;
   const AxisClass &d_, &h_, &w_;

@@ -67,8 +67,8 @@ struct Terms {
 };
 constexpr int64_t kFetchDepth = 32, kLineBytes = 64;
 
-// `count` pixels, `step` elements apart, that are multiplied by as many rows of
-// a panel from row `first` on. Padding, where `left` is null.
+// What `count` places read, `step` elements apart, multiplied by as many rows
+// of a panel from row `first` on. Padding, where `left` is null.
 template <typename A>
 struct Line {
   const A* left;
@@ -91,12 +91,12 @@ struct Kernels {
                    int width, A* const* c, int64_t column, int columns,
                    Into into);
 
-  // c[i * step + j] gets, or is increased by, the sum over lines and their
-  // pixels of the pixel's channel `channel` + i times column j of the panels,
+  // c[i][j] gets, or is increased by, the sum over lines and their places of
+  // element `from` + i of what a place reads times column j of the panels,
   // which have `depth` rows. `columns` is a multiple of their width.
-  void (*multiply_lines)(int rows, int lines, const Line<A>* line,
-                         int64_t channel, const A* panels, int64_t depth,
-                         int64_t columns, A* c, int64_t step, Into into);
+  void (*multiply_lines)(int rows, int lines, const Line<A>* line, int64_t from,
+                         const A* panels, int64_t depth, int64_t columns,
+                         A* const* c, Into into);
 
   // The same as `multiply` for at most `kMostDots` columns, whose terms lie in
   // the lanes of vectors: column j of a block's right operand is at panels + j

@@ -14,15 +14,15 @@ namespace {
 
 // Blocks of dw, as the plan counts them. A task has up to kMostBlocks of them
 // on top of each other, for which dy is packed once.
+constexpr int64_t kRows = 256, kColumns = 512, kMostBlocks = 4;
 // Pixels that are packed at a time: a tile of x and a panel of dy fill the L1.
 constexpr int64_t kPixels = 192;
 // x is read where it lies if its pixels are close enough for a tile's to stay
-// in the L1, beside two panels of so many pixels, and if lines have a few
-// places and pixels a few channels. So many rows are multiplied by all panels,
-// and then some of what comes next is asked for.
+// in the L1, beside two panels of so many pixels, and if there is enough of it
+// side by side. So many rows are multiplied by all panels, and then some of
+// what comes next is asked for.
 constexpr int64_t kLinePixels = 128, kLineRows = 28;
-constexpr int64_t kMostStepVectors = 8, kLeastLine = 7, kLeastChannels = 16;
-constexpr int64_t kRows = 256, kColumns = 512, kMostBlocks = 4;
+constexpr int64_t kMostStepVectors = 8, kLeastLine = 7, kLeastUnit = 16;
 
 // One result for each class: rows are columns of x, columns are output
 // channels.
@@ -44,6 +44,11 @@ class Product {
     for (int64_t i = 0; i < reading_.count(); ++i) {
       const Columns left(reading_, i, 0);
       int64_t tall = std::max<int64_t>(1, CeilDiv(left.depth(), rows_));
+      // Tasks for all threads, of some tiles each.
+      const int64_t others = columns_.count * f.g.groups *
+                             (together_ ? 1 : parts_) * reading_.count();
+      tall = std::max(tall, std::min(CeilDiv(ThreadCount(), others),
+                                     left.depth() / (4 * kernels_.rows)));
       // An equal number for every thread, where there are few.
       if (tall > 1 && tall < 8 * ThreadCount()) {
         tall = RoundUp(tall, ThreadCount());
@@ -178,7 +183,7 @@ class Product {
       *scratch.packed = {};
       kernels_.pack_panels(f_.type, rows, count, b.width(), scratch.panels);
       if (as_it_lies) {
-        MultiplyLines(b, start, count, scratch, sums, matrix ? b.width() : g.K,
+        MultiplyLines(b, start, count, scratch, sums,
                       p > begin ? Into::kAdd : Into::kSet);
         continue;
       }
@@ -193,7 +198,9 @@ class Product {
   }
 
   bool ReadsLines(const Block& b) const {
-    return f_.type == kNative<A> && f_.g.group_C() >= kLeastChannels &&
+    const int64_t unit = b.left.unit();
+    return f_.type == kNative<A> && unit >= kLeastUnit &&
+           (unit <= kBlockDepth || !b.left.runs()) &&
            b.left.line() >= kLeastLine &&
            b.left.step() <= kMostStepVectors * kernels_.vector &&
            b.width() % (2 * kernels_.vector) == 0;
@@ -203,9 +210,9 @@ class Product {
   // on.
   void MultiplyLines(const Block& b, const Columns::Position& start,
                      int64_t count, const Scratch<A>& scratch, A* const* sums,
-                     int64_t step, Into into) const {
-    Line<A> lines[3 * (kLinePixels / kLeastLine + 2)];
-    const int64_t channels = f_.g.group_C();
+                     Into into) const {
+    Line<A> lines[kLinePixels];
+    const int64_t unit = b.left.unit();
     Columns::Position next = start;
     b.left.Advance(&next, count);
     Ahead ahead = b.left.New(f_.x, f_.type, next, kLinePixels);
@@ -213,20 +220,19 @@ class Product {
         CeilDiv(ahead.lines(), CeilDiv(b.row_end - b.row, kLineRows));
     int made = 0;
     for (int64_t k = b.row; k < b.row_end;) {
-      const int64_t channel = k % channels;
-      if (channel == 0 || k == b.row) {
-        made = b.left.Lines(f_.x, start, count, k / channels, lines);
+      const int64_t from = k % unit;
+      if (from == 0 || k == b.row) {
+        made = b.left.Lines(f_.x, start, count, k, scratch.left, lines);
       }
-      const int64_t rows =
-          std::min({kLineRows, channels - channel, b.row_end - k});
-      kernels_.multiply_lines(static_cast<int>(rows), made, lines, channel,
-                              scratch.panels, count, b.width(), sums[k - b.row],
-                              step, into);
+      const int64_t rows = std::min({kLineRows, unit - from, b.row_end - k});
+      kernels_.multiply_lines(static_cast<int>(rows), made, lines, from,
+                              scratch.panels, count, b.width(),
+                              sums + (k - b.row), into);
       k += rows;
       int64_t some = portion;
-      const char* from = ahead.Take(1, &some);
+      const char* line = ahead.Take(1, &some);
       for (int64_t i = 0; i < some; ++i) {
-        __builtin_prefetch(from + i * kLineBytes, 0, 2);
+        __builtin_prefetch(line + i * kLineBytes, 0, 2);
       }
     }
   }
