@@ -88,6 +88,13 @@ def _not_arrays(lhs, rhs) -> str | None:
     return None
 
 
+def operand(a):
+    """An array as `jax.numpy` takes it: what an object's `__jax_array__` gives, too."""
+    if not isinstance(a, jax.Array) and hasattr(a, "__jax_array__"):
+        a = a.__jax_array__()
+    return canonical_dtype(a)
+
+
 def canonical_dtype(a):
     """A numpy array in the dtype JAX gives it: without x64, float64 is float32."""
     if not isinstance(a, (np.ndarray, np.generic)):

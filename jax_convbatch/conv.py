@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, primitives
-from jax_convbatch.canonical import resolve, traced
+from jax_convbatch.canonical import operand, resolve, traced
 
 
 def conv_general_dilated(
@@ -305,6 +305,7 @@ def conv_transpose(
     """
     from jax_convbatch.layer import conv_bias_act
 
+    x, w = operand(x), operand(w)
     rank = spatial_axes(x, w)
     numbers = channels_last(rank, dimension_numbers)
     strides = per_axis("strides", strides, rank)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, activations, deform_plan, plan, targets
-from jax_convbatch.canonical import canonical_dtype, geometry_of
+from jax_convbatch.canonical import geometry_of, operand
 from jax_convbatch.conv import (
     channels_last,
     check_arrays,
@@ -97,7 +97,7 @@ def deform_conv(
         raise TypeError(f"activation must be a name or a function, got {activation!r}")
     if name is not None and (chosen := activations.lookup(name)) is not None:
         function = chosen.fn
-    x, offset, w, bias, mask = map(canonical_dtype, (x, offset, w, bias, mask))
+    x, offset, w, bias, mask = map(operand, (x, offset, w, bias, mask))
     check_arrays(x=x, w=w, offset=offset)
     if len(x.shape) != 4:
         raise ValueError(

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import activations, fused, primitives
-from jax_convbatch.canonical import canonical_dtype, resolve
+from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import (
     channels_last,
     check_arrays,
@@ -82,7 +82,7 @@ def conv_bias_act(
     elif activation is not None:
         name = activation
     chosen = activations.lookup(name)
-    bias, residual, scale = map(canonical_dtype, (bias, residual, scale))
+    x, w, bias, residual, scale = map(operand, (x, w, bias, residual, scale))
     rank = spatial_axes(x, w)
     numbers = channels_last(rank, dimension_numbers)
     arguments = dict(

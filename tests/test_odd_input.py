@@ -245,3 +245,37 @@ def test_numpy_arrays_are_arrays(platform):
     np.testing.assert_array_equal(
         jc.conv_bias_act(x, w, bias), jc.conv_bias_act(*map(jnp.asarray, (x, w, bias)))
     )
+
+
+class Parameter:
+    """An array in an object, like `nnx.Param`."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __jax_array__(self):
+        return self.value
+
+
+def test_objects_that_are_arrays_to_jax_numpy_are_arrays():
+    x, w, bias = normal(0, (2, 5, 5, 4)), normal(1, (3, 3, 4, 8)), normal(2, (8,))
+    offset, residual = normal(3, (2, 5, 5, 18)), normal(4, (2, 5, 5, 8))
+    calls = {
+        jc.conv: (x, w, bias),
+        functools.partial(jc.conv_bias_act, activation="relu"): (x, w, bias),
+        functools.partial(jc.conv_transpose, strides=2): (x, w, bias),
+        jc.deform_conv: (x, offset, w, bias),
+        lambda x, w, r: jc.conv_bias_act(x, w, residual=r): (x, w, residual),
+    }
+    for fun, arrays in calls.items():
+        arrays = [jnp.asarray(a, "float32") for a in arrays]
+
+        def total(*arrays, fun=fun):
+            return (fun(*map(Parameter, arrays)) ** 2).sum()
+
+        def plain(*arrays, fun=fun):
+            return (fun(*arrays) ** 2).sum()
+
+        argnums = tuple(range(len(arrays)))
+        got, want = (jax.jit(jax.grad(f, argnums))(*arrays) for f in (total, plain))
+        jax.tree.map(np.testing.assert_array_equal, got, want)
