@@ -67,9 +67,13 @@ SPLITS = {
         problem(8, (28, 28), 512, 128, (1, 1)),
         "64x64/96c6",
     ),
-    "few steps, 128x64, clusters of sixteen": (
-        problem(32, (56, 56), 256, 128, (1, 1), (2, 2)),
-        "128x64/64c16",
+    "few steps, 128x64": (
+        problem(8, (28, 28), 256, 256, (3, 3), (2, 2), SAME),
+        "128x64/72",
+    ),
+    "few steps, 128x64, clusters of two": (
+        problem(16, (28, 28), 512, 1024, (1, 1), (2, 2)),
+        "128x64/128c2",
     ),
     "few steps, a last step of four pixels, clusters of three": (
         problem(68, (7, 7), 128, 512, (3, 3), padding=SAME),
@@ -147,9 +151,9 @@ SPLITS = {
         problem(9, (29, 27), 136, 520, (1, 1)),
         "64x128/120c8",
     ),
-    "few steps, clusters of sixteen": (
+    "few steps, clusters of twelve": (
         problem(8, (56, 56), 64, 256, (1, 1)),
-        "64x64/64c16",
+        "64x64/48c12",
     ),
     "few steps, clusters of nine": (
         problem(8, (56, 56), 256, 128, (1, 1), (2, 2)),
@@ -163,13 +167,17 @@ SPLITS = {
         problem(8, (14, 14), 256, 256, (3, 3), padding=SAME),
         "96x64/96",
     ),
-    "few steps, taps share pixels, clusters of sixteen": (
+    "few steps, taps share pixels, clusters of fourteen": (
         problem(8, (56, 56), 64, 64, (3, 3), padding=SAME),
+        "96x64/84c14",
+    ),
+    "few steps, taps share pixels, clusters of sixteen": (
+        problem(16, (56, 56), 64, 64, (3, 3), padding=SAME),
         "96x64/96c16",
     ),
     "few steps, taps share pixels, five images": (
         problem(5, (14, 14), 32, 64, (3, 3), padding=SAME),
-        "96x64/42c14",
+        "96x64/21c7",
     ),
     "few steps, taps share pixels, eleven images, unequal padding": (
         problem(11, (17, 14), 96, 192, (3, 3), padding=((0, 2), (2, 0))),

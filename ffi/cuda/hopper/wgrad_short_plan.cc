@@ -33,6 +33,9 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   constexpr double kCopyRate = 19.9e6;  // bytes a microsecond
   constexpr double kMemoryRate = 4.33e6;
   constexpr double kExchange = 0.258, kExchangeBlock = 0.0159;
+  // Each block beyond these: all of a cluster lie in one group.
+  constexpr int kGroup = 12;
+  constexpr double kBeyondGroup = 0.2;
   constexpr double kSentByte = 47.9e-6, kStoredByte = 18.4e-6;
   constexpr double kAddLaunch = 1.30, kPiecesRate = 1.36e6;
   // Steps, copies and memory overlap: the longest counts most.
@@ -55,6 +58,7 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
                1 / kOverlap);
   if (plan.cluster > 1) {
     time += kExchange + kExchangeBlock * plan.cluster +
+            kBeyondGroup * std::max(0, plan.cluster - kGroup) +
             kSentByte * sums * (plan.cluster - 1) / plan.cluster;
   }
   if (plan.workspace > 0) {
