@@ -38,6 +38,8 @@ MANY = {
     "1x1": problem(64, (28, 28), 64, 264, (1, 1)),
     "1x1 in whole lines": problem(64, (28, 28), 64, 320, (1, 1)),
     "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
+    "windows": problem(64, (28, 29), 64, 56, (3, 3), padding=SAME),
+    "windows in strips": problem(64, (28, 32), 48, 64, (3, 3), padding=SAME),
     "long sums": problem(300, (7, 7), 512, 136, (3, 3), padding=SAME),
     "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),
 }
@@ -205,13 +207,13 @@ def test_backward_reads_bits_where_a_kernel_writes_them(hopper, dtype, case, rea
 )
 @pytest.mark.parametrize("name", MANY)
 def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
-    """Of y and z, run after run, with one operand and with all."""
+    """Of y and z, run after run, with one operand, with all, and with y alone."""
     case = MANY[name]
     x, w, rest = operands(case, dtype, normal)
     params = parameters(case, x, w)
     names = plan.configs("implicit_gemm", "fprop", params.geometry, dtype, "cuda")
     assert len(names) > 2
-    for has in [(0, 1, 0), (1, 1, 1)]:
+    for *has, saves in [(0, 1, 0, True), (1, 1, 1, True), (1, 1, 0, False)]:
         operands_there = [
             a
             for a, there in zip(
@@ -225,7 +227,7 @@ def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
                 functools.partial(
                     fused.layer_p.bind,
                     params=dataclasses.replace(params, config=config),
-                    epilogue=fused.Epilogue(activation, *map(bool, has), True),
+                    epilogue=fused.Epilogue(activation, *map(bool, has), saves),
                     out_dtype=np.dtype(dtype),
                     out_sharding=None,
                 )

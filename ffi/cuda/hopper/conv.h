@@ -84,8 +84,9 @@ struct ConvCall {
 // cudaErrorInvalidValue where there is no kernel for the plan or the driver
 // refuses a tensor map.
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream);
-// Fprop with an epilogue.
+// Fprop with an epilogue; with a plain one, of 16-bit types and whole sums.
 cudaError_t FpropAct(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t FpropPlain(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Wgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 

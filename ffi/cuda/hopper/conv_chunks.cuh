@@ -137,6 +137,8 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
         if (after.residual != nullptr) {
           BarrierWait(SharedAddress(&barriers.residual[0]), number & 1);
         }
+        ScaleAndAdd<typename Config::T>(after, tile.channel, problem.channels,
+                                        acc);
         WriteLayerTile<typename Config::T>(
             after, acc, buffer, written,
             {tile.pixel, tile.channel, tile.part->pixels, problem.channels});

@@ -30,7 +30,19 @@ namespace jax_convbatch::hopper {
 // whatever else the block needs; all mbarriers stand.
 inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 
-// After: what follows the convolution, NoEpilogue, Epilogue or PlainEpilogue.
+// The first channel of the tile that a warpgroup has after one that begins with
+// `channel`.
+template <typename Config>
+__device__ __forceinline__ int NextChannel(const ConvProblem<1>& problem,
+                                           int channel) {
+  const int stride = (Config::kTogether ? 1 : kConsumers) * gridDim.x;
+  const int next = channel + stride % problem.n_tiles * Config::kN;
+  const int all = int(problem.n_tiles) * Config::kN;
+  return next < all ? next : next - all;
+}
+
+// After: what follows the convolution, NoEpilogue, Epilogue or PlainEpilogue. A
+// sum begins with the bias, unless it comes in chunks or is scaled.
 template <typename Config, int kParts, typename After>
 __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
                                         const After& after, int group,
@@ -51,8 +63,16 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
   const bool signals = threadIdx.x % 32 == 0;
   RingPosition<Config::kStages> at;
   int turns = 0;
-  constexpr bool kPlain = std::is_same_v<After, PlainEpilogue>;
-  [[maybe_unused]] TileBias<typename Config::T, Config::kN / 8> bias;
+  using T = typename Config::T;
+  constexpr bool kChunks = Config::kSum == Sum::kChunks;
+  static_assert(!(kChunks && After::kPlain));
+  [[maybe_unused]] TileBias<T, Config::kN / 8> bias{kChunks};
+  if constexpr (After::kPresent) {
+    if constexpr (!After::kPlain) bias.is_added |= after.scale != nullptr;
+    const int first = blockIdx.x + (kTogether ? 0 : group * gridDim.x);
+    bias.Load(after.bias, TileAt<Config>(problem, first).channel,
+              problem.channels);
+  }
   if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations == 0) return;
@@ -79,27 +99,36 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
         }
       }
       // While the last stage is multiplied.
-      if constexpr (kPlain) {
-        bias.Load(after.bias, tile.channel, problem.channels);
+      if constexpr (After::kPresent) {
+        bias.Load(after.bias,
+                  bias.is_added ? tile.channel
+                                : NextChannel<Config>(problem, tile.channel),
+                  problem.channels);
       }
     };
     float acc[kGroupM / 64][Config::kN / 2];
-    auto multiply = [&](int count, auto&& under_way, auto&& begin) {
-      MultiplyStages<typename Config::T, Contiguous::kReduction,
-                     Config::kWeights, kResident>(
-          acc, count, input, weights, Config::kStageBytes, barriers.ring, at,
-          under_way, ReleaseOwn{}, begin);
-    };
-    if constexpr (Config::kSum == Sum::kChunks) {
+    if constexpr (kChunks) {
       wait_turn();
       AddInRegisters(
           acc, tile.iterations,
           [&](int count, auto&& under_way) {
-            multiply(count, under_way, Nothing{});
+            MultiplyStages<T, Contiguous::kReduction, Config::kWeights>(
+                acc, count, input, weights, Config::kStageBytes, barriers.ring,
+                at, under_way);
           },
           issued);
     } else {
-      multiply(tile.iterations, issued, wait_turn);
+      if constexpr (After::kPlain) {
+        BeginWithBias(bias, after.minus_zero, acc);
+      } else if constexpr (After::kPresent) {
+        BeginSums(acc, [&](int, int i) { return bias.First(i); });
+      } else {
+        BeginSums(acc, [](int, int) { return 0.0f; });
+      }
+      wait_turn();
+      AddStages<T, Contiguous::kReduction, Config::kWeights, kResident>(
+          acc, tile.iterations, input, weights, Config::kStageBytes,
+          barriers.ring, at, issued);
     }
     const int buffer = turn % kStores;
     const uint32_t to = stores + buffer * Config::kTileBytes;
@@ -111,10 +140,9 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
     };
     const TilePlace place = {tile.pixel + (kTogether ? group * kGroupM : 0),
                              tile.channel, tile.part->pixels, problem.channels};
-    if constexpr (kPlain) {
+    if constexpr (After::kPlain) {
       wait_free();
-      WritePlainTile<typename Config::T, Config::kLines>(after, bias.terms, acc,
-                                                         to, written, place);
+      WritePlainTile<T, Config::kLines>(after, acc, to, written, place);
     } else if constexpr (After::kPresent) {
       if (after.residual != nullptr) {
         BarrierWait(SharedAddress(&barriers.residual[buffer]),
@@ -122,10 +150,13 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
       } else {
         wait_free();
       }
-      WriteLayerTile<typename Config::T>(after, acc, to, written, place);
+      if (bias.is_added) {
+        ScaleAndAdd(after, tile.channel, problem.channels, bias, acc);
+      }
+      WriteLayerTile<T>(after, acc, to, written, place);
     } else {
       wait_free();
-      WriteTile<typename Config::T, Config::kLines>(acc, to, written);
+      WriteTile<T, Config::kLines>(acc, to, written);
     }
   });
 }
@@ -170,7 +201,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   const bool paces = kParts == 1 || Config::kZeros ||
                      problem.part[0].iterations >= kPacedClasses;
   auto residual = [&](int turn) {
-    if constexpr (After::kPresent) {
+    if constexpr (After::kPresent && !After::kPlain) {
       if (after.residual == nullptr) return;
       // Its buffer may still be on the way out.
       if (turn >= kStores) StoreWaitRead<0>();
@@ -261,8 +292,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   // Small tiles need no more registers than each warpgroup has.
-  constexpr bool kTrades =
-      After::kPresent || Config::kGroupM * Config::kN > 64 * 128;
+  constexpr bool kTrades = (After::kPresent && !After::kPlain) ||
+                           Config::kGroupM * Config::kN > 64 * 128;
   if (warp < kWarpgroup / 32) {
     if constexpr (kTrades) GiveRegisters<kProducerRegisters>();
     if (warp == 0) {
@@ -277,14 +308,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int group = threadIdx.x / kWarpgroup - 1;
     if constexpr (Config::kSumBytes > 0) {
       ConsumeChunks<Config>(problem, after, group, shared, barriers);
-    } else if constexpr (After::kPresent) {
-      if (Config::kLines || after.is_plain()) {
-        const PlainEpilogue plain = {after.bias, after.signs,
-                                     after.activation == Activation::kRelu};
-        Consume<Config>(problem, plain, group, shared, barriers);
-      } else if constexpr (!Config::kLines) {
-        Consume<Config>(problem, after, group, shared, barriers);
-      }
     } else {
       Consume<Config>(problem, after, group, shared, barriers);
     }

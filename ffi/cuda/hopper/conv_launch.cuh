@@ -11,7 +11,6 @@
 #include "cuda/hopper/conv_split_kernel.cuh"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/tensor_map.h"
-#include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
 
@@ -125,12 +124,9 @@ cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
 // The filter is copied in boxes of box_c input channels.
 template <typename T, Contiguous kWeights, int kParts, typename Parts,
           typename After = NoEpilogue>
-cudaError_t RunConv(const ConvCall& given, const Activations& in,
+cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
-  ConvCall call = given;
-  // What the window kernel's epilogue does not take, with the same bits.
-  if (IsWindow(call.plan)) call.plan.tile_m = 256;
   ConvProblem<kParts> problem{};
   const bool lines = call.plan.tile_m == kLineTilePixels &&
                      call.plan.tile_n == kLineTileChannels;
@@ -154,7 +150,8 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
   constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
   constexpr bool kZeros = kParts > 1;
   constexpr int kStores = kZeros ? 1 : 2;
-  if constexpr (kParts == 1) {
+  // Chunks are never summed for a plain epilogue alone.
+  if constexpr (kParts == 1 && !After::kPlain) {
     if (SumsInChunks(in, out, parts[0])) {
       if (m == 64 && n == 64) {
         return launch(
@@ -191,7 +188,8 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
     return launch(
         ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
   }
-  if constexpr (kParts == 1) {
+  // Lines have a plain epilogue alone.
+  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
     if (lines && StoresLines(in, out, parts[0])) {
       return launch(ConvConfig<T, kLineTilePixels, kLineTileChannels, kInTurns,
                                8, 4, false, kWeights, 1, true>());
@@ -211,9 +209,8 @@ cudaError_t RunConv(const ConvCall& given, const Activations& in,
             ConvConfig<T, 128, 128, kInTurns, 5, 1, true, kWeights>());
       }
     }
-    // With an epilogue, the residual of one tile comes while another is
-    // written; the short sums of a stride's classes wait for their stores.
-    constexpr int kBuffers = After::kPresent || kParts > 1 ? 2 : 1;
+    // The short sums of a stride's classes wait for their stores.
+    constexpr int kBuffers = After::kOverlaps || kParts > 1 ? 2 : 1;
     return launch(ConvConfig<T, 128, 128, kInTurns, 7 - kBuffers, kBuffers,
                              false, kWeights>());
   }

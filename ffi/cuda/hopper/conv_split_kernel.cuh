@@ -194,6 +194,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (after.residual != nullptr) {
       BarrierWait(SharedAddress(&barriers.residual), 0);
     }
+    ScaleAndAdd<typename Config::T>(after, channel, problem.channels, sum);
     WriteLayerTile<typename Config::T>(
         after, sum, buffer, &barriers.written,
         {tile.pixel, channel, tile.part->pixels, problem.channels});

@@ -86,31 +86,47 @@ __device__ __forceinline__ void LoadPairs(const void* from, int channel,
   }
 }
 
-// The bias of a thread's columns, kept while a block's tiles have the same
-// channels. Without one it is -0, which leaves all values as they are.
+// The bias of a thread's columns as it lies in memory, kept while a block's
+// tiles have the same channels.
 template <typename T, int kEights>
 struct TileBias {
-  float2 terms[kEights];
+  bool is_added;  // to finished sums; else they begin with it
+  uint32_t pairs[kEights];
   int loaded = -1;
 
   __device__ __forceinline__ void Load(const void* bias, int channel,
                                        int channels) {
     if (channel == loaded) return;
     loaded = channel;
-    uint32_t pairs[kEights];
     if (bias != nullptr) {
       LoadPairs(bias, channel, channels, pairs);
     } else {
+      // -0 leaves what it is added to as it is.
 #pragma unroll
-      for (uint32_t& pair : pairs) pair = 0x80008000u;
-    }
-#pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      terms[j] = Unpack<T>(pairs[j]);
-      asm volatile("" : "+f"(terms[j].x), "+f"(terms[j].y));  // now
+      for (uint32_t& pair : pairs) pair = is_added ? 0x80008000u : 0;
     }
   }
+  __device__ __forceinline__ float2 operator[](int j) const {
+    return Unpack<T>(pairs[j]);
+  }
+  // What sum number i of a row begins with.
+  __device__ __forceinline__ float First(int i) const {
+    const float2 two = Unpack<T>(is_added ? 0 : pairs[i / 4]);
+    return i % 2 == 0 ? two.x : two.y;
+  }
 };
+
+// Sums set to the bias. Rows have the same columns: what the first has is added
+// to -0 for the others, in half the time of a move.
+template <typename T, int kRows, int kHalfN>
+__device__ __forceinline__ void BeginWithBias(
+    const TileBias<T, kHalfN / 4>& bias, float minus_zero,
+    float (&acc)[kRows][kHalfN]) {
+  BeginSums(acc, [&](int m, int i) {
+    if (m > 0) return acc[0][i] + minus_zero;
+    return i % 4 < 2 ? bias.First(i) : acc[0][i - 2] + minus_zero;
+  });
+}
 
 // Calls update(j, low, high) for each pair of neighbouring columns, of every
 // eight number j.
@@ -133,12 +149,11 @@ __device__ __forceinline__ void ForPairs(float (&acc)[kRows][kHalfN],
 template <typename T, int kRows, int kHalfN>
 __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
                                             int channels,
+                                            const TileBias<T, kHalfN / 4>& bias,
                                             float (&acc)[kRows][kHalfN]) {
-  TileBias<T, kHalfN / 4> bias;
-  bias.Load(e.bias, channel, channels);
   if (e.scale == nullptr) {
     ForPairs(acc, [&](int j, float& low, float& high) {
-      const float2 term = bias.terms[j];
+      const float2 term = bias[j];
       low += term.x;
       high += term.y;
     });
@@ -147,10 +162,20 @@ __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
   uint32_t scale[kHalfN / 4];
   LoadPairs(e.scale, channel, channels, scale);
   ForPairs(acc, [&](int j, float& low, float& high) {
-    const float2 factor = Unpack<T>(scale[j]), term = bias.terms[j];
+    const float2 factor = Unpack<T>(scale[j]), term = bias[j];
     low = fmaf(low, factor.x, term.x);
     high = fmaf(high, factor.y, term.y);
   });
+}
+
+// The same, where the bias is not there yet.
+template <typename T, int kRows, int kHalfN>
+__device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
+                                            int channels,
+                                            float (&acc)[kRows][kHalfN]) {
+  TileBias<T, kHalfN / 4> bias{true};
+  bias.Load(e.bias, channel, channels);
+  ScaleAndAdd(e, channel, channels, bias, acc);
 }
 
 // Which of eight values are positive: a bit each, the first in the lowest.

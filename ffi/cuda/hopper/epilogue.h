@@ -11,16 +11,17 @@
 
 namespace jax_convbatch::hopper {
 
-// Of a convolution alone.
+// Of a convolution alone. kOverlaps: a large tile is better written while the
+// one before it is still stored than read from one stage more.
 struct NoEpilogue {
-  static constexpr bool kPresent = false;
+  static constexpr bool kPresent = false, kPlain = false, kOverlaps = false;
 };
 
 // Arrays are of the result's type, null where there is none; residual and z lie
 // like the result. signs: of relu, a bit for each element, whether y > 0: K / 8
 // bytes a pixel, the first channel of eight in the lowest bit.
 struct Epilogue {
-  static constexpr bool kPresent = true;
+  static constexpr bool kPresent = true, kPlain = false, kOverlaps = true;
   CUtensorMap residual_boxes;  // of 16-bit types, as the output's
   const void *scale, *bias, *residual;
   void* z;
@@ -35,12 +36,15 @@ struct Epilogue {
   }
 };
 
-// What is plain, as kernels have it.
+// What is plain, for kernels of 16-bit types that do nothing else.
+template <bool kSigns_>
 struct PlainEpilogue {
-  static constexpr bool kPresent = true;
+  static constexpr bool kPresent = true, kPlain = true, kSigns = kSigns_;
+  static constexpr bool kOverlaps = kSigns;
   const void* bias;
   uint8_t* signs;
   bool relu;
+  float minus_zero = -0.0f;  // as compilers do not know it
 };
 
 }  // namespace jax_convbatch::hopper

@@ -5,6 +5,7 @@
 
 #include "cuda/hopper/epilogue.cuh"
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/store_tile.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -107,7 +108,7 @@ struct LayerTile {
     if (lane == 0) BarrierArrive(SharedAddress(written));
   }
 
-  // What pair(j, two) makes of two columns of number j of the eights, packed.
+  // What pair(two) makes of two neighbouring columns, packed.
   template <typename Pair>
   __device__ __forceinline__ void StorePairs(const Sums& acc, Pair pair) const {
 #pragma unroll
@@ -117,7 +118,7 @@ struct LayerTile {
         uint32_t v[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          v[i] = pair(j + i / 2, &acc[m][4 * j + 2 * i]);
+          v[i] = pair(&acc[m][4 * j + 2 * i]);
         }
         Store(m, j, v);
       }
@@ -142,7 +143,7 @@ struct LayerTile {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int at = 4 * w + j;
-            v[i] = pair(at + i / 2, &acc[m][4 * at + 2 * i]);
+            v[i] = pair(&acc[m][4 * at + 2 * i]);
             const int eight = j + i / 2;
             bits[i % 2] |=
                 Positive<T>(v[i]) & (0x00010001u << eight % 2 * 8 + eight / 2);
@@ -160,29 +161,31 @@ struct LayerTile {
   }
 };
 
-// Bias and relu are formed on the way to the buffer.
-template <typename T, bool kLines, int kRows, int kHalfN>
+// relu of two columns.
+template <typename T>
+struct PackReluOf {
+  __device__ __forceinline__ uint32_t operator()(const float* two) const {
+    return PackRelu<T>(two[0], two[1]);
+  }
+};
+
+// Of sums that began with the bias.
+template <typename T, bool kLines, bool kSigns, int kRows, int kHalfN>
 __device__ __forceinline__ void WritePlainTile(
-    const PlainEpilogue& after, const float2 (&bias)[kHalfN / 4],
-    const float (&acc)[kRows][kHalfN], uint32_t buffer, uint64_t* written,
-    const TilePlace& tile) {
+    const PlainEpilogue<kSigns>& after, const float (&acc)[kRows][kHalfN],
+    uint32_t buffer, uint64_t* written, const TilePlace& tile) {
   const LayerTile<T, kRows, kHalfN, kLines> out{buffer, written};
-  auto relu = [&](int j, const float* two) {
-    return PackRelu<T>(two[0] + bias[j].x, two[1] + bias[j].y);
-  };
-  if (after.signs != nullptr) {
-    out.StoreWithSigns(acc, relu, after.signs, tile);
+  if constexpr (kSigns) {
+    out.StoreWithSigns(acc, PackReluOf<T>{}, after.signs, tile);
   } else if (after.relu) {
-    out.StorePairs(acc, relu);
+    out.StorePairs(acc, PackReluOf<T>{});
   } else {
-    out.StorePairs(acc, [&](int j, const float* two) {
-      return Pack<T>(two[0] + bias[j].x, two[1] + bias[j].y);
-    });
+    WriteTile<T, kLines>(acc, buffer, written);
   }
 }
 
-// Any epilogue. The residual lies in the buffer. What z needs goes through it,
-// by each warp for its own rows.
+// What follows scale and bias, of any epilogue. The residual lies in the
+// buffer. What z needs goes through it, by each warp for its own rows.
 template <typename T, int kRows, int kHalfN>
 __device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
                                                float (&acc)[kRows][kHalfN],
@@ -191,7 +194,6 @@ __device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
                                                const TilePlace& tile) {
   const LayerTile<T, kRows, kHalfN, false> out{buffer, written};
   constexpr int kBoxes = out.kBoxes;
-  ScaleAndAdd<T>(e, tile.channel, tile.channels, acc);
   if (e.residual != nullptr) {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -241,10 +243,7 @@ __device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
     });
     out.Leave();
   } else {
-    auto relu = [](int, const float* two) {
-      return PackRelu<T>(two[0], two[1]);
-    };
-    out.StoreWithSigns(acc, relu, e.signs, tile);
+    out.StoreWithSigns(acc, PackReluOf<T>{}, e.signs, tile);
   }
 }
 

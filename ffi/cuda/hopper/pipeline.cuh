@@ -53,6 +53,20 @@ struct Nothing {
   __device__ void operator()() const {}
 };
 
+// Sets sums to first(m, i), now: before what comes next waits for something.
+template <int kRows, int kHalfN, typename First>
+__device__ __forceinline__ void BeginSums(float (&acc)[kRows][kHalfN],
+                                          First first) {
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int i = 0; i < kHalfN; ++i) {
+      acc[m][i] = first(m, i);
+      asm volatile("" : "+f"(acc[m][i]));
+    }
+  }
+}
+
 // A warp gives a stage back.
 struct ReleaseOwn {
   bool signals = threadIdx.x % 32 == 0;
@@ -62,30 +76,18 @@ struct ReleaseOwn {
   }
 };
 
-// Multiplies `count` stages into acc, which it overwrites. kA and kB say how
+// Multiplies `count` stages and adds what they give to acc. kA and kB say how
 // the operands lie in a stage; a warpgroup has kRows rows of 64 and 2 kHalfN
 // columns. address_a, address_b: of stage 0; a kResident b begins with the
 // first of the sum, and has its own stages. `issued` is called when all are
-// under way but not done: another warpgroup may take over the tensor cores;
-// `begin` before the first.
+// under way but not done: another warpgroup may take over the tensor cores.
 template <typename T, Contiguous kA, Contiguous kB, bool kResident = false,
           int kRows, int kHalfN, int kStages, typename Issued = Nothing,
-          typename Release = ReleaseOwn, typename Begin = Nothing>
-__device__ __forceinline__ void MultiplyStages(
+          typename Release = ReleaseOwn>
+__device__ __forceinline__ void AddStages(
     float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
-    RingPosition<kStages>& at, Issued issued = {}, Release release = {},
-    Begin begin = {}) {
-  // Also what a reduction of nothing gives.
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-    for (int i = 0; i < kHalfN; ++i) {
-      acc[m][i] = 0.0f;
-      asm volatile("" : "+f"(acc[m][i]));  // now, before what `begin` waits for
-    }
-  }
-  begin();
+    RingPosition<kStages>& at, Issued issued = {}, Release release = {}) {
   int previous = -1;
   for (int i = 0; i < count; ++i) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
@@ -112,6 +114,19 @@ __device__ __forceinline__ void MultiplyStages(
   issued();
   WgmmaWait<0>();
   if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
+}
+
+// The same from zero, which is also what a reduction of nothing gives.
+template <typename T, Contiguous kA, Contiguous kB, bool kResident = false,
+          int kRows, int kHalfN, int kStages, typename Issued = Nothing,
+          typename Release = ReleaseOwn>
+__device__ __forceinline__ void MultiplyStages(
+    float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
+    uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
+    RingPosition<kStages>& at, Issued issued = {}, Release release = {}) {
+  BeginSums(acc, [](int, int) { return 0.0f; });
+  AddStages<T, kA, kB, kResident>(acc, count, address_a, address_b, stage_bytes,
+                                  barriers, at, issued, release);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -190,16 +190,15 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   if constexpr (After::kPresent) channels.Load<T>(after, problem.channels);
   ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
-    if (tile.turn > 0) {
-      BarrierWait(SharedAddress(&barriers.turn[group]),
-                  (tile.turn - 1) / kConsumers & 1);
-    }
     const uint32_t window = ring + tile.stage * tiling.stage_bytes;
     auto multiply = [&](auto pixels) {
       constexpr int kN = decltype(pixels)::value;
-      float acc[kN / 2];
-#pragma unroll
-      for (float& a : acc) a = 0.0f;
+      float acc[1][kN / 2];
+      BeginSums(acc, [&](int, int i) { return channels.begin[i / 2 % 2]; });
+      if (tile.turn > 0) {
+        BarrierWait(SharedAddress(&barriers.turn[group]),
+                    (tile.turn - 1) / kConsumers & 1);
+      }
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
       uint64_t a = Descriptor(filter), b = groups | (window & 0x3FFFF) >> 4;
       for (int tap = 0, s = 0; tap < taps; ++tap) {
@@ -210,9 +209,9 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
           const uint64_t of_a = a + k * kReductionStep<kWeights>;
           const uint64_t of_b = b + k * kReductionStep<Contiguous::kReduction>;
           if constexpr (kN == kStripPixels) {
-            Wgmma224<T, kWeights>(acc, of_a, of_b);
+            Wgmma224<T, kWeights>(acc[0], of_a, of_b);
           } else {
-            Wgmma<T, kWeights, Contiguous::kReduction, kN>(acc, of_a, of_b);
+            Wgmma<T, kWeights, Contiguous::kReduction, kN>(acc[0], of_a, of_b);
           }
         }
         WgmmaCommit();
@@ -231,10 +230,10 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
       // Every warp's products have read the window.
       NamedBarrier(1 + group, kWarpgroup);
       if constexpr (After::kPresent) {
-        WriteLayerWindow<T, kStrips>(after, channels, acc, problem, tile,
+        WriteLayerWindow<T, kStrips>(after, channels, acc[0], problem, tile,
                                      window);
       } else {
-        WriteWindow<kStrips>(acc, problem, tile.rows, window,
+        WriteWindow<kStrips>(acc[0], problem, tile.rows, window,
                              [](const float* v, int i) {
                                return Pack<T>(v[2 * i], v[2 * i + 1]);
                              });

@@ -16,12 +16,14 @@ struct WindowTile {
   uint32_t round;
 };
 
-// Scale and bias of a thread's two channels.
+// Of a thread's two channels: what their sums begin with, the bias unless it
+// follows a scale; then scale and bias.
 struct WindowChannels {
-  float scale[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f};
+  float begin[2] = {0.0f, 0.0f}, scale[2] = {1.0f, 1.0f};
+  float bias[2] = {-0.0f, -0.0f};
 
-  template <typename T>
-  __device__ __forceinline__ void Load(const Epilogue& e, int channels) {
+  template <typename T, typename After>
+  __device__ __forceinline__ void Load(const After& after, int channels) {
     const int k = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -29,8 +31,12 @@ struct WindowChannels {
         return static_cast<float>(
             static_cast<const T*>(from)[min(k + 8 * i, channels - 1)]);
       };
-      if (e.scale != nullptr) scale[i] = at(e.scale);
-      if (e.bias != nullptr) bias[i] = at(e.bias);
+      bool adds = false;
+      if constexpr (!After::kPlain) {
+        adds = after.scale != nullptr;
+        if (adds) scale[i] = at(after.scale);
+      }
+      if (after.bias != nullptr) (adds ? bias : begin)[i] = at(after.bias);
     }
   }
 };
@@ -66,30 +72,12 @@ __device__ __forceinline__ void WriteWindow(const float (&acc)[kHalf],
   }
 }
 
-// The same with an epilogue.
-template <typename T, bool kStrips, int kHalf>
-__device__ __forceinline__ void WriteLayerWindow(const Epilogue& e,
-                                                 const WindowChannels& channels,
-                                                 const float (&acc)[kHalf],
+// Writes the signs of what a warp has written, for its 16 channels.
+template <typename T, bool kStrips>
+__device__ __forceinline__ void WriteWindowSigns(uint8_t* signs,
                                                  const WindowProblem& problem,
                                                  const WindowTile& tile,
                                                  uint32_t window) {
-  auto write = [&](auto tag) {
-    WriteWindow<kStrips>(
-        acc, problem, tile.rows, window, [&](const float* v, int i) {
-          const float scale = channels.scale[i], bias = channels.bias[i];
-          return PackActivated<T, decltype(tag)::value>(
-              fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
-        });
-  };
-  // First of all, without a jump through a table.
-  if (e.activation == Activation::kRelu) {
-    write(ActivationTag<Activation::kRelu>());
-  } else {
-    DispatchActivation(e.activation, write);
-  }
-  if (e.signs == nullptr) return;
-  // By each warp for its 16 channels.
   __syncwarp();
   const int lane = threadIdx.x % 32;
   const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 16;
@@ -111,7 +99,45 @@ __device__ __forceinline__ void WriteLayerWindow(const Epilogue& e,
       if (pixel % kStripCols >= past) continue;
       at += pixel / kStripCols * next;
     }
-    e.signs[at * eights + eight] = SignsOf<T>(values);
+    signs[at * eights + eight] = SignsOf<T>(values);
+  }
+}
+
+// The same with what follows a convolution.
+template <typename T, bool kStrips, typename After, int kHalf>
+__device__ __forceinline__ void WriteLayerWindow(const After& after,
+                                                 const WindowChannels& channels,
+                                                 const float (&acc)[kHalf],
+                                                 const WindowProblem& problem,
+                                                 const WindowTile& tile,
+                                                 uint32_t window) {
+  auto write = [&](auto pack) {
+    WriteWindow<kStrips>(acc, problem, tile.rows, window, pack);
+  };
+  if constexpr (After::kPlain) {
+    if (After::kSigns || after.relu) {
+      write([](const float* v, int i) {
+        return PackRelu<T>(v[2 * i], v[2 * i + 1]);
+      });
+    } else {
+      write([](const float* v, int i) {
+        return Pack<T>(v[2 * i], v[2 * i + 1]);
+      });
+    }
+    if constexpr (After::kSigns) {
+      WriteWindowSigns<T, kStrips>(after.signs, problem, tile, window);
+    }
+  } else {
+    DispatchActivation(after.activation, [&](auto tag) {
+      write([&](const float* v, int i) {
+        const float scale = channels.scale[i], bias = channels.bias[i];
+        return PackActivated<T, decltype(tag)::value>(
+            fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
+      });
+    });
+    if (after.signs != nullptr) {
+      WriteWindowSigns<T, kStrips>(after.signs, problem, tile, window);
+    }
   }
 }
 
