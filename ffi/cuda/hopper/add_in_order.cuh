@@ -11,7 +11,7 @@ namespace jax_convbatch::hopper {
 // A quad is four f32. Threads of a block, and the quads that each has on the
 // way to shared memory: of loads to registers the compiler has two or three
 // under way at a time, and waits for these before it asks for the next.
-inline constexpr int kAddBits = 8, kAddThreads = 1 << kAddBits, kAddAhead = 8;
+inline constexpr int kAddBits = 7, kAddThreads = 1 << kAddBits, kAddAhead = 16;
 
 using AddRing = float4[kAddAhead][kAddThreads];
 
@@ -66,13 +66,14 @@ __device__ __forceinline__ void AddInOrder(float4 (&sum)[kEach], PartLine line,
 struct AddTeams {
   int lane_bits;
 
-  // For so many sums of so many parts: the longer they are, the more groups,
-  // and where they would leave multiprocessors with one block or none.
+  // For so many sums of so many parts: four groups where sums are long, or
+  // would leave multiprocessors with few threads.
   static AddTeams For(int64_t sums, int64_t parts) {
-    const bool few = sums < 256 * kAddThreads && parts > 8;
-    return {kAddBits - (parts > 40 ? 3 : parts > 16 || few ? 2 : 0)};
+    const bool few = sums < 65536 && parts > 8;
+    return {kAddBits - (parts > 16 || few ? 2 : 0)};
   }
 
+  int groups() const { return kAddThreads >> lane_bits; }
   __host__ __device__ int lanes() const { return 1 << lane_bits; }
   __device__ int lane() const { return threadIdx.x & (lanes() - 1); }
   __device__ int group() const { return threadIdx.x >> lane_bits; }

@@ -30,9 +30,10 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
                        {64, tiling.images, tiling.strip, 1});
 }
 
-// Of AddPieces where there are so many quads that instructions count.
-constexpr int kAddEach = 4;
-constexpr int64_t kManyQuads = 132 * 2 * kAddThreads * kAddEach;
+// The quads that a thread of AddPieces has where there are so many threads that
+// instructions count.
+constexpr int kAddEach = 2;
+constexpr int64_t kManyThreads = 1 << 17;
 
 // The kernel, then the sums of its pieces.
 template <typename Config, typename Problem>
@@ -44,10 +45,8 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
   const cudaError_t error = RaiseSharedMemory(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
-  // The more sums, the more of them a thread has.
-  const bool many =
-      TeamsOf(problem, quads).lanes() == kAddThreads &&
-      (problem.tiles - problem.first_shared) * quads >= kManyQuads;
+  const int64_t sums = (problem.tiles - problem.first_shared) * quads;
+  const bool many = sums * TeamsOf(problem, quads).groups() >= kManyThreads;
   const auto adds = many ? &AddPieces<typename Config::Layout, kAddEach>
                          : &AddPieces<typename Config::Layout, 1>;
   return MultiplyThenAdd(
