@@ -35,9 +35,9 @@ struct SignSource {
     Vector<T, kVector> dy;
     uint8_t signs;
   };
+  static constexpr int kThreads = 256, kBlocks = 2;
   static constexpr int kUnroll = 8;
   static constexpr int kMaxLanes = 16;
-  static constexpr int kBlocks = 1;
   static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   const uint8_t* signs;

@@ -17,7 +17,7 @@ __device__ __forceinline__ void AddTeams(Acc (&sum)[kVector], int lanes,
   __shared__ Acc shared[kVector][kThreads + kPad];
   int parts = teams, at = threadIdx.x;
   bool writes = true;
-  if (32 % lanes == 0) {  // a warp's teams first
+  if (lanes <= 32 && (lanes & (lanes - 1)) == 0) {  // a warp's teams first
     for (int step = lanes; step < 32; step *= 2) {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {

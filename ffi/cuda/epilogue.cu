@@ -24,7 +24,8 @@ struct EpilogueSource {
   struct Loaded {
     Vector<T, kVector> c, residual;
   };
-  static constexpr int kUnroll = 1, kMaxLanes = 64, kBlocks = 1;
+  static constexpr int kThreads = 256, kBlocks = 1;
+  static constexpr int kUnroll = 1, kMaxLanes = 64;
   static constexpr bool kSpread = false;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   Activation activation;

@@ -18,27 +18,54 @@
 #include "cuda/add_teams.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/dtypes.h"
+#include "cuda/fast_divmod.h"
 #include "cuda/load_in_order.cuh"
 
 namespace jax_convbatch {
 
-inline constexpr int kSumThreads = 256;
 inline constexpr int64_t kManyBlocks = 264;      // enough to occupy a GPU
 inline constexpr int64_t kLeastLanesBytes = 64;  // of neighbouring columns
 
 // in[batch, elements] as rows of `columns` vectors, the last row perhaps short,
-// -> out[batch, chunks, columns]. A block sums one chunk of the rows for one
-// tile of `lanes` columns; its threads are `teams` that share the rows. Chunk c
-// has up to `extent` rows from c * chunk_step on, but of every `batch_step`
-// only as many as the teams load at once.
+// -> out[batch, chunks, columns]. A piece is as many rows as a block loads at
+// once; all pieces but the last have whole rows only. A block sums one chunk,
+// some of the pieces, for one tile of `lanes` columns; its threads are `teams`
+// that share the rows. Chunk c begins with piece c * first_step and goes on
+// with every piece_step-th.
 struct RowSums {
-  int64_t elements, rows, columns;
-  int64_t chunk_step, batch_step, extent;
+  int64_t elements, columns;
   int64_t whole_rows, rest;  // elements: so many whole rows, and the rest
+  int64_t step;              // vectors from a thread's load to its next
+  int64_t piece_vectors;
+  int pieces, whole_pieces, first_step, piece_step;
   unsigned chunks, tiles;
   int lanes, teams;
+  FastDivmod<uint32_t> by_chunks, by_tiles, by_lanes;
   bool partial;
 };
+
+// values[] = the vector's elements.
+template <typename T, int kVector>
+__device__ __forceinline__ void Widen(const Vector<T, kVector>& from,
+                                      Accumulator<T> (&values)[kVector]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && kVector % 2 == 0) {
+    // Left alone the compiler takes the upper half out before it moves it up.
+    union {
+      Vector<T, kVector> vector;
+      uint32_t words[kVector / 2];
+    } pairs = {.vector = from};
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2) {
+      values[i] = __uint_as_float(pairs.words[i / 2] << 16);
+      values[i + 1] = __uint_as_float(pairs.words[i / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      values[i] = Convert<Accumulator<T>>(from.values[i]);
+    }
+  }
+}
 
 // What is summed, a Source, is given the first element of its thread's column,
 // then loads and adds a vector at a time, and what is less as elements.
@@ -48,9 +75,11 @@ template <typename In, int kVector>
 struct PlainSource {
   using Acc = Accumulator<In>;
   using Loaded = Vector<In, kVector>;
+  // Registers for four blocks a multiprocessor: three of these, all that there
+  // are, at once, and one of the second kernel, which waits there for the end.
+  static constexpr int kThreads = 256, kBlocks = 4;
   static constexpr int kUnroll = kVector == 1 ? 16 : 8;  // loads in flight
   static constexpr int kMaxLanes = 16;  // columns of a tile, in vectors
-  static constexpr int kBlocks = 3;     // of a multiprocessor, at least
   static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Loaded);
   const In* in;
@@ -61,10 +90,10 @@ struct PlainSource {
   }
   __device__ void Add(const Loaded& loaded, int64_t,
                       Acc (&sum)[kVector]) const {
+    Acc values[kVector];
+    Widen(loaded, values);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      sum[i] += Convert<Acc>(loaded.values[i]);
-    }
+    for (int i = 0; i < kVector; ++i) sum[i] += values[i];
   }
   __device__ Acc Element(int64_t at) const { return Convert<Acc>(in[at]); }
   __device__ PlainSource Batch(int64_t offset) const { return {in + offset}; }
@@ -77,9 +106,9 @@ struct GradSource {
   struct Loaded {
     Vector<T, kVector> saved, dy;
   };
+  static constexpr int kThreads = 256, kBlocks = 2;
   static constexpr int kUnroll = 4;
   static constexpr int kMaxLanes = 16;
-  static constexpr int kBlocks = 1;
   static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
   const T *saved, *dy;
@@ -123,7 +152,7 @@ __device__ __forceinline__ void Step(int64_t& at, int64_t step) {
 
 // out has Acc where s.partial, otherwise T. Without `out` the sums are dropped.
 template <typename T, int kVector, typename Source>
-__global__ void __launch_bounds__(kSumThreads, Source::kBlocks)
+__global__ void __launch_bounds__(Source::kThreads, Source::kBlocks)
     SumRowsKernel(const __grid_constant__ RowSums s, const Source sources,
                   void* __restrict__ out) {
   using Acc = typename Source::Acc;
@@ -132,63 +161,60 @@ __global__ void __launch_bounds__(kSumThreads, Source::kBlocks)
   // From the end, which whoever made the matrix wrote last: the L2 has it yet,
   // and what is written here last is what the next kernel reads first.
   const unsigned block = gridDim.x - 1 - blockIdx.x;
-  const unsigned chunk_of_batch = block / s.tiles;
+  const unsigned chunk_of_batch = s.by_tiles.Divide(block);
   const unsigned tile = block - chunk_of_batch * s.tiles;
-  const unsigned batch = chunk_of_batch / s.chunks;
-  const int64_t chunk = chunk_of_batch - batch * s.chunks;
-  const int team = threadIdx.x / s.lanes;
+  const unsigned batch = s.by_chunks.Divide(chunk_of_batch);
+  const int chunk = static_cast<int>(chunk_of_batch - batch * s.chunks);
+  const int team = s.by_lanes.Divide(threadIdx.x);
   const int64_t first_column = int64_t{tile} * s.lanes;
   const int64_t column = first_column + threadIdx.x - team * s.lanes;
   Source source = sources.Batch(batch * s.elements);
 
   Acc sum[kVector] = {};
   if (team < s.teams && column < s.columns) {
-    // Of this column: rows with a whole vector, then perhaps one with less.
-    const int64_t whole = s.whole_rows + ((column + 1) * kVector <= s.rest);
-    const int64_t first = chunk * s.chunk_step;
-    const int64_t limit = min(s.rows, first + s.extent);
-    const int64_t end = min(whole, limit);
-    const int64_t step = s.teams * s.columns;
     source.SetColumn(column * kVector);
-    int64_t row = first + team;
-    int64_t at = row * s.columns + column;
-    for (; row + (kUnroll - 1) * s.teams < end;
-         row += s.batch_step, at += s.batch_step * s.columns) {
+    int piece = chunk * s.first_step;
+    const int end =
+        Source::kSpread ? s.pieces : min(s.pieces, piece + s.first_step);
+    const int whole = min(end, s.whole_pieces);
+    int64_t at = piece * s.piece_vectors + team * s.columns + column;
+    const int64_t turn = s.piece_step * s.piece_vectors;
+    for (; piece < whole; piece += s.piece_step, at += turn) {
       typename Source::Loaded loaded[kUnroll];
       int64_t next = at;
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u, Step(next, step)) {
+      for (int u = 0; u < kUnroll; ++u, Step(next, s.step)) {
         loaded[u] = source.Load(next);
       }
       next = at;
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u, Step(next, step)) {
+      for (int u = 0; u < kUnroll; ++u, Step(next, s.step)) {
         source.Add(loaded[u], next, sum);
       }
     }
-    // Of the last ones what there is, at once too.
-    if constexpr (kUnroll > 1) {
-      typename Source::Loaded loaded[kUnroll - 1];
-      const int left = static_cast<int>(max(end - row, int64_t{0}));
+    if (piece < end) {  // the last piece
+      // Its whole rows, and whether the short one has a vector of this column.
+      const int rows =
+          static_cast<int>(s.whole_rows - int64_t{piece} * kUnroll * s.teams);
+      const bool in_rest = (column + 1) * kVector <= s.rest;
+      typename Source::Loaded loaded[kUnroll];
       int64_t next = at;
 #pragma unroll
-      for (int u = 0; u + 1 < kUnroll; ++u, Step(next, step)) {
-        if (u * s.teams < left) loaded[u] = source.Load(next);
+      for (int u = 0; u < kUnroll; ++u, Step(next, s.step)) {
+        if (u * s.teams + team < rows + in_rest) loaded[u] = source.Load(next);
       }
       next = at;
 #pragma unroll
-      for (int u = 0; u + 1 < kUnroll; ++u, Step(next, step)) {
-        if (u * s.teams < left) source.Add(loaded[u], next, sum);
+      for (int u = 0; u < kUnroll; ++u, Step(next, s.step)) {
+        if (u * s.teams + team < rows + in_rest) {
+          source.Add(loaded[u], next, sum);
+        }
       }
-    }
-    // The short row, where it is this thread's.
-    const int64_t from_first = end - first;
-    if (end < limit && from_first >= 0) {
-      const int64_t in_batch = from_first % s.batch_step;
-      if (in_batch < kUnroll * s.teams && in_batch % s.teams == team) {
+      if (!in_rest && rows % s.teams == team) {
+        const int64_t vector = s.whole_rows * s.columns + column;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const int64_t element = (end * s.columns + column) * kVector + i;
+          const int64_t element = vector * kVector + i;
           if (element < s.elements) sum[i] += source.Element(element);
         }
       }
@@ -197,7 +223,7 @@ __global__ void __launch_bounds__(kSumThreads, Source::kBlocks)
   if (out == nullptr) return;
   const int64_t to = int64_t{chunk_of_batch} * s.columns + first_column;
   const int64_t lanes = s.columns - first_column;
-  AddTeams<kVector, kSumThreads>(
+  AddTeams<kVector, Source::kThreads>(
       sum, s.lanes, s.teams, [&](int lane, int i, Acc total) {
         if (lane >= lanes) return;
         const int64_t element = (to + lane) * kVector + i;
@@ -223,12 +249,12 @@ RowSums PlanRowSums(int64_t batch, int64_t rows, int64_t K,
   const int64_t together = RowsTogether<kVector>(K);
   RowSums s{};
   s.elements = rows * K;
-  s.rows = (rows + together - 1) / together;
   s.columns = together * K / kVector;
+  s.whole_rows = rows / together;
+  s.rest = rows % together * K;
+  const int64_t all_rows = s.whole_rows + (s.rest > 0);
   chunk_rows = (chunk_rows + together - 1) / together;
-  int64_t chunks = (s.rows + chunk_rows - 1) / chunk_rows;
-  s.whole_rows = s.elements / (together * K);
-  s.rest = s.elements % (together * K);
+  int64_t chunks = (all_rows + chunk_rows - 1) / chunk_rows;
   // Neighbouring threads read neighbouring columns; fewer of them, and more
   // blocks, where there would be too few blocks.
   int64_t lanes = Source::kMaxLanes;
@@ -239,22 +265,25 @@ RowSums PlanRowSums(int64_t batch, int64_t rows, int64_t K,
   }
   s.tiles = static_cast<unsigned>(tiles());
   s.lanes = static_cast<int>((s.columns + s.tiles - 1) / s.tiles);
-  s.teams = kSumThreads / s.lanes;
+  s.teams = Source::kThreads / s.lanes;
+  s.step = s.teams * s.columns;
+  s.piece_vectors = Source::kUnroll * s.step;
   const int64_t at_once = Source::kUnroll * s.teams;
-  if (Source::kSpread) {
-    // What is read at a time lies together, which memory likes. Every chunk
-    // takes the same number of turns, the last perhaps fewer.
-    const int64_t pieces = (s.rows + at_once - 1) / at_once;
-    const int64_t turns = (pieces + chunks - 1) / chunks;
-    chunks = (pieces + turns - 1) / turns;
-    s.chunk_step = at_once;
-    s.batch_step = chunks * at_once;
-    s.extent = s.rows;
-  } else {
-    s.chunk_step = s.extent = chunk_rows;
-    s.batch_step = at_once;
-  }
+  const int64_t pieces = (all_rows + at_once - 1) / at_once;
+  // Every chunk takes the same number of turns, the last perhaps fewer.
+  const int64_t most = Source::kSpread ? (pieces + chunks - 1) / chunks
+                                       : (chunk_rows + at_once - 1) / at_once;
+  chunks = (pieces + most - 1) / most;
+  s.pieces = static_cast<int>(pieces);
+  s.whole_pieces = static_cast<int>(s.whole_rows / at_once);
+  // What blocks read at a time lies together, which memory likes, where chunks
+  // take turns.
+  s.first_step = static_cast<int>(Source::kSpread ? 1 : most);
+  s.piece_step = static_cast<int>(Source::kSpread ? chunks : 1);
   s.chunks = static_cast<unsigned>(chunks);
+  s.by_chunks = FastDivmod<uint32_t>(s.chunks);
+  s.by_tiles = FastDivmod<uint32_t>(s.tiles);
+  s.by_lanes = FastDivmod<uint32_t>(s.lanes);
   return s;
 }
 
@@ -266,8 +295,8 @@ cudaError_t LaunchSumRows(cudaStream_t stream, int64_t batch, const RowSums& s,
   const int64_t blocks = batch * s.chunks * s.tiles;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   SumRowsKernel<T, kVector>
-      <<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(s, source,
-                                                                  out);
+      <<<static_cast<unsigned>(blocks), Source::kThreads, 0, stream>>>(
+          s, source, out);
   return cudaGetLastError();
 }
 
