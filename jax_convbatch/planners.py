@@ -87,7 +87,7 @@ def _plan_implicit_gemm(
     if depth.is_deep(geometry):
         return _plan_deep(op, geometry, dtype, workspace_limit, precision, config)
     native = implicit_cuda_plans(op, geometry, dtype.name, precision)
-    # Groups are multiplied in true float32, at any precision.
+    # Groups are multiplied in true float32.
     high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
     if high and not _by_six_products(native):
         return _plan_three_products(op, geometry, dtype, workspace_limit, config)
@@ -259,7 +259,9 @@ def implicit_cuda_plans(
         found = targets.implicit_gemm_plans(op, g, dtype, True)
         if _by_six_products(found):
             return found
-    return targets.implicit_gemm_plans(op, g, dtype, precision == _HIGHEST)
+    # Groups are multiplied in true float32 at HIGH, too.
+    exact = precision >= (_HIGHEST if g.groups == 1 else _HIGH)
+    return targets.implicit_gemm_plans(op, g, dtype, exact)
 
 
 def _by_six_products(plans: list[dict] | str) -> bool:

@@ -92,7 +92,7 @@ def implicit_gemm_plans(
       op: "fprop", "dgrad" or "wgrad".
       geometry: a `ConvGeometry`.
       dtype: "bfloat16", "float16" or "float32" (multiplied as TF32 where there is
-        one group).
+        one group, or groups are wide).
       exact: multiply float32 as it is.
 
     Returns:
@@ -103,7 +103,7 @@ def implicit_gemm_plans(
         return "this: the cuda module is not there"
     gpu = _gpu()
     grouped = geometry.groups > 1
-    exact = exact and dtype == "float32" and not grouped
+    exact = exact and dtype == "float32"
     if (grouped or exact) and not _at_least_8(gpu.capability):
         what = "groups" if grouped else "float32"
         return f"{what} on a GPU of compute capability {gpu.capability} (8.0 or later)"

@@ -24,6 +24,7 @@ import test_channel_sums
 import test_deform_fused
 import test_direct
 import test_few_channels
+import test_groups
 import test_hopper_wgrad
 import test_implicit_gemm
 import test_layer_parts
@@ -52,6 +53,7 @@ EDGES = {
     },
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
+    **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
     **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},

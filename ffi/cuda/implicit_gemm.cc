@@ -1,7 +1,8 @@
 // The engine implicit_gemm: convolutions without columns in memory. Those of
-// one group, of bf16, f16 and f32 (as TF32, or by six products), run on Hopper
-// tensor cores: hopper/. Those of several, and f32 at the precision HIGHEST,
-// run on any GPU of compute capability 8.0 or later: direct/ and simt/.
+// one group or of wide ones, of bf16, f16 and f32 (as TF32, or by six
+// products), run on Hopper tensor cores: hopper/. Those of other groups, and
+// f32 at the precision HIGHEST, run on any GPU of compute capability 8.0 or
+// later: direct/ and simt/.
 #include "cuda/implicit_gemm.h"
 
 #include <cuda_runtime_api.h>
@@ -108,6 +109,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
   const auto direct_type = DirectType(dtype);
+  const auto hopper_op = OpOf<hopper::Op>(operation);
   const bool exact = g.groups == 1 && dtype == ffi::F32 && precision >= kHigh;
   if (!(g.groups > 1 ? direct_type.has_value()
                      : exact || hopper_type.has_value()) ||
@@ -127,7 +129,11 @@ ffi::Error Run(const CallKey& key, Operation operation,
   void* const result = buffers.result.untyped_data();
   const Stage stage = launch ? Stage::kLaunch : Stage::kPrepare;
 
-  if (g.groups > 1) {
+  // Else they run on any GPU.
+  const bool of_groups =
+      is_hopper && hopper_type &&
+      hopper::TakesGroups(hopper_op, g, *hopper_type, multiprocessors);
+  if (g.groups > 1 && !of_groups) {
     if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<direct::Op>(operation);
     return RunPlan(operation, buffers, g, config,
@@ -154,7 +160,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
                                       stage, stream);
                    });
   }
-  const auto op = OpOf<hopper::Op>(operation);
+  if (of_groups && epilogue != nullptr) return NoEpilogueHere(g);
   const std::optional<ProductWgrad> product =
       operation == Operation::kWgrad
           ? PlanProductWgrad(g, *hopper_type, multiprocessors)
@@ -170,19 +176,19 @@ ffi::Error Run(const CallKey& key, Operation operation,
                                    lhs, rhs, result, parts),
                    where);
   }
-  return RunPlan(
-      operation, buffers, g, config,
-      ProcessMemo<std::optional<hopper::Plan>>().Get(
-          key,
-          [&] {
-            return hopper::FindConfig(op, g, *hopper_type, multiprocessors,
-                                      config);
-          }),
-      [&](const hopper::Plan& plan, void* pieces) {
-        return hopper::RunPath(
-            op, {g, *hopper_type, plan, lhs, rhs, result, pieces, epilogue},
-            multiprocessors, stage, stream);
-      });
+  return RunPlan(operation, buffers, g, config,
+                 ProcessMemo<std::optional<hopper::Plan>>().Get(
+                     key,
+                     [&] {
+                       return hopper::FindConfig(hopper_op, g, *hopper_type,
+                                                 multiprocessors, config);
+                     }),
+                 [&](const hopper::Plan& plan, void* pieces) {
+                   return hopper::RunPath(hopper_op,
+                                          {g, *hopper_type, plan, lhs, rhs,
+                                           result, pieces, epilogue},
+                                          multiprocessors, stage, stream);
+                 });
 }
 
 // As above; a call that was prepared once needs nothing more.

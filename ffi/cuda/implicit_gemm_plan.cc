@@ -162,7 +162,10 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   CheckPositive("multiprocessors", multiprocessors);
   const ConvGeometry g = GeometryOf(geometry);
   const hopper::Type type = TypeOf(dtype.c_str());
-  if (g.groups > 1) {
+  const bool of_groups = hopper && !(exact && type == hopper::Type::kTf32) &&
+                         hopper::TakesGroups(OpOf<hopper::Op>(op.c_str()), g,
+                                             type, multiprocessors);
+  if (g.groups > 1 && !of_groups) {
     return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
                        hopper);
   }

@@ -1,6 +1,7 @@
 #include "cuda/hopper/configs.h"
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -31,11 +32,42 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
   return tiles;
 }
 
+// Those of several groups that Run() in group_conv.cu has kernels for.
+std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
+                             int multiprocessors) {
+  std::vector<Tile> tiles = {{64, 64}, {128, 64}, {256, 64}};
+  const bool fprop = op == Op::kFprop;
+  const int64_t channels = fprop ? g.group_K() : g.group_C();
+  if (GroupWidth(g) == kWideGroups && channels % 128 == 0) {
+    tiles.push_back({128, 128});
+  }
+  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  if (parts.size() != 1 || g.C / kWindowChannels > multiprocessors) {
+    return tiles;
+  }
+  const Activations in = fprop ? InputOf(g) : OutputOf(g);
+  const Activations out = fprop ? OutputOf(g) : InputOf(g);
+  for (const int pixels : {kGroupWindowPixels, kWindowPixels, kStripPixels}) {
+    if (TileGroupWindow(g, type, in, out, parts[0], pixels)) {
+      tiles.push_back({pixels, kWindowChannels});
+    }
+  }
+  return tiles;
+}
+
 // Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
 // for, and the window kernel's.
-std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type) {
-  if (type != Type::kTf32) return TilesOf16Bits(op, g, type);
+std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
+                            int multiprocessors) {
+  if (type != Type::kTf32) {
+    return g.groups > 1 ? GroupTiles(op, g, type, multiprocessors)
+                        : TilesOf16Bits(op, g, type);
+  }
   std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
+  if (g.groups > 1 &&
+      (op == Op::kFprop ? g.group_K() : g.group_C()) % 128 != 0) {
+    return tiles;
+  }
   if (op == Op::kDgrad) {
     tiles.push_back({128, 128});
   } else {
@@ -62,7 +94,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   std::vector<Plan> plans = {*rule};
   // Another plan of wgrad would have other bits, and its rule is fitted well.
   if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
-  for (const Tile& tile : ConvTiles(op, g, type)) {
+  for (const Tile& tile : ConvTiles(op, g, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n) continue;
     plans.push_back(*rule);
     plans.back().tile_m = tile.m;

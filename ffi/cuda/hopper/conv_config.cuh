@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/store_tile.cuh"
 
 namespace jax_convbatch::hopper {
@@ -24,9 +25,10 @@ enum class Sum { kWhole, kChunks };
 // sums, where every tile of a block has the same channels; 0: they come anew.
 // kLines: tiles are written and stored as whole rows of kN channels, not as
 // boxes of 64 channels.
+// kWidth: how the groups' channels lie in tiles, see group_width.h.
 template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
           bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
-          bool kLines_ = false>
+          bool kLines_ = false, int kWidth_ = kOneGroup>
 struct ConvConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
@@ -40,9 +42,12 @@ struct ConvConfig {
   static constexpr int kSumBytes = 0;
   static constexpr int kResident = kResident_;
   static constexpr bool kLines = kLines_;
+  static constexpr int kWidth = kWidth_;
+  static_assert(!kIsNarrow<kWidth> || (kN == 64 && kResident == 0));
 
   static constexpr int kInputBytes = kM * 128;
-  static constexpr int kWeightBytes = kN * 128;
+  // Of narrow groups a row holds the output channels of all.
+  static constexpr int kWeightBytes = (kIsNarrow<kWidth> ? kWidth : kN) * 128;
   static constexpr int kStageBytes =
       kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
   static constexpr int kTileBytes = kM * kN * 2;          // of the output
@@ -133,27 +138,39 @@ struct ConvShared {
 };
 
 // A tile of the launch: part, first pixel, first channel, and how many stages
-// it takes. It may lie past the part's end: then it is nothing.
+// it takes. It may lie past the part's end: then it is nothing. Of several
+// groups: the first input channel, and the first channel's place in its group,
+// and the group.
 struct ConvTile {
   const ConvPart* part;
   int pixel, channel, iterations;
+  int input_channel, in_group, group;
 };
 
 template <typename Config, int kParts>
 __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
                                            int tile) {
   const int unit = kParts == 1 ? tile : tile / problem.parts;
-  const int group = unit / problem.n_tiles;
-  const int channel = (unit - group * problem.n_tiles) * Config::kN;
-  const int pixel = group * Config::kM;
+  const int row = unit / problem.n_tiles;
+  const int column = unit - row * problem.n_tiles;
+  const int channel = column * Config::kN;
+  const int pixel = row * Config::kM;
+  int input_channel = 0, in_group = channel, group = 0;
+  if constexpr (Config::kWidth != kOneGroup) {
+    group = column / problem.group_tiles;
+    input_channel = group * problem.group_inputs;
+    in_group = (column - group * problem.group_tiles) * Config::kN;
+  }
   if constexpr (kParts == 1) {
     const ConvPart* part = &problem.part[0];
-    return {part, pixel, channel, part->iterations};
+    return {part,          pixel,    channel, part->iterations,
+            input_channel, in_group, group};
   }
   // What lies side by side in the output is written together; the order
   // rotates, so that every block gets tiles of all parts.
   const ConvPart* part = &problem.part[(tile + unit) % problem.parts];
-  return {part, pixel, channel, pixel < part->pixels ? part->iterations : 0};
+  const int iterations = pixel < part->pixels ? part->iterations : 0;
+  return {part, pixel, channel, iterations, input_channel, in_group, group};
 }
 
 // Calls visit(tile) for the tiles of this block, in order.

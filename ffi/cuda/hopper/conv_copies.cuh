@@ -4,6 +4,7 @@
 
 #include "cuda/hopper/conv_config.cuh"
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/group_copies.cuh"
 #include "cuda/hopper/pipeline.cuh"
 
 namespace jax_convbatch::hopper {
@@ -39,27 +40,48 @@ struct StageWalk {
 enum class Operand { kInput, kWeights };
 
 template <typename Config>
-__device__ __forceinline__ void CopyInput(const ConvPart& part,
+__device__ __forceinline__ void CopyInput(const ConvTile& tile,
                                           const StageWalk& walk, uint32_t to,
                                           uint32_t full) {
+  const ConvPart& part = *tile.part;
   BarrierArriveExpect(full, Config::kInputBytes);
-  LoadIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h, walk.image,
-             walk.s * part.taps_w.offset_step,
+  if constexpr (Config::kWidth == kAnyGroups) {
+    LoadGroupIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
+                    walk.image, tile.group, walk.s * part.taps_w.offset_step,
+                    walk.r * part.taps_h.offset_step);
+    return;
+  }
+  LoadIm2col(to, part.input, full, tile.input_channel + walk.block * 64, walk.w,
+             walk.h, walk.image, walk.s * part.taps_w.offset_step,
              walk.r * part.taps_h.offset_step);
 }
 
 template <typename Config, int kParts>
 __device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
-                                            uint32_t to, uint32_t full,
-                                            int block, int channel, int tap) {
-  if constexpr (Config::kWeights == Contiguous::kRows) {
+                                            const ConvTile& tile, uint32_t to,
+                                            uint32_t full, int block, int tap) {
+  if constexpr (Config::kWidth == kAnyGroups) {
+    if constexpr (Config::kWeights == Contiguous::kRows) {
+#pragma unroll
+      for (int n = 0; n < Config::kN; n += 64) {
+        LoadTile4(to + n * 128, problem.weights, full, tile.in_group + n,
+                  tile.group, block * 64, tap);
+      }
+    } else {
+      LoadTile4(to, problem.weights, full, block * 64, tile.group,
+                tile.in_group, tap);
+    }
+  } else if constexpr (kIsNarrow<Config::kWidth>) {
+    LoadTile3(to, problem.weights, full, tile.channel, 0, tap);
+  } else if constexpr (Config::kWeights == Contiguous::kRows) {
 #pragma unroll
     for (int n = 0; n < Config::kN; n += 64) {
-      LoadTile3(to + n * 128, problem.weights, full, channel + n, block * 64,
-                tap);
+      LoadTile3(to + n * 128, problem.weights, full, tile.channel + n,
+                block * 64, tap);
     }
   } else {
-    LoadTile3(to, problem.weights, full, block * 64, channel, tap);
+    LoadTile3(to, problem.weights, full, tile.input_channel + block * 64,
+              tile.in_group, tap);
   }
 }
 
@@ -73,7 +95,7 @@ __device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
   const int tap =
       (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
       part.taps_w.tap + walk.s * part.taps_w.tap_step;
-  LoadWeights<Config>(problem, to, full, walk.block, tile.channel, tap);
+  LoadWeights<Config>(problem, tile, to, full, walk.block, tap);
 }
 
 // Of a filter of one tap: all that a tile sums.
@@ -84,8 +106,8 @@ __device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
   const uint32_t full = SharedAddress(barrier);
   BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
   for (int i = 0; i < tile.iterations; ++i) {
-    LoadWeights<Config>(problem, to + i * Config::kWeightBytes, full, i,
-                        tile.channel, 0);
+    LoadWeights<Config>(problem, tile, to + i * Config::kWeightBytes, full, i,
+                        0);
   }
 }
 
@@ -101,7 +123,7 @@ __device__ __forceinline__ void CopyFirstStages(
     if (i >= count) return;
     const uint32_t full = SharedAddress(&barriers.full[i]);
     const uint32_t input = ring + i * Config::kStageBytes;
-    CopyInput<Config>(*tile.part, walk, input, full);
+    CopyInput<Config>(tile, walk, input, full);
     if constexpr (Config::kResident == 0) {
       CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                           full);
@@ -129,7 +151,7 @@ __device__ __forceinline__ void CopyStages(
     BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
     if (ElectOne()) {
       if constexpr (kOperand == Operand::kInput) {
-        CopyInput<Config>(*tile.part, walk, input, full);
+        CopyInput<Config>(tile, walk, input, full);
       } else {
         CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                             full);

@@ -20,6 +20,7 @@
 #include "cuda/hopper/conv_config.cuh"
 #include "cuda/hopper/conv_copies.cuh"
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/group_stages.cuh"
 #include "cuda/hopper/layer_tile.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
@@ -126,9 +127,15 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
         BeginSums(acc, [](int, int) { return 0.0f; });
       }
       wait_turn();
-      AddStages<T, Contiguous::kReduction, Config::kWeights, kResident>(
-          acc, tile.iterations, input, weights, Config::kStageBytes,
-          barriers.ring, at, issued);
+      if constexpr (kIsNarrow<Config::kWidth>) {
+        AddGroupStages<T, Config::kWeights, Config::kWidth>(
+            acc, tile.iterations, input, weights, Config::kStageBytes,
+            barriers.ring, at, issued);
+      } else {
+        AddStages<T, Contiguous::kReduction, Config::kWeights, kResident>(
+            acc, tile.iterations, input, weights, Config::kStageBytes,
+            barriers.ring, at, issued);
+      }
     }
     const int buffer = turn % kStores;
     const uint32_t to = stores + buffer * Config::kTileBytes;
@@ -192,6 +199,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
                                             const After& after, uint32_t shared,
                                             ConvBarriers<Config>& barriers) {
   constexpr int kM = Config::kM, kN = Config::kN, kStores = Config::kStores;
+  constexpr bool kGroups = Config::kWidth == kAnyGroups;
   const uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
   auto& written = barriers.stores.written;
   auto& free = barriers.stores.free;
@@ -220,9 +228,10 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       if constexpr (Config::kLines) {
         StoreLines<kM, kN>(*tile.part, from, tile.pixel, tile.channel);
       } else {
-        StoreTile<kM, kN, kParts == 1>(*tile.part, from, kBoxBytes, paced,
-                                       tile.pixel, tile.channel,
-                                       problem.channels);
+        StoreTile<kM, kN, kParts == 1, kGroups>(
+            *tile.part, from, kBoxBytes, paced, tile.pixel,
+            kGroups ? tile.in_group : tile.channel, problem.channels,
+            tile.group);
       }
       StoreWaitRead<kStores - 1>();
       // What was written kStores - 1 turns before this one has been read.
@@ -237,9 +246,10 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       }
     } else if constexpr (Config::kZeros) {
       if (tile.part->iterations == 0) {
-        StoreTile<kM, kN, kParts == 1>(
+        StoreTile<kM, kN, kParts == 1, kGroups>(
             *tile.part, shared + ConvShared<Config>::kZeroOffset, 0, false,
-            tile.pixel, tile.channel, problem.channels);
+            tile.pixel, kGroups ? tile.in_group : tile.channel,
+            problem.channels, tile.group);
       }
     }
   });

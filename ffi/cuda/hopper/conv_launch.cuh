@@ -9,6 +9,7 @@
 #include "cuda/hopper/conv_part_axes.h"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/conv_split_kernel.cuh"
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/tensor_map.h"
 
@@ -30,13 +31,20 @@ bool AddPart(const ConvCall& call, const Activations& in,
   ConvPart& part = problem->part[problem->parts];
   problem->parts = problem->parts + 1;
   SetAxes(axes, out.n, problem->channel_blocks, &part);
-  if (!EncodeIm2col(&part.input, call.type, call.lhs,
-                    InputWalk(in, axes, boxes.load_pixels))) {
+  if (!EncodeIm2col(
+          &part.input, call.type, call.lhs,
+          InputWalk(in, axes, boxes.load_pixels, MapGroups(call.g)))) {
     return false;
   }
   const int channels = 128 / ElementBytes(call.type);
   switch (boxes.output) {
     case Output::kMatrix:
+      if (const int64_t groups = MapGroups(call.g); groups > 1) {
+        return EncodeStrided(&part.output, call.type, call.result,
+                             {out.c / groups, groups, part.pixels},
+                             {out.c / groups, out.c},
+                             {channels, 1, boxes.store_pixels}, Copy::kStore);
+      }
       return EncodeTiled(&part.output, call.type, call.result,
                          {out.c, part.pixels}, {channels, boxes.store_pixels},
                          Copy::kStore);
@@ -49,9 +57,10 @@ bool AddPart(const ConvCall& call, const Activations& in,
       part.output_data = call.result;
       return true;
     default:
-      return EncodeIm2col(&part.output, call.type, call.result,
-                          OutputWalk(out, axes, boxes.store_pixels),
-                          Copy::kStore);
+      return EncodeIm2col(
+          &part.output, call.type, call.result,
+          OutputWalk(out, axes, boxes.store_pixels, MapGroups(call.g)),
+          Copy::kStore);
   }
 }
 
@@ -63,14 +72,24 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   const ConvGeometry& g = call.g;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   const int block = 128 / ElementBytes(call.type);
-  problem->channels = static_cast<int>(out.c);
-  problem->channel_blocks = static_cast<int>((in.c + block - 1) / block);
+  const int64_t units = GroupUnits(g), of_maps = MapGroups(g);
+  const int64_t inputs = in.c / units, outputs = out.c / units;
+  problem->channels = static_cast<int>(out.c / of_maps);
+  problem->channel_blocks = static_cast<int>((inputs + block - 1) / block);
   problem->filter_width = static_cast<int>(g.S);
-  problem->n_tiles = static_cast<int>((out.c + n - 1) / n);
-  if (!EncodeTiled(&problem->weights, call.type, call.rhs, {g.K, g.C, g.taps()},
-                   {block, boxes.filter_channels, 1})) {
-    return false;
-  }
+  problem->group_tiles = static_cast<int>((outputs + n - 1) / n);
+  problem->group_inputs = static_cast<int>(inputs);
+  problem->n_tiles = static_cast<int>(units * problem->group_tiles);
+  const bool weights =
+      of_maps > 1
+          ? EncodeStrided(&problem->weights, call.type, call.rhs,
+                          {g.group_K(), g.groups, g.group_C(), g.taps()},
+                          {g.group_K(), g.K, g.group_C() * g.K},
+                          {block, 1, boxes.filter_channels, 1})
+          : EncodeTiled(&problem->weights, call.type, call.rhs,
+                        {g.K, g.group_C(), g.taps()},
+                        {block, boxes.filter_channels, 1});
+  if (!weights) return false;
   int pixels = 0;
   for (const PartAxes& part : parts) {
     if (!AddPart(call, in, out, part, boxes, problem)) return false;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/hopper/group_width.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
@@ -66,6 +68,20 @@ bool IsPlain2d(const ConvGeometry& g, Type type) {
          in_range(g.K) && in_range(g.R) && in_range(g.S) && in_range(g.P) &&
          in_range(g.Q) && axis(g.stride.h, g.pad.h, g.filter_dilation.h) &&
          axis(g.stride.w, g.pad.w, g.filter_dilation.w);
+}
+
+bool IsGroups2d(const ConvGeometry& g, Type type) {
+  if (g.groups <= 1) return false;
+  const int width = GroupWidth(g);
+  if (width == kAnyGroups &&
+      (type == Type::kTf32 || g.group_C() % 8 != 0 || g.group_K() % 8 != 0 ||
+       std::max(g.group_C(), g.group_K()) < 32)) {
+    return false;
+  }
+  if (IsNarrow(width) && type == Type::kTf32) return false;
+  ConvGeometry one = g;
+  one.groups = 1;
+  return IsPlain2d(one, type);
 }
 
 bool IsPatches(const ConvGeometry& g) {
@@ -133,21 +149,22 @@ std::vector<PartAxes> DgradParts(const ConvGeometry& g) {
   return parts;
 }
 
-Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels) {
+Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels,
+                     int64_t groups) {
   const PartAxis &h = part.h, &w = part.w;
   return {in.n,    in.h,    in.w,         in.c,         h.input, w.input,
-          h.upper, w.upper, h.input_step, w.input_step, pixels};
+          h.upper, w.upper, h.input_step, w.input_step, pixels,  groups};
 }
 
-Im2colWalk OutputWalk(const Activations& out, const PartAxes& part,
-                      int pixels) {
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
+                      int64_t groups) {
   const PartAxis &h = part.h, &w = part.w;
   auto upper = [](const PartAxis& a, int64_t size) {
     return a.output + (a.count - 1) * a.output_step - (size - 1);
   };
   return {out.n,         out.h,         out.w,           out.c,
           h.output,      w.output,      upper(h, out.h), upper(w, out.w),
-          h.output_step, w.output_step, pixels};
+          h.output_step, w.output_step, pixels,          groups};
 }
 
 bool SumsInChunks(const Activations& in, const Activations& out,
@@ -163,17 +180,19 @@ bool StoresLines(const Activations& in, const Activations& out,
 }
 
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
-                const PartAxes& part) {
+                const PartAxes& part, int64_t groups) {
   constexpr double kLimit = 1 << 30;
-  auto fits = [](const TapAxis& taps) {
-    return taps.count == 0 || int64_t{taps.count - 1} * taps.offset_step <= 255;
+  const int64_t reach = groups > 1 ? 31 : 255;
+  auto fits = [&](const TapAxis& taps) {
+    return taps.count == 0 ||
+           int64_t{taps.count - 1} * taps.offset_step <= reach;
   };
   // Products of many factors, as floating point does not overflow.
   const double pixels = 1.0 * out.n * part.h.count * part.w.count;
   return fits(part.h.taps) && fits(part.w.taps) && pixels < kLimit &&
-         (pixels / 64 + 1) * (out.c / 64 + 1) * kMaxParts < kLimit &&
-         IsEncodable(type, InputWalk(in, part, 64)) &&
-         IsEncodable(type, OutputWalk(out, part, 64));
+         (pixels / 64 + 1) * (out.c / 64 + groups) * kMaxParts < kLimit &&
+         IsEncodable(type, InputWalk(in, part, 64, groups)) &&
+         IsEncodable(type, OutputWalk(out, part, 64, groups));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -46,6 +46,11 @@ inline Activations OutputOf(const ConvGeometry& g) {
 // C and K multiples of 16 bytes, and no number so large that it could overflow.
 bool IsPlain2d(const ConvGeometry& g, Type type);
 
+// The same for several groups (group_width.h): of multiples of 64 channels, or
+// in bf16 and f16 of multiples of 8 of which either is 32 or more, or of 16 to
+// 16 channels.
+bool IsGroups2d(const ConvGeometry& g, Type type);
+
 // Whether the filter cuts x into patches, each pixel in one.
 bool IsPatches(const ConvGeometry& g);
 
@@ -75,8 +80,10 @@ PartAxes WithReach(const PartAxes& part);
 std::vector<PartAxes> DgradParts(const ConvGeometry& g);
 
 // How a part reads and writes, in boxes of so many pixels.
-Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels);
-Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels);
+Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels,
+                     int64_t groups = 1);
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
+                      int64_t groups = 1);
 
 // Tiles that are stored as whole lines of channels, Output::kLines.
 inline constexpr int kLineTilePixels = 64, kLineTileChannels = 256;
@@ -93,9 +100,9 @@ bool SumsInChunks(const Activations& in, const Activations& out,
                   const PartAxes& part);
 
 // Whether taps and corners fit the copy engine's instruction, and the tiles
-// 32 bits.
+// 32 bits. `groups`: those of the walks' maps.
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
-                const PartAxes& part);
+                const PartAxes& part, int64_t groups = 1);
 
 }  // namespace jax_convbatch::hopper
 

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/sum_chunks.h"
 #include "cuda/hopper/window_plan.h"
 
@@ -82,6 +83,31 @@ int PixelsOfWindows(Type type, const Activations& in, const Activations& out,
   return best;
 }
 
+// The same for several groups. Those of narrow groups multiply no zeros.
+int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
+                         const Activations& in, const Activations& out,
+                         const PartAxes& part, int multiprocessors) {
+  if (out.c / kWindowChannels > multiprocessors) return 0;
+  int best = 0;
+  int64_t least = 0;
+  for (const int pixels : {kGroupWindowPixels, kStripPixels, kWindowPixels}) {
+    const auto tiling = TileGroupWindow(g, type, in, out, part, pixels);
+    if (!tiling) continue;
+    const bool narrow = pixels == kGroupWindowPixels;
+    const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
+    const int64_t multiplied =
+        tiles *
+        (narrow ? (tiling->rows * tiling->width + 63) / 64 * 64 : pixels);
+    if (out.n * tiles * (out.c / kWindowChannels) >= multiprocessors / 2 &&
+        10 * out.h * out.w >= (narrow ? 4 : 7) * multiplied &&
+        (best == 0 || multiplied < least)) {
+      best = pixels;
+      least = multiplied;
+    }
+  }
+  return best;
+}
+
 Plan BestTile(Type type, const Activations& in, const Activations& out,
               const std::vector<PartAxes>& parts, int multiprocessors) {
   const int count = static_cast<int>(parts.size());
@@ -106,15 +132,44 @@ Plan BestTile(Type type, const Activations& in, const Activations& out,
   return plan;
 }
 
+// Of several groups. Tiles have channels of one wide group, or 64 of narrow
+// ones, which multiply little: more pixels a tile save little.
+Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
+               const Activations& out, const PartAxes& part, bool only,
+               int multiprocessors) {
+  if (only) {
+    const int pixels =
+        PixelsOfGroupWindows(g, type, in, out, part, multiprocessors);
+    if (pixels > 0) return {pixels, kWindowChannels, multiprocessors, 0};
+  }
+  const int64_t pixels = out.n * out.h * out.w;
+  const int64_t columns = IsNarrow(GroupWidth(g))
+                              ? out.c / 64
+                              : g.groups * ((out.c / g.groups + 63) / 64);
+  auto tiles = [&](int m) { return (pixels + m - 1) / m * columns; };
+  const bool strided = part.h.output_step > 1 || part.w.output_step > 1;
+  // Of groups that end within a box, fewer boxes are filled up with zeros.
+  const int width = GroupWidth(g);
+  const int64_t least = strided || width == kAnyGroups ? 4 : 8;
+  const bool large =
+      (strided || !IsNarrow(width)) && tiles(256) >= least * multiprocessors;
+  if (large) return {256, 64, multiprocessors, 0};
+  const int m = 4 * tiles(128) >= 3 * multiprocessors ? 128 : 64;
+  return {m, 64, multiprocessors, 0};
+}
+
 // The same for TF32, fitted to times of 3x3 layers at batches 8 to 1000. Small
 // tiles read too much from the L2 to be worth an even share of all
 // multiprocessors.
 Plan LargestTf32Tile(const Activations& in, const Activations& out,
-                     const PartAxes& part, bool dgrad, int multiprocessors) {
+                     int64_t groups, const PartAxes& part, bool dgrad,
+                     int multiprocessors) {
+  // A tile has channels of one group.
+  const bool wide = groups == 1 ? out.c > 64 : out.c / groups % 128 == 0;
   auto tiles = [&](int m, int n) {
     return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
   };
-  if (dgrad && out.c > 64 && tiles(128, 128) >= 2 * multiprocessors) {
+  if (dgrad && wide && tiles(128, 128) >= 2 * multiprocessors) {
     return {128, 128, multiprocessors, 0};
   }
   // What takes as long as one pixel of 128 channels, in units of its own.
@@ -123,10 +178,10 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
   };
   // Tiles that are multiplied together move fewer bytes, but nothing hides how
   // they are stored: for many stages, or fewer of pixels that lie together.
-  const int64_t stages =
-      int64_t{part.h.taps.count} * part.w.taps.count * ((in.c + 31) / 32);
+  const int64_t stages = int64_t{part.h.taps.count} * part.w.taps.count *
+                         ((in.c / groups + 31) / 32);
   const bool dense = part.h.input_step == 1 && part.w.input_step == 1;
-  if (!dgrad && out.c > 64 && stages >= (dense ? 36 : 72) &&
+  if (!dgrad && wide && stages >= (dense ? 36 : 72) &&
       tiles(192, 128) >= multiprocessors) {
     const int m = length(192, 128) < length(256, 128) ? 192 : 256;
     if (length(m, 128) <= length(256, 64)) {
@@ -146,27 +201,35 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
 
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors) {
-  if (!IsPlain2d(g, type)) return std::nullopt;
+  if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
   const PartAxes part = FpropPart(g);
   const Activations in = InputOf(g), out = OutputOf(g);
-  if (!IsWalkable(type, in, out, part)) return std::nullopt;
-  return type == Type::kTf32
-             ? LargestTf32Tile(in, out, part, false, multiprocessors)
-             : BestTile(type, in, out, {part}, multiprocessors);
+  if (!IsWalkable(type, in, out, part, MapGroups(g))) return std::nullopt;
+  if (type == Type::kTf32) {
+    return LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
+  }
+  return g.groups > 1 ? GroupTile(g, type, in, out, part, true, multiprocessors)
+                      : BestTile(type, in, out, {part}, multiprocessors);
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
-  if (!IsPlain2d(g, type)) return std::nullopt;
+  if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
+  // A box that hangs over the last image would go on in the next group's first.
+  if (MapGroups(g) > 1 && !g.stride.all(1)) return std::nullopt;
   const auto parts = DgradParts(g);
   const Activations in = OutputOf(g), out = InputOf(g);
-  const bool walkable = std::all_of(
-      parts.begin(), parts.end(),
-      [&](const PartAxes& part) { return IsWalkable(type, in, out, part); });
+  const bool walkable =
+      std::all_of(parts.begin(), parts.end(), [&](const PartAxes& part) {
+        return IsWalkable(type, in, out, part, MapGroups(g));
+      });
   if (parts.empty() || !walkable) return std::nullopt;
-  return type == Type::kTf32
-             ? LargestTf32Tile(in, out, parts[0], true, multiprocessors)
-             : BestTile(type, in, out, parts, multiprocessors);
+  if (type == Type::kTf32) {
+    return LargestTf32Tile(in, out, g.groups, parts[0], true, multiprocessors);
+  }
+  return g.groups > 1 ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
+                                  multiprocessors)
+                      : BestTile(type, in, out, parts, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

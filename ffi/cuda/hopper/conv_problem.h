@@ -44,6 +44,9 @@ struct ConvProblem {
   int channel_blocks;   // of the reduction, 64 each
   int filter_width;     // S
   Divisor n_tiles;      // tiles along the channels
+  // Of several groups: tiles along a group's channels, and its input channels.
+  Divisor group_tiles;
+  int group_inputs;
   Divisor parts;
   int tiles;  // of all parts, as many of each
   ConvPart part[kParts];

@@ -18,6 +18,7 @@ struct SplitConfig {
   static constexpr int kM = 64, kN = 128, kStages = 7;
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
+  static constexpr int kWidth = kOneGroup;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;

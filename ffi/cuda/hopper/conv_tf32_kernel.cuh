@@ -31,13 +31,16 @@ inline constexpr int kTurnBarrier = 3;
 // In the first case the pixels of a tile are walked with the columns that lie
 // between the last of a row and the first of the next, so that every tap finds
 // its pixels a fixed number further on. What those columns give is not written.
+// kWidth: see group_width.h.
 template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1,
-          Work kWork = Work::kInTurns,
+          Work kWork = Work::kInTurns, int kWidth_ = kOneGroup,
           int kStoreBuffers_ = kWork == Work::kTogether && kM_ == 256 ? 2 : 1>
 struct Tf32Config {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr int kWidth = kWidth_;
+  static_assert(!kIsNarrow<kWidth>);
 
   // What one warpgroup multiplies, the warps that use a stage, and rows of the
   // multiplication.
@@ -98,9 +101,9 @@ __device__ __forceinline__ void IssueTf32Copies(
         BarrierArriveExpect(full, Config::kInputBytes);
 #pragma unroll
         for (int b = 0; b < Config::kInputBoxes; ++b) {
-          LoadIm2col(input + b * Config::kBoxPixels * 128, part.input, full, c,
-                     w[b], h[b], image[b], s * part.taps_w.offset_step,
-                     r * part.taps_h.offset_step);
+          LoadIm2col(input + b * Config::kBoxPixels * 128, part.input, full,
+                     tile.input_channel + c, w[b], h[b], image[b],
+                     s * part.taps_w.offset_step, r * part.taps_h.offset_step);
         }
       } else {
         constexpr bool kRows = Config::kWeights == Contiguous::kRows;
@@ -122,8 +125,8 @@ __device__ __forceinline__ void IssueTf32Copies(
                         tile.channel + n * kTf32Block, c, filter_tap);
             }
           } else {
-            LoadTile3(weights, problem.weights, full, c, tile.channel,
-                      filter_tap);
+            LoadTile3(weights, problem.weights, full, tile.input_channel + c,
+                      tile.in_group, filter_tap);
           }
         }
       }

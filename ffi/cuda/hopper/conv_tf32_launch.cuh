@@ -31,12 +31,13 @@ cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
 }
 
 // The filter is copied in boxes of box_c input channels.
-template <Contiguous kWeights, int kParts, typename Parts,
-          typename After = NoEpilogue>
+template <Contiguous kWeights, int kParts, int kWidth = kOneGroup,
+          typename Parts, typename After = NoEpilogue>
 cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                         const Activations& out, const Parts& parts, int box_c,
                         Stage stage, cudaStream_t stream,
                         const After& after = {}) {
+  constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
   auto launch = [&](auto config, const auto& walked) {
     return LaunchConvTf32<decltype(config), kParts>(
         call, in, out, walked, box_c, stage, stream, after);
@@ -50,7 +51,7 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   }
   if constexpr (kParts == 1) {
     if (walks && m == 256 && n == 64 && TapsShare(parts[0].w)) {
-      return launch(Tf32Config<256, 64, 3, kWeights, 3>(),
+      return launch(Tf32Config<256, 64, 3, kWeights, 3, kInTurns, kWidth>(),
                     std::array{WithReach(parts[0])});
     }
   }
@@ -59,30 +60,33 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   if constexpr (kWeights == Contiguous::kReduction) {
     if (m == 128 && n == 128) {
       // The short sums of a stride's classes wait for their stores.
-      using Strided = Tf32Config<128, 128, 5, kWeights, 1, Work::kInTurns, 2>;
-      using Dense = Tf32Config<128, 128, 6, kWeights>;
+      using Strided = Tf32Config<128, 128, 5, kWeights, 1, kInTurns, kWidth, 2>;
+      using Dense = Tf32Config<128, 128, 6, kWeights, 1, kInTurns, kWidth>;
       return launch(std::conditional_t<(kParts > 1), Strided, Dense>(), parts);
     }
   }
   if (m == 256 && n == 64) {
-    return launch(Tf32Config<256, 64, 5, kWeights>(), parts);
+    return launch(Tf32Config<256, 64, 5, kWeights, 1, kInTurns, kWidth>(),
+                  parts);
   }
   // Only fprop has these: dgrad's 128 x 128 store while the other multiplies.
   if constexpr (kWeights == Contiguous::kRows) {
     if (m == 256 && n == 128) {
-      return launch(Tf32Config<256, 128, 4, kWeights, 1, Work::kTogether>(),
+      return launch(Tf32Config<256, 128, 4, kWeights, 1, kTogether, kWidth>(),
                     parts);
     }
     if (m == 192 && n == 128) {
-      return launch(Tf32Config<192, 128, 5, kWeights, 1, Work::kTogether>(),
+      return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether, kWidth>(),
                     parts);
     }
   }
   if (m == 64 && n == 64) {
-    return launch(Tf32Config<64, 64, 8, kWeights>(), parts);
+    return launch(Tf32Config<64, 64, 8, kWeights, 1, kInTurns, kWidth>(),
+                  parts);
   }
   if (m == 32 && n == 64) {
-    return launch(Tf32Config<32, 64, 8, kWeights>(), parts);
+    return launch(Tf32Config<32, 64, 8, kWeights, 1, kInTurns, kWidth>(),
+                  parts);
   }
   return cudaErrorInvalidValue;
 }

@@ -1,5 +1,6 @@
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/group_conv.h"
 #include "cuda/hopper/window_launch.cuh"
 
 namespace jax_convbatch::hopper {
@@ -32,6 +33,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

@@ -17,8 +17,10 @@ namespace jax_convbatch::hopper {
 // channels, each with pixels of its own, or 3, and they are a row of taps by 64
 // channels, with pixels for all three: a warpgroup has one tap, and reads them
 // that far on.
-template <int kM_, int kN_, int kStages_, int kTaps_>
+// kWidth: see group_width.h.
+template <int kM_, int kN_, int kStages_, int kTaps_, int kWidth_ = kOneGroup>
 struct F32WgradTile {
+  static constexpr int kWidth = kWidth_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static_assert(kTaps == 1 || kM == kTapRowTile);
   static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
@@ -35,6 +37,25 @@ struct F32WgradTile {
   // Of a piece: four accumulators of every multiplying thread at a time.
   static constexpr int kQuads = kRows * kN / 8;
   static constexpr int kPieceFloats = kM * kN;
+};
+
+// Where a tile lies among a group's filter rows, and its first output channel
+// and its group's first input channel, among all.
+template <typename Config>
+struct F32TilePlace {
+  int m, k, input_channel = 0;
+
+  __device__ F32TilePlace(const WgradTiles& tiles, int tile) {
+    int first = 0;
+    if constexpr (Config::kWidth != kOneGroup) {
+      const int group = tile / tiles.group_tiles;
+      tile -= group * tiles.group_tiles;
+      first = group * tiles.group_outputs;
+      input_channel = group * tiles.group_inputs;
+    }
+    m = tile / tiles.n_tiles;
+    k = first + tile % tiles.n_tiles * Config::kN;
+  }
 };
 
 // A row of dw.
@@ -74,8 +95,8 @@ __device__ __forceinline__ void IssueF32WgradCopies(
   for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
     const WgradPiece piece = PieceAt(problem, i, end);
     i += piece.end - piece.begin;
-    const int channel = piece.tile % problem.n_tiles * Config::kN;
-    const int m_tile = piece.tile / problem.n_tiles;
+    const F32TilePlace<Config> place(problem, piece.tile);
+    const int channel = place.k, m_tile = place.m;
     const int channels = min(Config::kN, problem.K - channel);
     // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
     int x_boxes;
@@ -91,7 +112,8 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         const int block = first + m * Config::kIssuers + issuer;
         const int tap = block / problem.channel_blocks;
         const int r = tap / problem.filter_width;
-        c[m] = (block - tap * problem.channel_blocks) * kTf32Block;
+        c[m] = place.input_channel +
+               (block - tap * problem.channel_blocks) * kTf32Block;
         offset_h[m] = r * problem.dilation_h;
         offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
       }
@@ -100,7 +122,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
       const int first = (m_tile - r * problem.channel_blocks) * 64;
       x_boxes = min(Config::kXBoxes,
                     (problem.C - first + kTf32Block - 1) / kTf32Block);
-      c[0] = first + issuer * kTf32Block;
+      c[0] = place.input_channel + first + issuer * kTf32Block;
       offset_h[0] = r * problem.dilation_h;
       offset_w[0] = 0;
     }

@@ -1,10 +1,12 @@
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/fprop_launch.cuh"
+#include "cuda/hopper/group_conv.h"
 
 namespace jax_convbatch::hopper {
 
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
+  if (call.g.groups > 1) return GroupFprop(call, stage, stream);
   switch (call.type) {
     case Type::kBf16:
       return RunFprop<__nv_bfloat16>(call, stage, stream);

@@ -68,8 +68,19 @@ std::optional<Plan> PlanGathers(Op op, const ConvGeometry& g,
 
 }  // namespace
 
+bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
+  if (!IsGroups2d(g, type) || g.is_pointwise()) return false;
+  return op == Op::kDgrad ? PlanDgrad(g, type, multiprocessors).has_value()
+                          : PlanFprop(g, type, multiprocessors).has_value();
+}
+
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                              int multiprocessors) {
+  if (geometry.groups > 1) {
+    return TakesGroups(op, geometry, type, multiprocessors)
+               ? PlanCopies(op, geometry, type, multiprocessors)
+               : std::nullopt;
+  }
   const ConvGeometry g = Fold(op, geometry, type);
   if (type == Type::kTf32 && IsPlain2d(g, type)) {
     if (const auto small = PlanSmall(op, g, multiprocessors)) return small;
@@ -94,6 +105,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
+  if (g.groups > 1) return false;
   switch (plan.path) {
     case Path::kCopies:
     case Path::kSmall:

@@ -10,9 +10,13 @@ namespace jax_convbatch::hopper {
 
 enum class Op { kFprop, kDgrad, kWgrad };
 
+// Whether there are kernels for a convolution of several groups: IsGroups2d,
+// but for what is a product of each group as it stands.
+bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors);
+
 // The plan for a GPU of so many multiprocessors, or nothing where no path can
-// run it: all take 2-D convolutions of one group without input dilation. Needs
-// no GPU.
+// run it: all take 2-D convolutions without input dilation, and but for
+// TakesGroups of one group. Needs no GPU.
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors);
 

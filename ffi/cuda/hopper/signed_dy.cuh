@@ -75,15 +75,6 @@ __device__ __forceinline__ void WriteDz(const uint32_t (&dz)[4][4],
 
 // ---- rows are output channels -----------------------------------------------
 
-__device__ __forceinline__ void LoadMatrix4Transposed(uint32_t address,
-                                                      uint32_t (&v)[4]) {
-  asm volatile(
-      "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-      : "r"(address)
-      : "memory");
-}
-
 __device__ __forceinline__ uint32_t LoadSharedHalf(uint32_t address) {
   uint16_t v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");

@@ -18,6 +18,7 @@ struct SixConfig {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
   static constexpr int kGroupM = kM / kConsumers, kBlocks = kGroupM / 64;
   static constexpr int kInputBytes = kM * 128;
+  static constexpr int kWidth = kOneGroup;
   static constexpr int kWeightBytes = 3 * kN / 64 * kSixBoxBytes;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;

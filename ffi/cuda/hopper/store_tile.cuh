@@ -4,6 +4,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_STORE_TILE_CUH_
 
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/group_copies.cuh"
 #include "cuda/hopper/pipeline.cuh"
 
 namespace jax_convbatch::hopper {
@@ -68,15 +69,22 @@ struct OutputPixel {
 // pixels and channels. Boxes are box_bytes apart: 0 where one box of zeros is
 // the whole tile. A paced store waits for each box before the next, so that it
 // does not hold up the loads of tiles that the tensor cores wait for.
-template <int kM, int kN, bool kDense>
+// kGroups: `channel` is one of `group`, which has so many.
+template <int kM, int kN, bool kDense, bool kGroups = false>
 __device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
                                           int box_bytes, bool paced, int pixel,
-                                          int channel, int channels) {
+                                          int channel, int channels,
+                                          int group = 0) {
   for (int m = 0; m < kM && pixel + m < part.pixels; m += 64) {
     const OutputPixel at(part, pixel + m);
     for (int n = 0; n < kN && channel + n < channels; n += 64) {
       const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes;
-      if constexpr (kDense) {
+      if constexpr (kGroups && kDense) {
+        StoreTile3(part.output, box, channel + n, group, pixel + m);
+      } else if constexpr (kGroups) {
+        StoreGroupIm2col(part.output, box, channel + n, at.w, at.h, at.image,
+                         group);
+      } else if constexpr (kDense) {
         StoreTile2(part.output, box, channel + n, pixel + m);
       } else {
         StoreIm2col(part.output, box, channel + n, at.w, at.h, at.image);

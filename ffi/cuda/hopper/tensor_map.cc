@@ -72,7 +72,11 @@ bool EncodeDense(CUtensorMap* map, Type type, Copy copy, const void* data,
                 sizes.size(), sizes.begin(), strides, box.begin(), swizzle);
 }
 
-bool InCornerRange(int64_t corner) { return -128 <= corner && corner <= 127; }
+// The engine's range depends on the rank.
+bool InCornerRange(int64_t corner, int64_t groups) {
+  const int64_t range = groups > 1 ? 16 : 128;
+  return -range <= corner && corner < range;
+}
 
 bool InStrideRange(int stride) { return 1 <= stride && stride <= 8; }
 
@@ -84,8 +88,10 @@ bool IsEncodable(Type type, const Im2colWalk& walk) {
   return walk.c * ElementBytes(type) % 16 == 0 && walk.n <= kMaxSize &&
          walk.h <= kMaxSize && walk.w <= kMaxSize && walk.c <= kMaxSize &&
          1.0 * walk.h * walk.w * walk.c * ElementBytes(type) < kMaxStride &&
-         InCornerRange(walk.lower_h) && InCornerRange(walk.lower_w) &&
-         InCornerRange(walk.upper_h) && InCornerRange(walk.upper_w) &&
+         InCornerRange(walk.lower_h, walk.groups) &&
+         InCornerRange(walk.lower_w, walk.groups) &&
+         InCornerRange(walk.upper_h, walk.groups) &&
+         InCornerRange(walk.upper_w, walk.groups) &&
          InStrideRange(walk.stride_h) && InStrideRange(walk.stride_w);
 }
 
@@ -94,23 +100,25 @@ bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
       "cuTensorMapEncodeIm2col");
   if (encode == nullptr) return false;
-  const cuuint64_t sizes[] = {
-      static_cast<cuuint64_t>(walk.c), static_cast<cuuint64_t>(walk.w),
-      static_cast<cuuint64_t>(walk.h), static_cast<cuuint64_t>(walk.n)};
-  cuuint64_t strides[3];
-  strides[0] = sizes[0] * ElementBytes(type);
+  const auto u64 = [](int64_t n) { return static_cast<cuuint64_t>(n); };
+  const cuuint64_t sizes[] = {u64(walk.c / walk.groups), u64(walk.w),
+                              u64(walk.h), u64(walk.n), u64(walk.groups)};
+  cuuint64_t strides[4];
+  strides[0] = u64(walk.c * ElementBytes(type));
   strides[1] = strides[0] * sizes[1];
   strides[2] = strides[1] * sizes[2];
+  strides[3] = u64(walk.c / walk.groups * ElementBytes(type));
   const int lower[] = {static_cast<int>(walk.lower_w),
-                       static_cast<int>(walk.lower_h)};
+                       static_cast<int>(walk.lower_h), 0};
   const int upper[] = {static_cast<int>(walk.upper_w),
-                       static_cast<int>(walk.upper_h)};
+                       static_cast<int>(walk.upper_h), 0};
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(walk.stride_w),
-                              static_cast<cuuint32_t>(walk.stride_h), 1};
-  return encode(map, MapType(type, copy), 4, const_cast<void*>(data), sizes,
-                strides, lower, upper, 128 / ElementBytes(type), walk.pixels,
-                steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              static_cast<cuuint32_t>(walk.stride_h), 1, 1};
+  return encode(map, MapType(type, copy), walk.groups > 1 ? 5 : 4,
+                const_cast<void*>(data), sizes, strides, lower, upper,
+                128 / ElementBytes(type), walk.pixels, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -23,6 +23,9 @@ struct Im2colWalk {
   int64_t lower_h, lower_w, upper_h, upper_w;
   int stride_h, stride_w;
   int pixels;
+  // More than one: the outermost coordinate is a group, and what lies outside
+  // of its channels is outside of the tensor.
+  int64_t groups = 1;
 };
 
 // Loads of Type::kTf32 round to the nearest TF32 on the way.

@@ -64,9 +64,9 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
       });
 }
 
-template <typename T, int kMultiplications>
+template <typename T, int kMultiplications, int kWidth>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  using Config = HaloConfig<T, kMultiplications>;
+  using Config = HaloConfig<T, kMultiplications, kWidth>;
   HaloProblem problem{};
   if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
   return Launch<Config>(&WgradHaloKernel<Config>, Config::kThreads,
@@ -74,13 +74,59 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
                         stream);
 }
 
+template <typename T, int kWidth>
+cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  return HaloTiling(call.g).multiplications() == 7
+             ? RunHalo<T, 7, kWidth>(call, stage, stream)
+             : RunHalo<T, 8, kWidth>(call, stage, stream);
+}
+
+// Of several groups.
+template <typename T, int kWidth>
+cudaError_t RunGroups(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  if (m == kHaloM && n == kHaloN)
+    return RunHalo<T, kWidth>(call, stage, stream);
+  WgradProblem problem{};
+  if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
+  auto launch = [&](auto config) {
+    using Config = decltype(config);
+    return Launch<Config>(&WgradKernel<Config>, Config::kThreads,
+                          Config::kSharedBytes, problem, stage, stream);
+  };
+  constexpr bool kNo = false;  // transposed; in pairs
+  if (m == 64 && n == 64)
+    return launch(WgradConfig<T, 64, 64, 5, kNo, 1, kNo, kWidth>());
+  if (m == 128 && n == 64)
+    return launch(WgradConfig<T, 128, 64, 8, kNo, 2, kNo, kWidth>());
+  if (m == 192 && n == 64)
+    return launch(WgradConfig<T, 192, 64, 6, kNo, 3, kNo, kWidth>());
+  if (m == 384 && n == 64)
+    return launch(WgradConfig<T, 384, 64, 4, kNo, 3, kNo, kWidth>());
+  if constexpr (kWidth == kWideGroups) {
+    if (m == 128 && n == 128)
+      return launch(WgradConfig<T, 128, 128, 7, kNo, 2, kNo, kWidth>());
+  }
+  return cudaErrorInvalidValue;
+}
+
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int m = call.plan.tile_m, n = call.plan.tile_n;
+  if (call.g.groups > 1) {
+    switch (GroupWidth(call.g)) {
+      case 16:
+        return RunGroups<T, 16>(call, stage, stream);
+      case 32:
+        return RunGroups<T, 32>(call, stage, stream);
+      case kWideGroups:
+        return RunGroups<T, kWideGroups>(call, stage, stream);
+      default:
+        return RunGroups<T, kAnyGroups>(call, stage, stream);
+    }
+  }
   if (m == kHaloM && n == kHaloN) {
-    return HaloTiling(call.g).multiplications() == 7
-               ? RunHalo<T, 7>(call, stage, stream)
-               : RunHalo<T, 8>(call, stage, stream);
+    return RunHalo<T, kOneGroup>(call, stage, stream);
   }
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;

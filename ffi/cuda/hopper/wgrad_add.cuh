@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kAddThreads)
   const int quad = in_tile / Config::kConsumed * kEach;
   const int thread = in_tile % Config::kConsumed;
   const int of_all = tiles.first_shared + tile;
-  const bool has = Config::Has(tiles, of_all, quad / 8, thread);
+  const bool has = HasQuad<Config>(tiles, of_all, quad, thread);
   const PieceRange range = PiecesOf(tiles, tile);
   if (range.count == 1) return;  // whole: in dw already
   const int begin = teams.Begin(teams.group(), range.count);

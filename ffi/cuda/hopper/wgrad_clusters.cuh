@@ -90,6 +90,7 @@ __device__ __forceinline__ void ExchangeAmong(const WgradTiles& tiles,
     if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
+      if (!HasQuad<Config>(tiles, tile, quad + i, thread)) continue;
       const uint32_t slot =
           sums + ((first + i) * Config::kConsumed + thread) * 16;
       float4 sum = LoadShared4(slot);
@@ -163,6 +164,7 @@ __device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
+        if (!HasQuad<Config>(tiles, tile, quad + j, thread)) continue;
         Add(&v[j], quad_of(quad + j));
         if (tiles.cluster == tiles.splits) {
           WriteQuad<Config>(place, quad % 8 + j, v[j]);

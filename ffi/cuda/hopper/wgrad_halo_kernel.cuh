@@ -24,10 +24,31 @@
 
 namespace jax_convbatch::hopper {
 
-template <typename T_, int kMultiplications_>
+template <int kWidth>
+__device__ __forceinline__ BlockOrigin HaloOrigin(const WgradTiles& tiles,
+                                                  int tile, int tap) {
+  const int c = tile / tiles.n_tiles, n = tile % tiles.n_tiles;
+  if constexpr (kWidth == kOneGroup) return {tap, c * 64, n * 64, tiles.K};
+  const int group = c / tiles.group_blocks, first = group * tiles.group_outputs;
+  return {tap, (c - group * tiles.group_blocks) * 64, first + n * 64,
+          first + tiles.group_outputs};
+}
+
+// The first of the tile's input channels.
+template <int kWidth>
+__device__ __forceinline__ int HaloInput(const WgradTiles& tiles, int tile) {
+  const int c = tile / tiles.n_tiles;
+  if constexpr (kWidth != kAnyGroups) return c * 64;
+  const int group = c / tiles.group_blocks;
+  return group * tiles.group_inputs + (c - group * tiles.group_blocks) * 64;
+}
+
+// kWidth: see group_width.h.
+template <typename T_, int kMultiplications_, int kWidth_ = kOneGroup>
 struct HaloConfig {
   using T = T_;
-  using Layout = HaloConfig<T_, 7>;                           // AddPieces'
+  using Layout = HaloConfig<T_, 7, kWidth_>;  // AddPieces'
+  static constexpr int kWidth = kWidth_;
   static constexpr int kMultiplications = kMultiplications_;  // of a step
   static constexpr int kTaps = 3;  // of a filter row; and filter rows
   static constexpr int kThreads = (kTaps + 1) * kWarpgroup;
@@ -47,8 +68,7 @@ struct HaloConfig {
 
   __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
                                        int block, int thread) {
-    return {thread / kWarpgroup * kTaps + block, tile / tiles.n_tiles * 64,
-            tile % tiles.n_tiles * 64};
+    return HaloOrigin<kWidth>(tiles, tile, thread / kWarpgroup * kTaps + block);
   }
 };
 
@@ -97,14 +117,15 @@ struct HaloRing {
 using HaloBarriers = RingBarriers<HaloTiling::kMaxStages>;
 
 // By one thread.
+template <typename Config>
 __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
                                                 uint32_t ring,
                                                 HaloBarriers& barriers) {
   HaloRing at{problem.stages};
   PieceWalk<false> walk(problem, blockIdx.x);
   for (WgradPiece piece; walk.Next(&piece);) {
-    const int c = piece.tile / problem.n_tiles * 64;
-    const int k = piece.tile % problem.n_tiles * 64;
+    const int c = HaloInput<Config::kWidth>(problem, piece.tile);
+    const int k = Config::Origin(problem, piece.tile, 0, 0).k;
     for (int step = piece.begin; step < piece.end;) {
       const HaloRun run = RunAt(problem, step, piece.end);
       step += run.count;
@@ -212,7 +233,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     GiveRegisters<Config::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      IssueHaloCopies(problem, ring, barriers);
+      IssueHaloCopies<Config>(problem, ring, barriers);
       LaunchDependents();
     }
   } else {

@@ -18,10 +18,11 @@
 
 namespace jax_convbatch::hopper {
 
-// Strips of kStrip pixels.
-template <int kStrip_>
+// Strips of kStrip pixels. kWidth: see group_width.h.
+template <int kStrip_, int kWidth_ = kOneGroup>
 struct HaloTf32Config {
   using T = float;
+  static constexpr int kWidth = kWidth_;
   static constexpr int kStrip = kStrip_;
   static constexpr int kTaps = 3;
   static constexpr int kThreads = (kTaps + 1) * kWarpgroup;
@@ -48,8 +49,7 @@ struct HaloTf32Config {
 
   __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
                                        int block, int thread) {
-    return {thread / kWarpgroup * kTaps + block, tile / tiles.n_tiles * 64,
-            tile % tiles.n_tiles * 64};
+    return HaloOrigin<kWidth>(tiles, tile, thread / kWarpgroup * kTaps + block);
   }
 };
 
@@ -128,7 +128,7 @@ __device__ __forceinline__ void IssueHaloTf32Copies(
   RingPosition<Config::kDyStages> dy_at;
   ForHaloRuns(problem, [&](const WgradPiece& piece, const HaloTf32Run& run) {
     const int c = piece.tile / problem.n_tiles * 2;
-    const int k = piece.tile % problem.n_tiles * 2;
+    const int k = Config::Origin(problem, piece.tile, 0, 0).k / kTf32Block;
     int row = run.begin;
     for (int number = 0; number < run.count; ++number) {
       for (; row < run.Reach(problem, number); ++row) {

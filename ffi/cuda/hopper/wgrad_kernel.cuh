@@ -17,8 +17,14 @@ namespace jax_convbatch::hopper {
 // longer side follow each other, so that most neighbours share the other side.
 struct TilePlace {
   int m, n;
+  int unit = 0;  // of several groups, see wgrad_tiling.h
 
-  __device__ TilePlace(const WgradTiles& tiles, int tile) {
+  __device__ TilePlace(const WgradTiles& tiles, int tile,
+                       int width = kOneGroup) {
+    if (width != kOneGroup) {
+      unit = tile / tiles.group_tiles;
+      tile -= unit * tiles.group_tiles;
+    }
     uint32_t major = tile;
     const int minor = TakeDigit(tiles.by_minor_tiles, major);
     m = tiles.m_minor ? minor : major;
@@ -38,13 +44,16 @@ __device__ __forceinline__ int BlocksOf(const WgradTiles& tiles,
 // be the one that all share: each warpgroup reads it once for 64 of the other.
 // kGroups: consumer warpgroups.
 template <typename T_, int kM_, int kN_, int kStages_, bool kTransposed_,
-          int kGroups_ = kConsumers, bool kPair_ = false>
+          int kGroups_ = kConsumers, bool kPair_ = false,
+          int kWidth_ = kOneGroup>
 struct WgradConfig {
   using T = T_;
   // Whether blocks may copy for each other.
   static constexpr bool kPair = kPair_;
   // The same for AddPieces, to which stages and pairs are nothing.
-  using Layout = WgradConfig<T_, kM_, kN_, 1, kTransposed_, kGroups_>;
+  using Layout =
+      WgradConfig<T_, kM_, kN_, 1, kTransposed_, kGroups_, false, kWidth_>;
+  static constexpr int kWidth = kWidth_;  // see group_width.h
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kBlocks = kM / 64;  // of filter rows
@@ -100,17 +109,18 @@ struct WgradConfig {
   __device__ static bool Has(const WgradTiles& tiles, int tile, int block,
                              int thread) {
     return FilterBlock(block, thread) <
-           BlocksOf<kBlocks>(tiles, TilePlace(tiles, tile));
+           BlocksOf<kBlocks>(tiles, TilePlace(tiles, tile, kWidth));
   }
 
   __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
                                        int block, int thread) {
-    const TilePlace at(tiles, tile);
+    const TilePlace at(tiles, tile, kWidth);
     const int rows = at.m * kBlocks + FilterBlock(block, thread);
     const int tap = tiles.by_channel_blocks.Divide(rows);
     const int column = kTransposed ? Row(block, thread) : Column(block, thread);
+    const int first = at.unit * tiles.group_outputs;
     return {tap, (rows - tap * tiles.channel_blocks) * 64,
-            at.n * kN + column * 64};
+            first + at.n * kN + column * 64, first + tiles.group_outputs};
   }
 };
 
@@ -154,13 +164,15 @@ __device__ __forceinline__ void IssueWgradCopies(
   bool is_set_up = false;
   PieceWalk<Config::kWhole> walk(problem, ShareOf<Config::kPair>(problem));
   for (WgradPiece piece; walk.Next(&piece);) {
-    const TilePlace place(problem, piece.tile);
-    const int channel = place.n * Config::kN;
+    const TilePlace place(problem, piece.tile, Config::kWidth);
+    const int channel =
+        place.unit * problem.group_outputs + place.n * Config::kN;
     // Boxes past the last tap or channel are left out, and what they would have
     // given is not written. (To have them filled with zeros takes several times
     // as long as to load them.)
     const int blocks = BlocksOf<Config::kBlocks>(problem, place);
-    const int channels = min(Config::kN, problem.K - channel);
+    const int channels =
+        min(Config::kN, problem.group_outputs - place.n * Config::kN);
     const int bytes = (blocks + (channels + 63) / 64) * kBoxBytes;
     int c[Config::kBlocks], offset_h[Config::kBlocks],
         offset_w[Config::kBlocks];
@@ -169,7 +181,8 @@ __device__ __forceinline__ void IssueWgradCopies(
       const int block = place.m * Config::kBlocks + m;
       const int tap = problem.by_channel_blocks.Divide(block);
       const int r = problem.by_filter_width.Divide(tap);
-      c[m] = (block - tap * problem.channel_blocks) * 64;
+      c[m] = place.unit * problem.group_inputs +
+             (block - tap * problem.channel_blocks) * 64;
       offset_h[m] = r * problem.dilation_h;
       offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
     }

@@ -18,7 +18,7 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   WgradTiles tiles{};
   tiles.dw = call.result;
   tiles.pieces = static_cast<float*>(call.workspace);
-  tiles.C = static_cast<int>(g.C);
+  tiles.C = static_cast<int>(g.group_C());
   tiles.K = static_cast<int>(g.K);
   tiles.taps = static_cast<int>(g.taps());
   tiles.filter_width = static_cast<int>(g.S);
@@ -33,13 +33,18 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   tiles.rounds = 1;
   tiles.by_splits = FastDivmod<uint32_t>(1);
   // Pairs count on the order that they are in.
-  const int64_t m_tiles = count / n_tiles;
+  const int64_t units = GroupUnits(g);
+  const int64_t m_tiles = count / n_tiles / units;
   tiles.m_minor = !tiles.paired && m_tiles > n_tiles;
   tiles.by_minor_tiles =
       FastDivmod<uint32_t>(tiles.m_minor ? m_tiles : n_tiles);
   tiles.by_channel_blocks = FastDivmod<uint32_t>(channel_blocks);
   tiles.by_filter_width = FastDivmod<uint32_t>(g.S);
   tiles.cluster = call.plan.cluster;
+  tiles.group_inputs = static_cast<int>(g.C / units);
+  tiles.group_outputs = static_cast<int>(g.K / units);
+  tiles.group_blocks = (tiles.group_inputs + 63) / 64;
+  tiles.group_tiles = static_cast<int>(count / units);
   return tiles;
 }
 

@@ -150,6 +150,12 @@ __device__ __forceinline__ PieceRange PiecesOf(const WgradTiles& tiles,
           tiles.Begin(first) < begin};
 }
 
+// Whether whole tiles may go to dw by StoreBlocks.
+template <typename Config, typename T = typename Config::T>
+inline constexpr bool kStoresBlocks = !kIsNarrow<Config::kWidth>;
+template <typename Config>
+inline constexpr bool kStoresBlocks<Config, float> = false;
+
 // A warpgroup's accumulators, on their way to dw or to the pieces. Config says
 // how a tile's accumulators lie: in kQuads quads for each of kConsumed threads;
 // Has() says whether a block of eight is in dw, Origin() where. `is_last`:
@@ -161,7 +167,7 @@ __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
                                            uint32_t ring, Quad quad_of) {
   // Two loops: the short one should not be scattered over the other's code.
   if (piece.end - piece.begin == tiles.classes) {
-    if constexpr (!std::is_same_v<typename Config::T, float>) {
+    if constexpr (kStoresBlocks<Config>) {
       if (tiles.splits > 0 && is_last) {
         NamedBarrier(1, Config::kConsumed);  // all have multiplied
         StoreBlocks<Config>(tiles, piece.tile, thread, ring, quad_of);
@@ -174,6 +180,8 @@ __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
       const auto place = PlaceOf<Config>(tiles, piece.tile, block, thread);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
+        if (!HasQuad<Config>(tiles, piece.tile, block * 8 + i, thread))
+          continue;
         WriteQuad<Config>(place, i, quad_of(block * 8 + i));
       }
     }
@@ -185,7 +193,7 @@ __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
                thread;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; ++quad) {
-    if (Config::Has(tiles, piece.tile, quad / 8, thread)) {
+    if (HasQuad<Config>(tiles, piece.tile, quad, thread)) {
       to[quad * Config::kConsumed] = quad_of(quad);
     }
   }

@@ -22,16 +22,19 @@ double BytesRead(const ConvGeometry& g) {
 // A choice of tiles.
 struct Tiles {
   int m, n;
-  int64_t m_tiles, n_tiles, steps;
+  int64_t units, m_tiles, n_tiles, steps;
   int64_t rows;                            // of m that are formed
   double multiplier_cycles, copied_bytes;  // of a step
+  double in_dw = 1;                        // of a tile's sums, those that are
 
-  int64_t count() const { return m_tiles * n_tiles; }
+  int64_t count() const { return units * m_tiles * n_tiles; }
   Sharing sharing(int64_t blocks) const {
     return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
   }
   bool small() const { return m * n <= kSmallTile; }
-  int64_t piece_bytes() const { return rows * n * int64_t{sizeof(float)}; }
+  int64_t piece_bytes() const {
+    return static_cast<int64_t>(in_dw * rows * n * sizeof(float));
+  }
 };
 
 // Microseconds on an H200. The constants are fitted to times of 22 layers of
@@ -40,12 +43,15 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                     int multiprocessors) {
   constexpr double kCyclesPerMicrosecond = 1755;
   constexpr double kPerStep = 42.9, kOneWarpgroup = 46.8;
-  constexpr double kCopyRate = 11.30e6;  // bytes a microsecond
+  // Bytes a microsecond. Of several groups, fewer tiles share what they copy,
+  // and pieces are few.
+  const double copy_rate = g.groups == 1 ? 11.30e6 : 8.5e6;
+  const double pieces_rate = g.groups == 1 ? 1.36e6 : 2.2e6;
+  const double add_launch = g.groups == 1 ? 0.9 : 2.5;
   constexpr double kCopiedForBoth = 0.466;
   constexpr double kMemoryRate = 4.06e6;
-  constexpr double kTwoResident = 1.05;   // times as much
-  constexpr double kPiecesRate = 1.36e6;  // written and read
-  constexpr double kAddLaunch = 0.9, kAddPiece = 0.000156;
+  constexpr double kTwoResident = 1.05;  // times as much
+  constexpr double kAddPiece = 0.000156;
   constexpr double kExchange = 0.998, kExchangeBlock = 0.0597;
   constexpr double kAddInTwo = 1.82, kAddInTwoByte = 2.01e-6;
   constexpr double kAddInTwoMore = 60e-6;
@@ -73,7 +79,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
       64.0 * static_cast<double>(pair_x * tiles.rows + pair_dy * tiles.n);
   const double copies = static_cast<double>(count * tiles.steps) *
                         (tiles.copied_bytes - (1 - kCopiedForBoth) * shared) /
-                        kCopyRate;
+                        copy_rate;
   // Tiles that share pixels find some of them in the L2: most where blocks
   // start tiles together, or copy for each other.
   const double again = even ? 0.3 : 0.574;
@@ -103,9 +109,14 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   const int64_t split_tiles = count - sharing.whole;
   const int64_t pieces =
       even ? split_tiles * sharing.splits / plan.cluster : plan.blocks + count;
-  return time + static_cast<double>(pieces) * bytes / kPiecesRate + kAddLaunch +
+  return time + static_cast<double>(pieces) * bytes / pieces_rate + add_launch +
          kAddPiece * even * static_cast<double>(pieces) /
              static_cast<double>(split_tiles);
+}
+
+// Of narrow groups, only what lies on a tile's diagonal.
+double InDw(const ConvGeometry& g) {
+  return IsNarrow(GroupWidth(g)) ? 1.0 * g.group_C() / kWideGroups : 1;
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
@@ -115,6 +126,7 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
   const int64_t rows = std::min<int64_t>(m, tiling.filter_blocks * 64);
   return {m,
           n,
+          tiling.units,
           tiling.m_tiles,
           tiling.n_tiles,
           tiling.steps,
@@ -123,7 +135,8 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
               (m == 64 && n == 128   ? kInTurns
                : m == 128 && n == 64 ? kHalves
                                      : 1),
-          static_cast<double>(rows + n) * 128};
+          static_cast<double>(rows + n) * 128,
+          InDw(g)};
 }
 
 Tiles HaloTiles(const ConvGeometry& g) {
@@ -135,21 +148,24 @@ Tiles HaloTiles(const ConvGeometry& g) {
                                     static_cast<double>(g.P);
   return {kHaloM,
           kHaloN,
+          1,
           tiling.channel_blocks,
           tiling.n_tiles,
           tiling.steps,
           kHaloM,
           tiling.multiplications() * kPerMultiplication * multiplied,
-          0};
+          0,
+          InDw(g)};
 }
 
 // The plans that a choice of tiles has.
-std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
+std::vector<Plan> PlansOf(const Tiles& tiles, bool groups,
+                          int multiprocessors) {
   const int64_t count = tiles.count();
   const bool small = tiles.small();
   const bool smallest = tiles.m == 64 && tiles.n == 64;  // two a multiprocessor
   // Those that Run() in wgrad.cu has kernels for.
-  const bool pairs = smallest || tiles.n == 128;
+  const bool pairs = !groups && (smallest || tiles.n == 128);
   std::vector<Plan> plans;
   auto add = [&](int64_t blocks, int cluster, Pair pair) {
     Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};
@@ -204,6 +220,22 @@ std::vector<Plan> PlansOf(const Tiles& tiles, int multiprocessors) {
   return plans;
 }
 
+struct Shape {
+  int m, n;
+};
+
+// Those that wgrad.cu has kernels for. A group's tiles have output channels of
+// one group, or 64 of several narrow ones.
+std::vector<Shape> ShapesOf(const ConvGeometry& g) {
+  if (g.groups == 1) {
+    return {{256, 128}, {128, 256}, {192, 128}, {128, 128},
+            {128, 64},  {64, 128},  {64, 64}};
+  }
+  std::vector<Shape> shapes = {{384, 64}, {192, 64}, {128, 64}, {64, 64}};
+  if (g.group_K() % 128 == 0) shapes.push_back({128, 128});
+  return shapes;
+}
+
 }  // namespace
 
 std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
@@ -215,9 +247,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   }
   if (type == Type::kTf32) return PlanWgradTf32(g, multiprocessors);
   std::vector<Tiles> choices;
-  constexpr int kShapes[][2] = {{256, 128}, {128, 256}, {192, 128}, {128, 128},
-                                {128, 64},  {64, 128},  {64, 64}};
-  for (const auto& [m, n] : kShapes) {
+  for (const auto& [m, n] : ShapesOf(g)) {
     const Tiles tiles = TilesOf(g, m, n);
     // Not those that are half empty: the smallest is in the list.
     if (2 * tiles.rows <= m && m > 64) continue;
@@ -227,7 +257,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   Plan best{};
   double least = 0;
   for (const Tiles& tiles : choices) {
-    for (const Plan& plan : PlansOf(tiles, multiprocessors)) {
+    for (const Plan& plan : PlansOf(tiles, g.groups > 1, multiprocessors)) {
       if (IsShort(g, type, plan)) continue;  // below
       const double time = EstimateTime(g, tiles, plan, multiprocessors);
       if (best.blocks == 0 || time < least) {

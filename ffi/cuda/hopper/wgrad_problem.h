@@ -21,7 +21,7 @@ namespace jax_convbatch::hopper {
 struct WgradTiles {
   void* dw;
   float* pieces;
-  int C, K;
+  int C, K;  // of dw: the input channels of a group
   int taps, filter_width, channel_blocks;
   int n_tiles, tiles;
   int steps;    // of a tile
@@ -40,6 +40,9 @@ struct WgradTiles {
   // that has it.
   bool has_rest;
   int rest_class;
+  // Of several groups: blocks of 64 channels and tiles in each, and how many
+  // channels of x and of dy it takes (64 of several narrow groups).
+  int group_blocks, group_tiles, group_inputs, group_outputs;
   // Blocks of two tiles in a cluster that copy x (otherwise dy) for each other.
   bool paired, shares_x;
 

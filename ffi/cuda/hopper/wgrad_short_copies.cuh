@@ -54,6 +54,7 @@ struct WgradShortConfig {
 
   // What AddPieces asks, of boxes of 64 channels.
   using Layout = WgradShortConfig;
+  static constexpr int kWidth = kOneGroup;
   static constexpr bool kTransposed = true;
   static constexpr int kQuads = kColumns / 8;
   __device__ static bool Has(const WgradTiles&, int, int, int) { return true; }
@@ -67,7 +68,7 @@ struct WgradShortConfig {
     uint32_t rest = at.m * kBlocks + of_tile;
     const int c =
         static_cast<int>(TakeDigit(tiles.by_channel_blocks, rest)) * 64;
-    return {static_cast<int>(rest), c, k};
+    return {static_cast<int>(rest), c, k, tiles.K};
   }
 };
 

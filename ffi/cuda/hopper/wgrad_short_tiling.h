@@ -73,7 +73,7 @@ struct WgradShortTiling {
 // Whether the kernels for few steps run a plan of wgrad.
 inline bool IsShort(const ConvGeometry& g, Type type, const Plan& plan) {
   constexpr int64_t kFew = 40;  // steps of a block
-  if (type == Type::kTf32 || plan.pair != Pair::kNone ||
+  if (type == Type::kTf32 || g.groups > 1 || plan.pair != Pair::kNone ||
       WgradShortStages(plan.tile_m, plan.tile_n) == 0 ||
       !WgradShortTiling::Covers(g, plan.tile_m, plan.tile_n)) {
     return false;

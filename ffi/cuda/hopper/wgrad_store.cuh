@@ -8,17 +8,33 @@
 
 #include <type_traits>
 
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_problem.h"
 
 namespace jax_convbatch::hopper {
 
-// A block: input channels of a tap from c on, output
-// channels from k on.
+// A block: input channels of a tap from c on, output channels from k on, of
+// those up to k_end.
 struct BlockOrigin {
-  int tap, c, k;
+  int tap, c, k, k_end;
 };
+
+// Whether a thread's quad of a tile is in dw: of narrow groups it must lie on
+// the diagonal, where a group's input channels meet its own output channels.
+// The same for all threads of a warp.
+template <typename Config>
+__device__ __forceinline__ bool HasQuad(const WgradTiles& tiles, int tile,
+                                        int quad, int thread) {
+  if constexpr (!std::is_same_v<typename Config::T, float>) {
+    if constexpr (kIsNarrow<Config::kWidth>) {
+      const int group = thread % kWarpgroup / 32 * 16 / Config::kWidth;
+      if (quad % 8 * 8 / Config::kWidth != group) return false;
+    }
+  }
+  return Config::Has(tiles, tile, quad / 8, thread);
+}
 
 // Where eight quads of a wgmma's thread lie in dw. A quad is four accumulators:
 // of eight columns of the product two, of two rows; eight quads are a block of
@@ -35,7 +51,7 @@ template <typename Config>
 __device__ __forceinline__ QuadsPlace<typename Config::T> PlaceOf(
     const WgradTiles& tiles, int tile, int block, int thread) {
   using T = typename Config::T;
-  auto [tap, c, k] = Config::Origin(tiles, tile, block, thread);
+  auto [tap, c, k, k_end] = Config::Origin(tiles, tile, block, thread);
   const int row = thread % kWarpgroup / 32 * 16;
   QuadsPlace<T> place;
   if constexpr (std::is_same_v<T, float>) {
@@ -46,19 +62,23 @@ __device__ __forceinline__ QuadsPlace<typename Config::T> PlaceOf(
     place.quad_stride = tiles.K;
     place.row_stride = int64_t{4} * tiles.K;
     place.quads = (tiles.C - c + 31) / 32 * 4;
-    place.has_first = place.has_second = k < tiles.K;
+    place.has_first = place.has_second = k < k_end;
   } else if constexpr (Config::kTransposed) {
     // TransposeMatrix gives a lane two output channels of one input channel.
     c += thread % 32 / 4;
+    if constexpr (kIsNarrow<Config::kWidth>)
+      c -= row / Config::kWidth * Config::kWidth;
     k += row + thread % 4 * 2;
     place.quad_stride = int64_t{8} * tiles.K;
     place.row_stride = 8;
-    place.quads = (tiles.C - c + 7) / 8;
-    place.has_first = k < tiles.K;
-    place.has_second = k + 8 < tiles.K;
+    place.quads = kIsNarrow<Config::kWidth> ? 8 : (tiles.C - c + 7) / 8;
+    place.has_first = k < k_end;
+    place.has_second = k + 8 < k_end;
   } else {
     c += row + thread % 32 / 4;
-    place.quads = (tiles.K - k) / 8;
+    if constexpr (kIsNarrow<Config::kWidth>)
+      c -= row / Config::kWidth * Config::kWidth;
+    place.quads = (k_end - k) / 8;
     k += thread % 4 * 2;
     place.quad_stride = 8;
     place.row_stride = int64_t{8} * tiles.K;
@@ -145,7 +165,7 @@ __device__ __forceinline__ void StoreBlocks(const WgradTiles& tiles, int tile,
     for (int i = 0; i < 16; i += 4) {
       const int row = warp * 16 + i + lane / 8;
       const int c = origin.c + row;
-      if (c >= tiles.C || k >= tiles.K) continue;
+      if (c >= tiles.C || k >= origin.k_end) continue;
       *reinterpret_cast<float4*>(to + int64_t{c} * tiles.K + k) =
           LoadShared4(chunk_at(block, row, lane % 8));
     }

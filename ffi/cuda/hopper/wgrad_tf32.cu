@@ -26,14 +26,14 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
                        {kTf32Block, tiling.images, 2, tiling.strip, 1});
 }
 
-template <int kStrip>
+template <int kStrip, int kWidth>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  using Config = HaloTf32Config<kStrip>;
+  using Config = HaloTf32Config<kStrip, kWidth>;
   HaloProblem problem{};
   if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
   const auto kernel = &WgradHaloTf32Kernel<Config>;
   // The same for strips of either length.
-  const auto adds = &AddPieces<HaloTf32Config<7>, 1>;
+  const auto adds = &AddPieces<HaloTf32Config<7, kWidth>, 1>;
   const bool whole = problem.tiles % problem.blocks == 0;
   const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -50,12 +50,12 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
       });
 }
 
-}  // namespace
-
-cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
+template <int kWidth>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.plan.tile_m == kHaloM && call.plan.tile_n == kHaloN) {
-    return HaloTiling(call.g).strip == 7 ? RunHalo<7>(call, stage, stream)
-                                         : RunHalo<8>(call, stage, stream);
+    return HaloTiling(call.g).strip == 7
+               ? RunHalo<7, kWidth>(call, stage, stream)
+               : RunHalo<8, kWidth>(call, stage, stream);
   }
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
@@ -78,17 +78,28 @@ cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
         });
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
-  if (m == 256 && n == 128) return launch(WgradTf32Config<256, 128, 4>());
-  if (m == 256 && n == 64) return launch(WgradTf32Config<256, 64, 5>());
+  if (m == 256 && n == 128)
+    return launch(WgradTf32Config<256, 128, 4, 1, kWidth>());
+  if (m == 256 && n == 64)
+    return launch(WgradTf32Config<256, 64, 5, 1, kWidth>());
   if (m == kTapRowTile && n == 64) {
-    return launch(WgradTf32Config<kTapRowTile, 64, 10, 3>());
+    return launch(WgradTf32Config<kTapRowTile, 64, 10, 3, kWidth>());
   }
   if (m == kTapRowTile && n == 128) {
-    return launch(WgradTf32Config<kTapRowTile, 128, 8, 3>());
+    return launch(WgradTf32Config<kTapRowTile, 128, 8, 3, kWidth>());
   }
-  if (m == 128 && n == 64) return launch(WgradTf32Config<128, 64, 8>());
-  if (m == 128 && n == 32) return launch(WgradTf32Config<128, 32, 8>());
+  if (m == 128 && n == 64)
+    return launch(WgradTf32Config<128, 64, 8, 1, kWidth>());
+  if (m == 128 && n == 32)
+    return launch(WgradTf32Config<128, 32, 8, 1, kWidth>());
   return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  return call.g.groups > 1 ? Run<kWideGroups>(call, stage, stream)
+                           : Run<kOneGroup>(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -18,9 +18,9 @@ namespace jax_convbatch::hopper {
 
 inline constexpr int kTransposeBarrier = 1;
 
-template <int kM, int kN, int kStages, int kTaps = 1>
-struct WgradTf32Config : F32WgradTile<kM, kN, kStages, kTaps> {
-  using Tile = F32WgradTile<kM, kN, kStages, kTaps>;
+template <int kM, int kN, int kStages, int kTaps = 1, int kWidth = kOneGroup>
+struct WgradTf32Config : F32WgradTile<kM, kN, kStages, kTaps, kWidth> {
+  using Tile = F32WgradTile<kM, kN, kStages, kTaps, kWidth>;
   // With 40 of those that load: what a block begins with, 128 x 512 or 96 x
   // 640.
   static constexpr int kDyRegisters = 56;
@@ -36,13 +36,13 @@ __device__ __forceinline__ void WriteQuadTf32(const WgradProblem& problem,
                                               int tile, int quad, int thread,
                                               float4 v) {
   constexpr int kColumnQuads = Config::kN / 16;
-  const TapChannel first =
-      FirstRow<Config>(problem, tile / problem.n_tiles, thread);
+  const F32TilePlace<Config> place(problem, tile);
+  const TapChannel first = FirstRow<Config>(problem, place.m, thread);
   const int tap = first.tap;
   const int c = first.c + quad / kColumnQuads;  // of the lane's 2 or 4 rows
   const int column = quad % kColumnQuads;
-  const int k = tile % problem.n_tiles * Config::kN + column / 2 * kTf32Block +
-                thread % 4 * 8 + column % 2 * 4;
+  const int k =
+      place.k + column / 2 * kTf32Block + thread % 4 * 8 + column % 2 * 4;
   if (tap >= problem.taps || c >= problem.C || k >= problem.K) return;
   float* to = static_cast<float*>(problem.dw) +
               (int64_t{tap} * problem.C + c) * problem.K + k;

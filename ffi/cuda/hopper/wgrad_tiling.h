@@ -8,6 +8,7 @@
 #include "conv_geometry.h"
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/group_width.h"
 
 namespace jax_convbatch::hopper {
 
@@ -17,26 +18,32 @@ inline constexpr int kTapRowTile = 3 * 64;
 // Filter rows come in blocks of channels of one tap, 128 bytes each, or where
 // taps share their pixels in blocks of 64 channels of one row of taps; a tile
 // has some of them, some output channels, and one step for each so many pixels.
+//
+// Several groups have such tiles each; narrow ones as many together as have 64
+// channels.
 struct WgradTiling {
   int64_t block;  // pixels of a step, channels of 128 bytes
-  int64_t channel_blocks, filter_blocks, m_tiles, n_tiles, steps;
+  int64_t units;  // groups, or sets of narrow ones
+  int64_t channel_blocks, filter_blocks, m_tiles, n_tiles, steps;  // of one
 
   WgradTiling(const ConvGeometry& g, Type type, int tile_m, int tile_n)
-      : block(128 / ElementBytes(type)), n_tiles((g.K + tile_n - 1) / tile_n) {
+      : block(128 / ElementBytes(type)),
+        units(GroupUnits(g)),
+        n_tiles((g.K / units + tile_n - 1) / tile_n) {
     int64_t cols = g.Q;
     if (type == Type::kTf32 && tile_m == kTapRowTile) {
       cols = WithReach(FpropPart(g)).w.count;
-      channel_blocks = (g.C + 63) / 64;
+      channel_blocks = (g.C / units + 63) / 64;
       m_tiles = filter_blocks = g.R * channel_blocks;
     } else {
-      channel_blocks = (g.C + block - 1) / block;
+      channel_blocks = (g.C / units + block - 1) / block;
       filter_blocks = g.taps() * channel_blocks;
       m_tiles = (filter_blocks * block + tile_m - 1) / tile_m;
     }
     steps = (g.N * g.P * cols + block - 1) / block;
   }
 
-  int64_t tiles() const { return m_tiles * n_tiles; }
+  int64_t tiles() const { return units * m_tiles * n_tiles; }
 };
 
 // Rows times columns of tiles of which up to eight blocks of a cluster add
@@ -86,8 +93,8 @@ struct HaloTiling {
   static constexpr int kSharedBytes = 225 << 10;
   static constexpr double kMaxImageBytes = int64_t{1} << 40;
 
-  int64_t channel_blocks, n_tiles;
-  int images, strip, reach;  // reach: columns that taps add to a strip
+  int64_t channel_blocks, n_tiles;  // of all groups; of one
+  int images, strip, reach;         // reach: columns that taps add to a strip
   int64_t image_groups, strips, steps;
 
   static bool Covers(const ConvGeometry& g, Type type) {
@@ -102,8 +109,8 @@ struct HaloTiling {
   }
 
   explicit HaloTiling(const ConvGeometry& g)
-      : channel_blocks((g.C + 63) / 64),
-        n_tiles((g.K + 63) / 64),
+      : channel_blocks(GroupUnits(g) * ((g.C / GroupUnits(g) + 63) / 64)),
+        n_tiles((g.K / GroupUnits(g) + 63) / 64),
         images(g.N > 8 ? 16 : 8),
         strip(Strip(g.Q, images)),
         reach(static_cast<int>(2 * g.filter_dilation.w)),

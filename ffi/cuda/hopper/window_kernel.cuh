@@ -20,6 +20,8 @@
 
 #include <type_traits>
 
+#include "cuda/hopper/group_stages.cuh"
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgmma_224.cuh"
 #include "cuda/hopper/window_problem.h"
@@ -76,20 +78,40 @@ __device__ __forceinline__ void Place(const WindowProblem& problem, int t,
   tile->row = group * problem.tiling.rows + row;
 }
 
-template <bool kStrips>
+// Which blocks share the tiles of the same channels: of several groups, a block
+// keeps to one set of 64.
+template <bool kGroups>
+struct WindowShare {
+  int first = blockIdx.x, step = gridDim.x;
+  int channel = 0;
+
+  __device__ explicit WindowShare(const WindowProblem& problem) {
+    if constexpr (kGroups) {
+      first = blockIdx.x / problem.units;
+      step = gridDim.x / problem.units;
+      channel = (blockIdx.x - first * problem.units) * 64;
+    }
+  }
+};
+
+template <bool kStrips, bool kGroups>
 __device__ __forceinline__ WindowTile
 FirstWindow(const WindowProblem& problem) {
+  const WindowShare<kGroups> share(problem);
   WindowTile tile{};
-  Place<kStrips>(problem, blockIdx.x, &tile);
+  tile.channel = share.channel;
+  Place<kStrips>(problem, share.first, &tile);
   return tile;
 }
 
 // Calls visit(tile) for the tiles of this block, in order.
-template <bool kStrips, typename Visit>
+template <bool kStrips, bool kGroups, typename Visit>
 __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
                                            Visit visit) {
+  const WindowShare<kGroups> share(problem);
   WindowTile tile{};
-  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+  tile.channel = share.channel;
+  for (int t = share.first; t < problem.tiles; t += share.step) {
     Place<kStrips>(problem, t, &tile);
     visit(tile);
     ++tile.turn;
@@ -100,20 +122,26 @@ __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
   }
 }
 
+// Bytes of a tap of the filter.
+template <int kWidth>
+inline constexpr int kWindowTapBytes =
+    kIsNarrow<kWidth> ? kWidth * 128 : kBoxBytes;
+
 // By one thread.
+template <int kWidth>
 __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
-                                           uint32_t filter,
+                                           int channel, uint32_t filter,
                                            WindowBarriers& barriers) {
   const TapAxis &h = problem.taps_h, &w = problem.taps_w;
   uint64_t* barrier = barriers.filter;
   for (int r = 0; r < h.count; ++r) {
     for (int s = 0; s < w.count; ++s) {
       const uint32_t full = SharedAddress(barrier++);
-      BarrierArriveExpect(full, kBoxBytes);
-      LoadTile3(filter, problem.weights, full, 0, 0,
+      BarrierArriveExpect(full, kWindowTapBytes<kWidth>);
+      LoadTile3(filter, problem.weights, full, channel, 0,
                 (h.tap + r * h.tap_step) * problem.filter_width + w.tap +
                     s * w.tap_step);
-      filter += kBoxBytes;
+      filter += kWindowTapBytes<kWidth>;
     }
   }
 }
@@ -125,26 +153,28 @@ __device__ __forceinline__ void LoadWindow(const WindowProblem& problem,
   const WindowTiling& tiling = problem.tiling;
   const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
   BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
-  LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full, 0,
-            problem.input_w + tile.col, problem.input_h + tile.row, tile.image);
+  LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full,
+            tile.channel, problem.input_w + tile.col,
+            problem.input_h + tile.row, tile.image);
 }
 
 // By one thread, before the block's other barriers stand, as in
 // conv_kernel.cuh. The filter comes behind the first tile, tap by tap.
-template <bool kStrips>
+template <bool kStrips, int kWidth>
 __device__ __forceinline__ void LoadFirst(const WindowProblem& problem,
                                           uint32_t filter, uint32_t ring,
                                           WindowBarriers& barriers) {
-  LoadWindow(problem, FirstWindow<kStrips>(problem), ring, barriers);
-  LoadFilter(problem, filter, barriers);
+  const WindowTile tile = FirstWindow<kStrips, kWidth != kOneGroup>(problem);
+  LoadWindow(problem, tile, ring, barriers);
+  LoadFilter<kWidth>(problem, tile.channel, filter, barriers);
 }
 
 // By one thread: all tiles but the first.
-template <bool kStrips>
+template <bool kStrips, bool kGroups>
 __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
                                             uint32_t ring,
                                             WindowBarriers& barriers) {
-  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
     if (tile.turn == 0) return;
     BarrierWait(SharedAddress(&barriers.empty[tile.stage]), tile.round ^ 1);
     LoadWindow(problem, tile, ring, barriers);
@@ -152,23 +182,24 @@ __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
 }
 
 // By one thread.
-template <bool kStrips>
+template <bool kStrips, bool kGroups>
 __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
                                              uint32_t ring,
                                              WindowBarriers& barriers) {
-  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
     BarrierWait(SharedAddress(&barriers.written[tile.stage]), tile.round);
     StoreTile4(
         tile.rows == problem.tiling.rows ? problem.output : problem.piece,
-        ring + tile.stage * problem.tiling.stage_bytes, 0, tile.col, tile.row,
-        tile.image);
+        ring + tile.stage * problem.tiling.stage_bytes, tile.channel, tile.col,
+        tile.row, tile.image);
     StoreCommit();
     StoreWaitRead<0>();
     BarrierArrive(SharedAddress(&barriers.empty[tile.stage]));
   });
 }
 
-template <typename T, Contiguous kWeights, bool kStrips, typename After>
+template <typename T, Contiguous kWeights, bool kStrips, bool kGroups,
+          typename After>
 __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                                                 const After& after, int group,
                                                 uint32_t filter, uint32_t ring,
@@ -188,7 +219,7 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
               : kDescriptorBase;
   WindowChannels channels;
   if constexpr (After::kPresent) channels.Load<T>(after, problem.channels);
-  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
     const uint32_t window = ring + tile.stage * tiling.stage_bytes;
     auto multiply = [&](auto pixels) {
@@ -250,13 +281,81 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   });
 }
 
-template <typename T, Contiguous kWeights, bool kStrips, typename After>
+// Of narrow groups, pixels are the rows of products of one group each: what
+// channels as rows would multiply is zeros for the most part.
+template <typename T, Contiguous kWeights, int kWidth>
+__device__ __forceinline__ void MultiplyGroupWindows(
+    const WindowProblem& problem, int group, uint32_t filter, uint32_t ring,
+    WindowBarriers& barriers) {
+  const WindowTiling& tiling = problem.tiling;
+  const int step_h = (problem.taps_h.offset_step * tiling.width -
+                      problem.taps_w.count * problem.taps_w.offset_step) *
+                     8;
+  const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
+  const int taps = problem.taps_h.count * problem.taps_w.count;
+  const bool signals = threadIdx.x % 32 == 0;
+  const int blocks = (tiling.rows * tiling.width + 63) / 64;
+  ForWindows<false, true>(problem, [&](const WindowTile& tile) {
+    if (tile.turn % kConsumers != group) return;
+    if (tile.turn > 0) {
+      BarrierWait(SharedAddress(&barriers.turn[group]),
+                  (tile.turn - 1) / kConsumers & 1);
+    }
+    const uint32_t window = ring + tile.stage * tiling.stage_bytes;
+    auto multiply = [&](auto count) {
+      constexpr int kRows = decltype(count)::value;
+      float acc[kRows][32];
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+        for (float& a : acc[m]) a = 0.0f;
+      }
+      BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
+      uint64_t a = Descriptor(window), b = Descriptor(filter);
+      for (int tap = 0, s = 0; tap < taps; ++tap) {
+        BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
+        WgmmaFence();
+        MultiplyGroups<T, kWeights, kWidth>(acc, a, b);
+        WgmmaCommit();
+        if (tap + 1 == taps && signals) {
+          BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+        }
+        WgmmaWait<1>();
+        b += kWindowTapBytes<kWidth> >> 4;
+        a += step_w;
+        if (++s == problem.taps_w.count) {
+          s = 0;
+          a += step_h;
+        }
+      }
+      WgmmaWait<0>();
+      // Every warp's products have read the window.
+      NamedBarrier(1 + group, kWarpgroup);
+      WriteGroupWindow<T>(acc, problem, tile.rows, window);
+    };
+    if (blocks == 1) {
+      multiply(std::integral_constant<int, 1>());
+    } else if (blocks == 2) {
+      multiply(std::integral_constant<int, 2>());
+    } else {
+      multiply(std::integral_constant<int, 4>());
+    }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (signals) BarrierArrive(SharedAddress(&barriers.written[tile.stage]));
+  });
+}
+
+// kWidth: see group_width.h.
+template <typename T, Contiguous kWeights, bool kStrips, typename After,
+          int kWidth = kOneGroup>
 __global__ void __launch_bounds__(kThreads, 1)
     WindowKernel(const __grid_constant__ WindowProblem problem,
                  const __grid_constant__ After after) {
+  constexpr bool kGroups = kWidth != kOneGroup;
   extern __shared__ __align__(1024) uint8_t memory[];
   const int filter_bytes =
-      problem.taps_h.count * problem.taps_w.count * kBoxBytes;
+      problem.taps_h.count * problem.taps_w.count * kWindowTapBytes<kWidth>;
   auto& barriers = *reinterpret_cast<WindowBarriers*>(
       memory + filter_bytes +
       problem.tiling.stages * problem.tiling.stage_bytes);
@@ -270,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x == 0) {
     barriers.InitFirst();
-    LoadFirst<kStrips>(problem, filter, ring, barriers);
+    LoadFirst<kStrips, kWidth>(problem, filter, ring, barriers);
   }
   if (threadIdx.x == 96) barriers.Init();
   __syncthreads();
@@ -279,14 +378,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      LoadWindows<kStrips>(problem, ring, barriers);
+      LoadWindows<kStrips, kGroups>(problem, ring, barriers);
     } else if (threadIdx.x == 64) {
-      StoreWindows<kStrips>(problem, ring, barriers);
+      StoreWindows<kStrips, kGroups>(problem, ring, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    MultiplyWindows<T, kWeights, kStrips>(problem, after, warpgroup - 1, filter,
-                                          ring, barriers);
+    if constexpr (kIsNarrow<kWidth>) {
+      MultiplyGroupWindows<T, kWeights, kWidth>(problem, warpgroup - 1, filter,
+                                                ring, barriers);
+    } else {
+      MultiplyWindows<T, kWeights, kStrips, kGroups>(
+          problem, after, warpgroup - 1, filter, ring, barriers);
+    }
   }
 }
 

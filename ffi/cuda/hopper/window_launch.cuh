@@ -17,8 +17,16 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
                               const Activations& out, const PartAxes& part,
                               WindowProblem* problem) {
   const ConvGeometry& g = call.g;
-  const auto tiling = TileWindow(call.type, in, out, part, call.plan.tile_m);
+  const auto tiling =
+      g.groups > 1
+          ? TileGroupWindow(g, call.type, in, out, part, call.plan.tile_m)
+          : TileWindow(call.type, in, out, part, call.plan.tile_m);
   if (!tiling) return false;
+  const int units =
+      g.groups > 1 ? static_cast<int>(out.c / kWindowChannels) : 1;
+  const int blocks = call.plan.blocks / units;  // that share tiles
+  if (blocks == 0) return false;
+  problem->units = units;
   problem->tiling = *tiling;
   problem->taps_h = part.h.taps;
   problem->taps_w = part.w.taps;
@@ -34,18 +42,21 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   problem->whole = problem->tiles;
   // Tiles that some multiprocessors would have alone at the end: in pieces, if
   // those are no more than the multiprocessors.
-  const int last = problem->tiles % call.plan.blocks;
+  const int last = problem->tiles % blocks;
   const int pieces =
-      tiling->piece_rows > 0 ? tiling->rows / tiling->piece_rows : 1;
+      tiling->piece_rows > 0 && call.plan.tile_m != kGroupWindowPixels
+          ? tiling->rows / tiling->piece_rows
+          : 1;
   problem->pieces = pieces;
-  if (problem->tiles > call.plan.blocks && pieces > 1 &&
-      last * pieces <= call.plan.blocks) {
+  if (problem->tiles > blocks && pieces > 1 && last * pieces <= blocks) {
     problem->whole -= last;
     problem->tiles = problem->whole + last * pieces;
   }
+  const int width = GroupWidth(g);
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
   return EncodeTiled(&problem->weights, call.type, call.rhs,
-                     {g.K, g.C, g.taps()}, {64, 64, 1}) &&
+                     {g.K, g.group_C(), g.taps()},
+                     {64, IsNarrow(width) ? width : 64, 1}) &&
          EncodeTiled(&problem->input, call.type, call.lhs,
                      {in.c, in.w, in.h, in.n},
                      {64, tiling->width, tiling->box_rows, 1}) &&
@@ -58,8 +69,26 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
                      Copy::kStore);
 }
 
-// after: without residual and z.
-template <typename T, Contiguous kWeights, typename After = NoEpilogue>
+template <typename Kernel, typename After>
+cudaError_t LaunchWindow(Kernel* kernel, const WindowProblem& problem,
+                         const ConvCall& call, int tap_bytes, Stage stage,
+                         cudaStream_t stream, const After& after) {
+  const int bytes = static_cast<int>(call.g.taps()) * tap_bytes +
+                    problem.tiling.stages * problem.tiling.stage_bytes +
+                    static_cast<int>(sizeof(WindowBarriers));
+  // To one limit: threads may launch the kernel for several geometries at once.
+  const cudaError_t raised = RaiseSharedMemory(
+      kernel, kMostShared + static_cast<int>(sizeof(WindowBarriers)));
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  const int units = problem.units;
+  const int blocks = units * std::min(problem.tiles, call.plan.blocks / units);
+  kernel<<<blocks, kThreads, bytes, stream>>>(problem, after);
+  return cudaGetLastError();
+}
+
+// after: without residual and z. kWidth: see group_width.h.
+template <typename T, Contiguous kWeights, int kWidth = kOneGroup,
+          typename After = NoEpilogue>
 cudaError_t RunWindow(const ConvCall& call, const Activations& in,
                       const Activations& out, const PartAxes& part, Stage stage,
                       cudaStream_t stream, const After& after = {}) {
@@ -67,19 +96,16 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
   if (!MakeWindowProblem(call, in, out, part, &problem)) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = call.plan.tile_m == kStripPixels
-                          ? &WindowKernel<T, kWeights, true, After>
-                          : &WindowKernel<T, kWeights, false, After>;
-  const int bytes = static_cast<int>(call.g.taps()) * kBoxBytes +
-                    problem.tiling.stages * problem.tiling.stage_bytes +
-                    static_cast<int>(sizeof(WindowBarriers));
-  // To one limit: threads may launch the kernel for several geometries at once.
-  const cudaError_t raised = RaiseSharedMemory(
-      kernel, kMostShared + static_cast<int>(sizeof(WindowBarriers)));
-  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads, bytes,
-           stream>>>(problem, after);
-  return cudaGetLastError();
+  auto launch = [&](auto* kernel) {
+    return LaunchWindow(kernel, problem, call, kWindowTapBytes<kWidth>, stage,
+                        stream, after);
+  };
+  if constexpr (!kIsNarrow<kWidth>) {
+    if (call.plan.tile_m == kStripPixels) {
+      return launch(&WindowKernel<T, kWeights, true, After, kWidth>);
+    }
+  }
+  return launch(&WindowKernel<T, kWeights, false, After, kWidth>);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -2,20 +2,21 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/most_shared.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
-constexpr int64_t kRowBytes = 128;                // of a pixel: 64 channels
-constexpr int64_t kFilterBytes = 64 * kRowBytes;  // of a tap
-constexpr int64_t kMaxBox = 256;                  // of a copy, along an axis
+constexpr int64_t kRowBytes = 128;  // of a pixel: 64 channels
+constexpr int64_t kMaxBox = 256;    // of a copy, along an axis
 
 }  // namespace
 
 std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part, int pixels) {
+                                       const PartAxes& part, int pixels,
+                                       int filter_rows) {
   const PartAxis &h = part.h, &w = part.w;
   const bool in_strips = pixels == kStripPixels;
   const int64_t taps = int64_t{h.taps.count} * w.taps.count;
@@ -44,12 +45,16 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        : rows;
   const int64_t piece_rows =
       pieces > 1 && rows % pieces == 0 ? rows / pieces : 0;
-  const int64_t read =
-      in_strips ? (fit + reach_h) * width : reach_h * width + reach_w + pixels;
+  // Products of narrow groups are whole.
+  const int64_t read_pixels =
+      pixels == kGroupWindowPixels ? (pixels + 63) / 64 * 64 : pixels;
+  const int64_t read = in_strips ? (fit + reach_h) * width
+                                 : reach_h * width + reach_w + read_pixels;
   const int64_t stage_bytes =
       (std::max(box_rows * width, read) * kRowBytes + 1023) / 1024 * 1024;
   const int64_t stages = std::min<int64_t>(
-      (kMostShared - taps * kFilterBytes) / stage_bytes, kMaxWindowStages);
+      (kMostShared - taps * filter_rows * kRowBytes) / stage_bytes,
+      kMaxWindowStages);
   if (stages < 2) return std::nullopt;
   return WindowTiling{static_cast<int>(rows),
                       static_cast<int>(cols),
@@ -60,6 +65,22 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                       static_cast<int>((w.count + cols - 1) / cols),
                       static_cast<int>(stage_bytes),
                       static_cast<int>(stages)};
+}
+
+std::optional<WindowTiling> TileGroupWindow(const ConvGeometry& g, Type type,
+                                            const Activations& in,
+                                            const Activations& out,
+                                            const PartAxes& part, int pixels) {
+  const int width = GroupWidth(g);
+  const bool narrow = IsNarrow(width);
+  if ((pixels == kGroupWindowPixels) != narrow || width == kAnyGroups) {
+    return std::nullopt;
+  }
+  Activations unit_in = in, unit_out = out;
+  unit_in.c /= GroupUnits(g);
+  unit_out.c /= GroupUnits(g);
+  return TileWindow(type, unit_in, unit_out, part, pixels,
+                    narrow ? width : kWideGroups);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -11,16 +11,26 @@ namespace jax_convbatch::hopper {
 
 inline bool IsWindow(const Plan& plan) {
   return plan.tile_n == kWindowChannels &&
-         (plan.tile_m == kWindowPixels || plan.tile_m == kStripPixels);
+         (plan.tile_m == kWindowPixels || plan.tile_m == kStripPixels ||
+          plan.tile_m == kGroupWindowPixels);
 }
 
-// For products of kWindowPixels or kStripPixels. Nothing where the kernel
-// cannot run the part: it takes 16-bit types, up to 64 channels on either side,
-// at most kMaxWindowTaps taps, stride 1 and, if whole, rows of which at least
-// one fits a product.
+// For products of kWindowPixels or kStripPixels, or for those of narrow groups
+// of kGroupWindowPixels, whose filter has so many rows a tap. Nothing where the
+// kernel cannot run the part: it takes 16-bit types, up to 64 channels on
+// either side, at most kMaxWindowTaps taps, stride 1 and, if whole, rows of
+// which at least one fits a product.
 std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part, int pixels);
+                                       const PartAxes& part, int pixels,
+                                       int filter_rows = 64);
+
+// The same for a set of 64 channels of several groups: several narrow ones, of
+// kGroupWindowPixels, or one of 64.
+std::optional<WindowTiling> TileGroupWindow(const ConvGeometry& g, Type type,
+                                            const Activations& in,
+                                            const Activations& out,
+                                            const PartAxes& part, int pixels);
 
 }  // namespace jax_convbatch::hopper
 

@@ -29,6 +29,7 @@ struct WindowProblem {
   Divisor per_image;  // tiles
   Divisor strips;     // those of the tiling
   int reciprocal;     // of width, in 2^-16
+  Divisor units;      // of 64 channels, where there are several groups
 };
 
 }  // namespace jax_convbatch::hopper

@@ -8,6 +8,8 @@ namespace jax_convbatch::hopper {
 // of a strip of eight columns.
 inline constexpr int kWindowPixels = 232;
 inline constexpr int kStripPixels = 224, kStripCols = 8;
+// Of narrow groups, whose products have 64 pixels each: at most, of whole rows.
+inline constexpr int kGroupWindowPixels = 248;
 inline constexpr int kWindowChannels = 64;
 inline constexpr int kWindowPiecePixels = 64;  // of a product of a tile's piece
 inline constexpr int kMaxWindowTaps = 9;

@@ -10,9 +10,9 @@
 namespace jax_convbatch::hopper {
 
 // A tile of this block: its number among them, first row, how many, first
-// column, image, and where it lies in the ring.
+// column, image, where it lies in the ring, and its first channel.
 struct WindowTile {
-  int turn, row, rows, col, image, stage;
+  int turn, row, rows, col, image, stage, channel;
   uint32_t round;
 };
 
@@ -69,6 +69,32 @@ __device__ __forceinline__ void WriteWindow(const float (&acc)[kHalf],
     const float* w = &acc[4 * (j + 1 < kEights ? j + 1 : j)];
     StoreMatrix4Transposed(window + to * 128 + ((eight ^ to % 8) << 4),
                            pack(v, 0), pack(v, 1), pack(w, 0), pack(w, 1));
+  }
+}
+
+// The same of accumulators that are 64 pixels of 64 channels each.
+template <typename T, int kRows>
+__device__ __forceinline__ void WriteGroupWindow(const float (&acc)[kRows][32],
+                                                 const WindowProblem& problem,
+                                                 int rows, uint32_t window) {
+  const WindowTiling& tiling = problem.tiling;
+  const int lane = threadIdx.x % 32;
+  const int first = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+  const int spare = rows * tiling.cols;  // behind the tile
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+    const int pixel = m * 64 + first;
+    const int row = pixel * problem.reciprocal >> 16;
+    const int col = pixel - row * tiling.width;
+    const bool is_output = row < rows && col < tiling.cols;
+    const int to = is_output ? row * tiling.cols + col : spare;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {  // 8 channels each
+      const float* v = &acc[m][4 * j];
+      StoreMatrix4(window + to * 128 + (((j + lane / 16) ^ to % 8) << 4),
+                   Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
+                   Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
+    }
   }
 }
 

@@ -1,0 +1,103 @@
+// The stages of tiles whose 64 channels are several groups: each group's output
+// channels are multiplied by its own input channels, which lie in the same
+// places of the row of 64.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_GROUP_STAGES_CUH_
+#define JAX_CONVBATCH_CUDA_HOPPER_GROUP_STAGES_CUH_
+
+#include "cuda/hopper/pipeline.cuh"
+
+namespace jax_convbatch::hopper {
+
+#define JCB_D8(i)                                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
+      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define JCB_WGMMA_16(type)                                           \
+  asm volatile(                                                      \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"           \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type    \
+      " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, always, 1, 1, 0, " \
+      "%10;\n}\n"                                                    \
+      : JCB_D8(0)                                                    \
+      : "l"(a), "l"(b), "n"(kTransposeB))
+#define JCB_WGMMA_32(type)                                             \
+  asm volatile(                                                        \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"             \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type      \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, " \
+      "%14, %15}, %16, %17, always, 1, 1, 0, %18;\n}\n"                \
+      : JCB_D8(0), JCB_D8(8)                                           \
+      : "l"(a), "l"(b), "n"(kTransposeB))
+
+// d += a b for 16 or 32 columns, with a Contiguous::kReduction.
+template <typename T, Contiguous kB, int kN>
+__device__ __forceinline__ void WgmmaNarrow(float* d, uint64_t a, uint64_t b) {
+  constexpr int kTransposeB = kB == Contiguous::kRows;
+  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  static_assert(kBf16 || std::is_same_v<T, __half>);
+  static_assert(kN == 16 || kN == 32);
+  if constexpr (kBf16 && kN == 16) {
+    JCB_WGMMA_16("bf16");
+  } else if constexpr (kBf16) {
+    JCB_WGMMA_32("bf16");
+  } else if constexpr (kN == 16) {
+    JCB_WGMMA_16("f16");
+  } else {
+    JCB_WGMMA_32("f16");
+  }
+}
+
+#undef JCB_WGMMA_16
+#undef JCB_WGMMA_32
+#undef JCB_D8
+
+// acc += a b for groups of kWidth channels: a is 64 rows of pixels each by 64
+// channels, b the kWidth input channels of a group by 64 output channels
+// (fprop; in dgrad the other way round).
+template <typename T, Contiguous kB, int kWidth, int kRows>
+__device__ __forceinline__ void MultiplyGroups(float (&acc)[kRows][32],
+                                               uint64_t a, uint64_t b) {
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int c = 0; c < 64; c += kWidth) {
+        WgmmaNarrow<T, kB, kWidth>(
+            &acc[m][c / 2],
+            a + (c * 2 >> 4) + k * kReductionStep<Contiguous::kReduction> +
+                m * (kBoxBytes >> 4),
+            b + (c * 2 >> 4) + k * kReductionStep<kB>);
+      }
+    }
+  }
+}
+
+// AddStages of them.
+template <typename T, Contiguous kB, int kWidth, int kRows, int kStages,
+          typename Issued>
+__device__ __forceinline__ void AddGroupStages(
+    float (&acc)[kRows][32], int count, uint32_t address_a, uint32_t address_b,
+    int stage_bytes, RingBarriers<kStages>& barriers, RingPosition<kStages>& at,
+    Issued issued) {
+  const ReleaseOwn release;
+  int previous = -1;
+  for (int i = 0; i < count; ++i) {
+    BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+    const uint64_t a = Descriptor(address_a + at.stage * stage_bytes);
+    const uint64_t b = Descriptor(address_b + at.stage * stage_bytes);
+    WgmmaFence();
+    MultiplyGroups<T, kB, kWidth>(acc, a, b);
+    WgmmaCommit();
+    WgmmaWait<1>();
+    if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
+    previous = at.stage;
+    at.Advance();
+  }
+  issued();
+  WgmmaWait<0>();
+  if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_GROUP_STAGES_CUH_

@@ -1,0 +1,330 @@
+"""Convolutions of wide groups on Hopper: all groups in one launch."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import exact, normal, run, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_right_but_for_rounding,
+    bits,
+)
+from test_direct import NONE, problem
+from test_hopper_plan import H200, OPS, geometry
+from test_transposed import params_of
+
+import jax_convbatch as jc
+from jax_convbatch import plan, primitives
+
+# Of 16 and 32 channels, in bf16 and f16.
+NARROW = {
+    "8 of 16": problem(3, (14, 13), 8, (3, 3), (16, 16)),
+    "4 of 32": problem(5, (7, 7), 4, (3, 3), (32, 32)),
+    "4 of 16, stride 2": problem(3, (15, 14), 4, (3, 3), (16, 16), stride=(2, 2)),
+    "4 of 32, stride 2": problem(2, (14, 15), 4, (3, 3), (32, 32), stride=(2, 2)),
+    "32 of 16, many images": problem(37, (7, 9), 32, (3, 3), (16, 16)),
+    "32 of 32, many images": problem(33, (9, 7), 32, (3, 3), (32, 32)),
+    "8 of 16, 5x4": problem(
+        4, (12, 9), 8, (5, 4), (16, 16), (1, 3), padding=((2, 2), (1, 3))
+    ),
+    "2 of 32, dilated": problem(
+        9, (12, 13), 2, (3, 3), (32, 32), padding=((2, 2), (3, 3)), dilation=(2, 3)
+    ),
+    "4 of 16, 1x1": problem(
+        2, (9, 9), 4, (1, 1), (16, 16), stride=(2, 2), padding=NONE
+    ),
+}
+WIDE = {
+    "3 of 64": problem(2, (9, 11), 3, (3, 3), (64, 64)),
+    "2 of 64 to 128": problem(5, (7, 7), 2, (3, 3), (64, 128)),
+    "2 of 128 to 64, stride 2": problem(
+        3, (14, 15), 2, (3, 3), (128, 64), stride=(2, 2)
+    ),
+    "2 of 192": problem(2, (8, 8), 2, (2, 3), (192, 192), padding=((1, 0), (1, 1))),
+    "2 of 256, 1x1": problem(
+        2, (9, 9), 2, (1, 1), (256, 256), stride=(2, 3), padding=NONE
+    ),
+    "3 of 64, many images": problem(35, (8, 7), 3, (3, 3), (64, 64)),
+    "2 of 128 to 64, many images": problem(20, (26, 28), 2, (3, 3), (128, 64)),
+    "2 of 128, large": problem(20, (40, 40), 2, (3, 3), (128, 128)),
+    "4 of 64, large, stride 2": problem(
+        40, (56, 56), 4, (3, 3), (64, 64), stride=(2, 2)
+    ),
+    "2 of 64, dilated": problem(
+        18, (12, 13), 2, (3, 3), (64, 64), padding=((2, 2), (3, 3)), dilation=(2, 3)
+    ),
+}
+# Of other multiples of 8 channels, in bf16 and f16.
+OTHERS = {
+    "3 of 48": problem(2, (9, 11), 3, (3, 3), (48, 48)),
+    "2 of 40 to 56, stride 2": problem(3, (15, 14), 2, (3, 3), (40, 56), stride=(2, 2)),
+    "5 of 72": problem(4, (7, 7), 5, (3, 3), (72, 72)),
+    "2 of 120, many images": problem(19, (14, 14), 2, (3, 3), (120, 120)),
+    "3 of 32": problem(11, (7, 7), 3, (3, 3), (32, 32)),
+    "3 of 8 to 40": problem(2, (9, 9), 3, (2, 3), (8, 40)),
+    "2 of 112, dilated, stride 2": problem(
+        3, (17, 15), 2, (3, 3), (112, 112), (2, 1), ((2, 2), (3, 3)), (2, 3)
+    ),
+    "2 of 168 to 40, 1x1": problem(
+        2, (9, 9), 2, (1, 1), (168, 40), stride=(2, 2), padding=NONE
+    ),
+}
+# Those whose pixels fprop and dgrad read once for all taps.
+WINDOWS = {
+    "16 of 16, 28x28": problem(12, (28, 28), 16, (3, 3), (16, 16)),
+    "8 of 32, 14x14": problem(21, (14, 14), 8, (3, 3), (32, 32)),
+    "64 of 16, 7x7": problem(9, (7, 7), 64, (3, 3), (16, 16)),
+    "8 of 16, 9x12, 2x3": problem(
+        40, (9, 12), 8, (2, 3), (16, 16), padding=((1, 0), (0, 2))
+    ),
+    "4 of 32, dilated": problem(
+        50, (19, 17), 4, (3, 3), (32, 32), padding=((2, 2), (1, 1)), dilation=(2, 1)
+    ),
+    "2 of 64, 14x14": problem(40, (14, 14), 2, (3, 3), (64, 64)),
+    "3 of 64, 28x28": problem(15, (28, 28), 3, (3, 3), (64, 64)),
+    "2 of 64, in pieces": problem(35, (56, 40), 2, (3, 3), (64, 64)),
+}
+EDGES = NARROW | WIDE | OTHERS | WINDOWS
+CASES = [
+    pytest.param(name, dtype, id=f"{name}, {dtype}")
+    for name in EDGES
+    for dtype in ("bfloat16", "float16", "float32")
+    if name in WIDE or dtype != "float32"
+]
+SOME = [
+    "8 of 16",
+    "4 of 32, stride 2",
+    "3 of 64",
+    "2 of 40 to 56, stride 2",
+    "2 of 128 to 64, stride 2",
+]
+
+
+def covered_ops(name):
+    """Not dx of groups that end within a line of 64 channels, with a stride."""
+    cut = (name in OTHERS and "stride" in name) or name == "2 of 168 to 40, 1x1"
+    return OPS if not cut else tuple(op for op in OPS if op != "dgrad")
+
+
+def both(case, **options):
+    """A function of x, w and dy: y, dx and dw."""
+
+    def step(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, **case.kwargs, **options)
+        y, pullback = jax.vjp(conv, x, w)
+        return y, *pullback(dy)
+
+    return step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    case = EDGES[name]
+    for row in jc.explain(both(case), *arrays(case, normal, dtype)):
+        covered = row.reason.startswith("tiles of")
+        assert covered == (row.op in covered_ops(name)), row
+    assert_exact(case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_the_default(hopper, name):
+    case = WINDOWS[name]
+    rows = jc.explain(both(case), *arrays(case, normal, "bfloat16"))
+    wide = name.split(" of ")[1].startswith("64")
+    kinds = ("232x64", "224x64") if wide else ("248x64",)
+    rows = [row for row in rows if row.op != "wgrad"]
+    assert len(rows) == 2
+    for row in rows:
+        assert any(kind in row.reason for kind in kinds), rows
+
+
+@st.composite
+def supported(draw, widths):
+    def two(low, high):
+        return draw(st.tuples(*[st.integers(low, high)] * 2))
+
+    groups, c, k = draw(st.sampled_from(widths))
+    padding = draw(st.tuples(*[st.tuples(*[st.integers(-2, 5)] * 2)] * 2))
+    case = problem(
+        draw(st.integers(1, 20)),
+        two(1, 20),
+        groups,
+        two(1, 4),
+        (c, k),
+        two(1, 3),
+        padding,
+        two(1, 2),
+    )
+    assume(case.w[:2] != (1, 1))  # could be a matrix product as it stands
+    assume(all(n >= 0 for n in case.conv.padded_sizes(case.x[1:-1])))
+    assume(np.prod(case.y) > 0)
+    return case
+
+
+OTHER_WIDTHS = [(2, 40, 40), (3, 48, 96), (2, 120, 56), (3, 32, 32), (5, 8, 72)]
+NARROW_WIDTHS = [(4, 16, 16), (12, 16, 16), (2, 32, 32), (6, 32, 32)]
+WIDE_WIDTHS = [(2, 64, 64), (3, 64, 128), (2, 128, 64), (2, 192, 64)]
+
+
+@pytest.mark.gpu
+@given(
+    case=supported(NARROW_WIDTHS + WIDE_WIDTHS + OTHER_WIDTHS),
+    dtype=st.sampled_from(["bfloat16", "float16"]),
+)
+@settings(max_examples=60)
+def test_any_problem_is_exact(hopper, case, dtype):
+    assert_exact(case, dtype)
+
+
+@pytest.mark.gpu
+@given(case=supported(WIDE_WIDTHS))
+@settings(max_examples=30)
+def test_any_problem_of_f32_is_exact(hopper, case):
+    assert_exact(case, "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SOME)
+def test_real_numbers_are_right_but_for_rounding(hopper, name):
+    assert_right_but_for_rounding(EDGES[name], "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "bfloat16") for name in SOME] + [(SOME[-1], "float32")],
+)
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
+    assert_batch_invariant(EDGES[name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*SOME, "32 of 16, many images", "2 of 128, large"])
+def test_a_hundred_runs_give_the_same_bits(hopper, name):
+    assert_a_hundred_runs_agree(EDGES[name], "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "bfloat16") for name in EDGES] + [(name, "float32") for name in WIDE],
+)
+def test_every_configuration_gives_the_same_bits(hopper, name, dtype):
+    case = EDGES[name]
+    x, w, dy = arrays(case, normal, dtype)
+    given = {"x": x, "w": w, "y": dy}
+    params = params_of(case, x, w)
+    for op in {"fprop", "dgrad"} & {*covered_ops(name)}:
+        names = plan.configs("implicit_gemm", op, params.geometry, dtype, "cuda")
+        assert len(names) > 1
+        want = None
+        for config in names:
+            chosen = dataclasses.replace(
+                params, algorithm="implicit_gemm", config=config
+            )
+            fun = functools.partial(
+                primitives.bind, op, params=chosen, out_dtype=np.dtype(x.dtype)
+            )
+            operands = (given[role] for role in primitives.OPS[op].operands)
+            got = bits(jax.jit(fun)(*operands))
+            want = got if want is None else want
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_stays_in_its_group(hopper, name, value):
+    """Narrow groups share a tile of 64 channels."""
+    case = EDGES[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    clean = run(case, x, w, dy, algorithm="implicit_gemm")
+    x[:, 3, 3, 0] = dy[:, 3, 3, 0] = value
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    groups = case.conv.groups
+    for a, b in zip(got[:2], clean[:2], strict=True):
+        others = a.shape[-1] // groups
+        np.testing.assert_array_equal(a[..., others:], b[..., others:])
+        assert not np.isfinite(oracle.float64(a[..., :others])).all()
+    others = case.w[-1] // groups
+    np.testing.assert_array_equal(got.dw[..., others:], clean.dw[..., others:])
+    assert not np.isfinite(oracle.float64(got.dw[..., :others])).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_f32_that_should_be_precise_has_no_tf32(hopper, precision):
+    case = WIDE["3 of 64"]
+    x, w, dy = arrays(case, normal, "float32")
+    got = jax.jit(both(case, precision=precision))(x, w, dy)
+    for a, right in zip(got, exact(case, x, w, dy), strict=True):
+        error = np.abs(np.asarray(a, np.float64) - right).max() / np.abs(right).max()
+        assert error < 2e-5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("groups", "c", "k"),
+    [
+        (32, 16, 16),
+        (32, 32, 32),
+        (4, 64, 64),
+        (2, 64, 192),
+        (2, 256, 128),
+        (11, 112, 112),
+        (3, 48, 40),
+    ],
+)
+def test_which_groups_are_covered(native, groups, c, k, dtype):
+    for n in (1, 64):
+        for size, stride in ((7, 1), (28, 2)):
+            row = (size, size, groups * c, groups * k, 3, 3, stride, 1, 1, groups)
+            for op in OPS:
+                got = native(op, geometry(n, row), dtype, H200)
+                ends_within = c in (48, 112)  # a line of 64 channels
+                if op == "dgrad" and stride > 1 and ends_within:
+                    assert got is None or got["path"] == "direct tiles"
+                elif dtype != "float32" or c % 64 == 0:
+                    assert got["path"] == "tiles"
+                else:
+                    assert got is None or got["path"] == "direct tiles"
+                # Precise f32 is not for them, nor are other GPUs.
+                exact = native(op, geometry(n, row), dtype, H200, True, True)
+                elsewhere = native(op, geometry(n, row), dtype, H200, False)
+                for other in (elsewhere, exact if dtype == "float32" else None):
+                    assert other is None or other["path"] == "direct tiles"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (14, 14, 84, 84, 3, 3, 1, 1, 1, 2),  # 42 channels a group
+        (14, 14, 128, 192, 3, 3, 1, 1, 1, 8),  # 16 to 24
+        (14, 14, 96, 96, 3, 3, 1, 1, 1, 6),  # 16, no multiple of 64 in all
+        (60, 60, 96, 96, 3, 3, 1, 16, 16, 2),  # taps too far apart
+        (14, 14, 128, 128, 1, 1, 1, 0, 1, 2),  # a product as it stands
+    ],
+)
+def test_which_are_not(native, row):
+    for op in OPS:
+        got = native(op, geometry(8, row), "bfloat16", H200)
+        assert got is None or got["path"] == "direct tiles"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_engine_does_not_depend_on_the_batch(native, dtype):
+    row = (14, 14, 512, 512, 3, 3, 1, 1, 1, 8)
+    for op in ("fprop", "dgrad"):
+        got = [native(op, geometry(n, row), dtype, H200) for n in (1, 8, 64, 1024)]
+        assert {(each["path"], each["preferred"]) for each in got} == {("tiles", True)}
