@@ -104,8 +104,8 @@ def test_implicit_gemm_on_the_cpu_takes_8_mib_a_thread(engine):
     assert len(held) == 3
     if engine == "implicit_gemm":
         assert all(bytes_held <= 2 * (8 << 20) for bytes_held in held), held
-    else:  # what is printed is what is held
-        assert min(held) > 2 * (8 << 20), held
+    else:  # what is printed is what is held: dgrad's columns, and wgrad's
+        assert min(held[1:]) > 2 * (8 << 20), held
 
 
 # The period divides no power of two: what wraps around meets other numbers.
