@@ -7,6 +7,7 @@ dimensions are three-dimensional ones with leading sizes of 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -68,11 +69,9 @@ class ConvGeometry(NamedTuple):
     def w_size(self) -> int:
         return self.column_size * self.K
 
-    @property
-    def flops(self) -> int:
-        """Two for each product of the sum's definition that meets a value of x."""
-        products = self.N * self.K * (self.C // self.groups)
-        for size, taps, outputs, stride, low, in_dil, f_dil in zip(
+    def _each_axis(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """Of each spatial axis the fields that have it, x's size first."""
+        return zip(
             self.inputs,
             self.taps,
             self.outputs,
@@ -81,7 +80,13 @@ class ConvGeometry(NamedTuple):
             self.input_dilation,
             self.filter_dilation,
             strict=True,
-        ):
+        )
+
+    @property
+    def flops(self) -> int:
+        """Two for each product of the sum's definition that meets a value of x."""
+        products = self.N * self.K * (self.C // self.groups)
+        for size, taps, outputs, stride, low, in_dil, f_dil in self._each_axis():
             first = np.arange(outputs) * stride - low
             met = 0
             for tap in range(taps):
@@ -106,16 +111,7 @@ class ConvGeometry(NamedTuple):
     def pad_high(self) -> Axes:
         """The high padding that makes `jax.lax` compute the same outputs."""
         high = []
-        for size, tap, out, stride, low, in_dil, f_dil in zip(
-            self.inputs,
-            self.taps,
-            self.outputs,
-            self.stride,
-            self.pad,
-            self.input_dilation,
-            self.filter_dilation,
-            strict=True,
-        ):
+        for size, tap, out, stride, low, in_dil, f_dil in self._each_axis():
             window = _dilated(tap, f_dil)
             padded = (out - 1) * stride + window if out else 0
             high.append(padded - low - _dilated(size, in_dil))

@@ -39,6 +39,22 @@ def assert_right_but_for_rounding(case, dtype, **options):
         oracle.assert_within_bound(a, b, magnitude, count, "float32")
 
 
+def assert_not_finite_stays_in_its_group(case, value):
+    """`value`, in the first group's x and dy, is in no other group's results."""
+    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    clean = run(case, x, w, dy, algorithm="implicit_gemm")
+    x[:, 3, 3, 0] = dy[:, 3, 3, 0] = value
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    groups = case.conv.groups
+    for a, b in zip(got[:2], clean[:2], strict=True):
+        others = a.shape[-1] // groups
+        np.testing.assert_array_equal(a[..., others:], b[..., others:])
+        assert not np.isfinite(oracle.float64(a[..., :others])).all()
+    others = case.w[-1] // groups
+    np.testing.assert_array_equal(got.dw[..., others:], clean.dw[..., others:])
+    assert not np.isfinite(oracle.float64(got.dw[..., :others])).all()
+
+
 def assert_batch_invariant(case, dtype, **options):
     """y and dx of a sample have the same bits in every batch."""
     large = case._replace(x=(256, *case.x[1:]))

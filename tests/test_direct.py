@@ -8,12 +8,13 @@ import oracle
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import Problem, exact, normal, run, whole
+from problems import Problem, exact, normal, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
+    assert_not_finite_stays_in_its_group,
     assert_right_but_for_rounding,
 )
 
@@ -212,19 +213,7 @@ def test_a_hundred_runs_give_the_same_bits(gpu, name):
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_stays_in_its_group(gpu, name, value):
     """Small groups share matrices, in which infinity meets other groups' zeros."""
-    case = EDGES[name]
-    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
-    clean = run(case, x, w, dy, algorithm="implicit_gemm")
-    x[:, 3, 3, 0] = dy[:, 3, 3, 0] = value
-    got = run(case, x, w, dy, algorithm="implicit_gemm")
-    groups = case.conv.groups
-    for a, b in zip(got[:2], clean[:2], strict=True):
-        others = a.shape[-1] // groups
-        np.testing.assert_array_equal(a[..., others:], b[..., others:])
-        assert not np.isfinite(oracle.float64(a[..., :others])).all()
-    others = case.w[-1] // groups
-    np.testing.assert_array_equal(got.dw[..., others:], clean.dw[..., others:])
-    assert not np.isfinite(oracle.float64(got.dw[..., :others])).all()
+    assert_not_finite_stays_in_its_group(EDGES[name], value)
 
 
 @pytest.mark.gpu
