@@ -45,6 +45,7 @@ __all__ = [
     "defjet",
     "defjvp",
     "deflinear",
+    "deflowering",
     "has_explicit_axes",
     "instantiate_zeros",
     "is_constant_shape",
@@ -155,6 +156,15 @@ def defbatching(primitive, rule):
         return rule(axis_data, operands, dims, **params)
 
     batching.fancy_primitive_batchers[primitive] = with_shortcut
+
+
+def deflowering(primitive, lowering):
+    """lowering(platform, ctx, *operands, **params); platform: "cpu", "cuda" or, of
+    those that there is no native code for, None."""
+    for platform in ("cpu", "cuda", None):
+        mlir.register_lowering(
+            primitive, partial(lowering, platform), platform=platform
+        )
 
 
 def defdce(primitive, narrowed):

@@ -308,9 +308,5 @@ _compat.defjvp(tangent_p, _tangent_jvp, _tangent_transpose)
 _compat.defjvp(cotangent_p, _cotangent_jvp, _cotangent_transpose)
 _compat.defbatching(tangent_p, _tangent_batching)
 _compat.defbatching(cotangent_p, _cotangent_batching)
-for _platform in ("cpu", "cuda"):
-    _compat.mlir.register_lowering(
-        cotangent_p, partial(_cotangent_lowering, _platform), platform=_platform
-    )
-_compat.mlir.register_lowering(cotangent_p, partial(_cotangent_lowering, None))
+_compat.deflowering(cotangent_p, _cotangent_lowering)
 _compat.mlir.register_lowering(tangent_p, _tangent_lowering)

@@ -232,9 +232,5 @@ _compat.deflinear(bgrad_p, _bgrad_transpose)
 _compat.deflinear(broadcast_p, _broadcast_transpose)
 _compat.defbatching(bgrad_p, _bgrad_batching)
 _compat.defbatching(broadcast_p, _broadcast_batching)
-for _platform in ("cpu", "cuda"):
-    _compat.mlir.register_lowering(
-        bgrad_p, partial(_bgrad_lowering, _platform), platform=_platform
-    )
-_compat.mlir.register_lowering(bgrad_p, partial(_bgrad_lowering, None))
+_compat.deflowering(bgrad_p, _bgrad_lowering)
 _compat.mlir.register_lowering(broadcast_p, _broadcast_lowering)

@@ -199,8 +199,4 @@ forward_p = _compat.primitive(
 )
 _compat.defjvp(forward_p, _jvp, _transpose)
 _compat.defbatching(forward_p, _batching)
-for _platform in ("cpu", "cuda"):
-    _compat.mlir.register_lowering(
-        forward_p, partial(_lowering, _platform), platform=_platform
-    )
-_compat.mlir.register_lowering(forward_p, partial(_lowering, None))
+_compat.deflowering(forward_p, _lowering)

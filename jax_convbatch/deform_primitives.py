@@ -277,8 +277,4 @@ for _primitive, _rule, _lowering in (
     (backward_p, _backward_batching, deform_lowering.backward),
 ):
     _compat.defbatching(_primitive, _rule)
-    for _platform in ("cpu", "cuda"):
-        _compat.mlir.register_lowering(
-            _primitive, partial(_lowering, _platform), platform=_platform
-        )
-    _compat.mlir.register_lowering(_primitive, partial(_lowering, None))
+    _compat.deflowering(_primitive, _lowering)

@@ -255,8 +255,4 @@ layer_p = _compat.multi_primitive(
 _compat.defjvp(layer_p, _jvp)
 _compat.defjet(layer_p, _parts)
 _compat.defbatching(layer_p, _batching)
-for _platform in ("cpu", "cuda"):
-    _compat.mlir.register_lowering(
-        layer_p, partial(lowering, _platform), platform=_platform
-    )
-_compat.mlir.register_lowering(layer_p, partial(lowering, None))
+_compat.deflowering(layer_p, lowering)

@@ -340,8 +340,4 @@ _compat.defdce(cotangent_p, _cotangent_dce)
 _compat.mlir.register_lowering(
     tangent_p, _compat.mlir.lower_fun(_composed_tangent, multiple_results=False)
 )
-for _platform in ("cpu", "cuda"):
-    _compat.mlir.register_lowering(
-        cotangent_p, partial(_cotangent_lowering, _platform), platform=_platform
-    )
-_compat.mlir.register_lowering(cotangent_p, partial(_cotangent_lowering, None))
+_compat.deflowering(cotangent_p, _cotangent_lowering)

@@ -388,11 +388,7 @@ def _make(op: Op):
         primitive, partial(_transpose, op, 0), partial(_transpose, op, 1)
     )
     _compat.batching.fancy_primitive_batchers[primitive] = partial(_batching_rule, op)
-    for platform in ("cpu", "cuda"):
-        _compat.mlir.register_lowering(
-            primitive, partial(_lowering, op, platform), platform=platform
-        )
-    _compat.mlir.register_lowering(primitive, partial(_lowering, op, None))
+    _compat.deflowering(primitive, partial(_lowering, op))
     return primitive
 
 
