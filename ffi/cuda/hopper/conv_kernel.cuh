@@ -145,8 +145,9 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
       const int round = (turn - kStores) / (kTogether ? 1 : kConsumers);
       BarrierWait(SharedAddress(&barriers.stores.free[group]), round & 1);
     };
-    const TilePlace place = {tile.pixel + (kTogether ? group * kGroupM : 0),
-                             tile.channel, tile.part->pixels, problem.channels};
+    const LayerPlace place = {tile.pixel + (kTogether ? group * kGroupM : 0),
+                              tile.channel, tile.part->pixels,
+                              problem.channels};
     if constexpr (After::kPlain) {
       wait_free();
       WritePlainTile<T, Config::kLines>(after, acc, to, written, place);

@@ -13,6 +13,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_DEFORM_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_DEFORM_KERNEL_CUH_
 
+#include "cuda/hopper/clusters.cuh"
 #include "cuda/hopper/deform_multiply.cuh"
 #include "cuda/hopper/epilogue.cuh"
 
@@ -26,10 +27,7 @@ __device__ __forceinline__ void SumsWritten() {
   if constexpr (kSplit == 1) {
     NamedBarrier(kMultiplied, kConsumers * kWarpgroup);
   } else {
-    asm volatile(
-        "barrier.cluster.arrive.release.aligned;\n"
-        "barrier.cluster.wait.acquire.aligned;" ::
-            : "memory");
+    ClusterBarrier();
   }
 }
 
@@ -38,10 +36,7 @@ __device__ __forceinline__ void SumsRead() {
   if constexpr (kSplit == 1) {
     NamedBarrierArrive(kRingFree, kDeformThreads);
   } else {
-    asm volatile(
-        "barrier.cluster.arrive.relaxed.aligned;\n"
-        "barrier.cluster.wait.aligned;" ::
-            : "memory");
+    ClusterBarrier</*kWritten=*/false>();
   }
 }
 
@@ -53,18 +48,6 @@ __device__ __forceinline__ void WaitForRing() {
     SumsWritten<kSplit>();
     SumsRead<kSplit>();
   }
-}
-
-__device__ __forceinline__ float4 LoadCluster4(uint32_t address, int rank) {
-  float4 v;
-  asm volatile(
-      "{\n.reg .u32 at;\n"
-      "mapa.shared::cluster.u32 at, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [at];\n}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return v;
 }
 
 // To 16 bytes of channels of T.
@@ -113,7 +96,7 @@ __device__ __forceinline__ void WriteTile(const DeformProblem& problem,
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
         parts[p][q] = kSplit == 1 ? LoadShared4(from + q * 16)
-                                  : LoadCluster4(from + q * 16, p);
+                                  : LoadClusterShared(from + q * 16, p);
       }
     }
     float4 sum[kQuads];

@@ -8,47 +8,33 @@
 
 namespace jax_convbatch::hopper {
 
-#define JCB_D8(i)                                                             \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
-      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define JCB_WGMMA_16(type)                                           \
-  asm volatile(                                                      \
-      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"           \
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type    \
-      " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, always, 1, 1, 0, " \
-      "%10;\n}\n"                                                    \
-      : JCB_D8(0)                                                    \
-      : "l"(a), "l"(b), "n"(kTransposeB))
-#define JCB_WGMMA_32(type)                                             \
-  asm volatile(                                                        \
-      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"             \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type      \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, " \
-      "%14, %15}, %16, %17, always, 1, 1, 0, %18;\n}\n"                \
-      : JCB_D8(0), JCB_D8(8)                                           \
-      : "l"(a), "l"(b), "n"(kTransposeB))
+#define JCB_WGMMA(type, n, registers, a_, b_, t_)                     \
+  asm volatile(                                                       \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"            \
+      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
+      " {" JCB_TEXT_##registers "}, %" #a_ ", %" #b_                  \
+                                ", always, 1, 1, 0, %" #t_ ";\n}\n"   \
+      : JCB_D_##registers                                             \
+      : "l"(a), "l"(b), "n"(kB == Contiguous::kRows))
 
 // d += a b for 16 or 32 columns, with a Contiguous::kReduction.
 template <typename T, Contiguous kB, int kN>
 __device__ __forceinline__ void WgmmaNarrow(float* d, uint64_t a, uint64_t b) {
-  constexpr int kTransposeB = kB == Contiguous::kRows;
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half>);
   static_assert(kN == 16 || kN == 32);
   if constexpr (kBf16 && kN == 16) {
-    JCB_WGMMA_16("bf16");
+    JCB_WGMMA("bf16", 16, 8, 8, 9, 10);
   } else if constexpr (kBf16) {
-    JCB_WGMMA_32("bf16");
+    JCB_WGMMA("bf16", 32, 16, 16, 17, 18);
   } else if constexpr (kN == 16) {
-    JCB_WGMMA_16("f16");
+    JCB_WGMMA("f16", 16, 8, 8, 9, 10);
   } else {
-    JCB_WGMMA_32("f16");
+    JCB_WGMMA("f16", 32, 16, 16, 17, 18);
   }
 }
 
-#undef JCB_WGMMA_16
-#undef JCB_WGMMA_32
-#undef JCB_D8
+#undef JCB_WGMMA
 
 // acc += a b for groups of kWidth channels: a is 64 rows of pixels each by 64
 // channels, b the kWidth input channels of a group by 64 output channels

@@ -8,7 +8,7 @@
 
 #include "cuda/hopper/joint_copies.cuh"
 #include "cuda/hopper/signed_dy.cuh"
-#include "cuda/hopper/wgmma_wide_registers.cuh"
+#include "cuda/hopper/wgmma_registers.cuh"
 
 namespace jax_convbatch::hopper {
 

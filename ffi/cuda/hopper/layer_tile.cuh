@@ -10,7 +10,7 @@
 namespace jax_convbatch::hopper {
 
 // Where a tile of `pixels` x `channels` lies, and how large the result is.
-struct TilePlace {
+struct LayerPlace {
   int pixel, channel, pixels, channels;
 };
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t InOrder(uint32_t word) {
 template <int kRows, int kWords>
 __device__ __forceinline__ void WriteSigns(
     uint8_t* signs, const uint32_t (&words)[kRows][kWords],
-    const TilePlace& tile, int row) {
+    const LayerPlace& tile, int row) {
   constexpr int kPerRow = kWords / 2;
   const int bytes = tile.channels / 8;  // of a pixel
   const int pixel = tile.pixel + row;
@@ -130,7 +130,7 @@ struct LayerTile {
   template <typename Pair>
   __device__ __forceinline__ void StoreWithSigns(const Sums& acc, Pair pair,
                                                  uint8_t* signs,
-                                                 const TilePlace& tile) const {
+                                                 const LayerPlace& tile) const {
     SignWords<kRows, kHalfN> words;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -173,7 +173,7 @@ struct PackReluOf {
 template <typename T, bool kLines, bool kSigns, int kRows, int kHalfN>
 __device__ __forceinline__ void WritePlainTile(
     const PlainEpilogue<kSigns>& after, const float (&acc)[kRows][kHalfN],
-    uint32_t buffer, uint64_t* written, const TilePlace& tile) {
+    uint32_t buffer, uint64_t* written, const LayerPlace& tile) {
   const LayerTile<T, kRows, kHalfN, kLines> out{buffer, written};
   if constexpr (kSigns) {
     out.StoreWithSigns(acc, PackReluOf<T>{}, after.signs, tile);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
                                                float (&acc)[kRows][kHalfN],
                                                uint32_t buffer,
                                                uint64_t* written,
-                                               const TilePlace& tile) {
+                                               const LayerPlace& tile) {
   const LayerTile<T, kRows, kHalfN, false> out{buffer, written};
   constexpr int kBoxes = out.kBoxes;
   if (e.residual != nullptr) {

@@ -8,7 +8,6 @@
 
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgmma_registers.cuh"
-#include "cuda/hopper/wgmma_wide_registers.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -56,16 +55,6 @@ struct SixFragments {
   }
 };
 
-template <int kN>
-__device__ __forceinline__ void SixWgmma(float (&d)[kN / 2],
-                                         const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (kN == 64) {
-    WgmmaRegisters<__nv_bfloat16>(d, a, b);
-  } else {
-    WgmmaRegisters<__nv_bfloat16, Contiguous::kRows, kN>(d, a, b);
-  }
-}
-
 // sum += a b, where b's parts begin at `b` and follow each other, each of kN
 // columns in boxes of 64. `done` is called when they have been read.
 template <int kN, int kBlocks, typename Done>
@@ -90,9 +79,10 @@ __device__ __forceinline__ void MultiplySix(float (&sum)[kBlocks][kN / 2],
     for (int i = 0; i < 6; ++i) {
 #pragma unroll
       for (int k = 0; k < kSixSteps; ++k) {
-        SixWgmma<kN>(acc[m], a.at[kOrder[i][0]][k][m],
-                     StridedDescriptor(b + kOrder[i][1] * kPart, kSixBoxBytes) +
-                         k * kReductionStep<Contiguous::kRows>);
+        WgmmaRegisters<__nv_bfloat16, Contiguous::kRows, kN>(
+            acc[m], a.at[kOrder[i][0]][k][m],
+            StridedDescriptor(b + kOrder[i][1] * kPart, kSixBoxBytes) +
+                k * kReductionStep<Contiguous::kRows>);
       }
     }
   }

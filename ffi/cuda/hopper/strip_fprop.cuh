@@ -180,7 +180,7 @@ __device__ __forceinline__ void ConsumeStrips(
         WgmmaFence();
 #pragma unroll
         for (int i = 0; i < Config::kSteps; ++i) {
-          WgmmaRegisters<typename Config::T>(
+          WgmmaRegisters<typename Config::T, Contiguous::kRows, 64>(
               acc[0], a[i], b + i * kReductionStep<Contiguous::kRows>);
         }
         WgmmaCommit();

@@ -121,7 +121,7 @@ __device__ __forceinline__ void ConsumeStripsAndDy(
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
           for (int m = 0; m < Config::kBlocks; ++m) {
-            WgmmaRegisters<typename Config::T>(
+            WgmmaRegisters<typename Config::T, Contiguous::kRows, 64>(
                 acc[m], a[i][m],
                 b + (2 * half + i) * kReductionStep<Contiguous::kRows>);
           }

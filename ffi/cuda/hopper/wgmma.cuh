@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/hopper/wgmma_text.h"
+
 namespace jax_convbatch::hopper {
 
 // How an operand lies in shared memory, always in rows of 128 bytes with the
@@ -59,52 +61,6 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The registers of D in the instruction's text ...
-#define JCB_TEXT_16 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define JCB_TEXT_32                                                   \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
-  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
-  "%28, %29, %30, %31"
-#define JCB_TEXT_64                                                   \
-  JCB_TEXT_32                                                         \
-  ", "                                                                \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, " \
-  "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
-  "%58, %59, %60, %61, %62, %63"
-#define JCB_TEXT_96                                                   \
-  JCB_TEXT_64                                                         \
-  ", "                                                                \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, " \
-  "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
-  "%90, %91, %92, %93, %94, %95"
-#define JCB_TEXT_116                                                     \
-  JCB_TEXT_96                                                            \
-  ", "                                                                   \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, " \
-  "%108, %109, %110, %111, %112, %113, %114, %115"
-#define JCB_TEXT_128                                                     \
-  JCB_TEXT_64                                                            \
-  ", "                                                                   \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "    \
-  "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "    \
-  "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
-  "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "   \
-  "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
-  "%125, %126, %127"
-// ... and as operands.
-#define JCB_D8(i)                                                             \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
-      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define JCB_D_16(i) JCB_D8(i), JCB_D8(i + 8)
-#define JCB_D_32(i) JCB_D8(i), JCB_D8(i + 8), JCB_D8(i + 16), JCB_D8(i + 24)
-#define JCB_D_64(i) JCB_D_32(i), JCB_D_32(i + 32)
-#define JCB_D_96(i) JCB_D_64(i), JCB_D_32(i + 64)
-#define JCB_D_116(i)                                              \
-  JCB_D_96(i), JCB_D8(i + 96), JCB_D8(i + 104), "+f"(d[i + 112]), \
-      "+f"(d[i + 113]), "+f"(d[i + 114]), "+f"(d[i + 115])
-#define JCB_D_128(i) JCB_D_64(i), JCB_D_64(i + 64)
-
 // D has `registers` registers; the operands behind them are a, b and the two
 // transpositions, whose numbers follow. `always` says that D is added to.
 #define JCB_WGMMA(type, n, registers, a_, b_, ta_, tb_)                       \
@@ -113,7 +69,7 @@ __device__ __forceinline__ void WgmmaWait() {
       "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type         \
       " {" JCB_TEXT_##registers "}, %" #a_ ", %" #b_ ", always, 1, 1, %" #ta_ \
                                 ", %" #tb_ ";\n}\n"                           \
-      : JCB_D_##registers(0)                                                  \
+      : JCB_D_##registers                                                     \
       : "l"(a), "l"(b), "n"(kTransposeA), "n"(kTransposeB))
 
 // The same for TF32, which has no transpositions.
@@ -125,7 +81,7 @@ __device__ __forceinline__ void WgmmaWait() {
       " {" JCB_TEXT_##registers "}, %" #a_ ", %" #b_       \
                                 ", always, 1, 1;"          \
                                 "\n}\n"                    \
-      : JCB_D_##registers(0)                               \
+      : JCB_D_##registers                                  \
       : "l"(a), "l"(b))
 #define JCB_WGMMA_TF32_A(n, registers, a0, a1, a2, a3, b_)                \
   asm volatile(                                                           \
@@ -135,7 +91,7 @@ __device__ __forceinline__ void WgmmaWait() {
       " {" JCB_TEXT_##registers "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 \
                                 "},"                                      \
                                 " %" #b_ ", always, 1, 1;\n}\n"           \
-      : JCB_D_##registers(0)                                              \
+      : JCB_D_##registers                                                 \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
 // d += a b for TF32, both operands Contiguous::kReduction.
@@ -211,19 +167,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
 #undef JCB_WGMMA
 #undef JCB_WGMMA_TF32
 #undef JCB_WGMMA_TF32_A
-#undef JCB_D8
-#undef JCB_D_16
-#undef JCB_D_32
-#undef JCB_D_64
-#undef JCB_D_96
-#undef JCB_D_116
-#undef JCB_D_128
-#undef JCB_TEXT_16
-#undef JCB_TEXT_32
-#undef JCB_TEXT_64
-#undef JCB_TEXT_96
-#undef JCB_TEXT_116
-#undef JCB_TEXT_128
 
 }  // namespace jax_convbatch::hopper
 

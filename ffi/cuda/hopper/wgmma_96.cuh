@@ -16,20 +16,12 @@ __device__ __forceinline__ uint64_t HalfLineDescriptor(uint32_t address,
          (address & 0x3FFFF) >> 4;
 }
 
-#define JCB_TEXT                                                           \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
-  "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
-  "%44, %45, %46, %47"
-#define JCB_D8(i)                                                             \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
-      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define JCB_WGMMA(type)                                                      \
-  asm volatile(                                                              \
-      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"                   \
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type            \
-      " {" JCB_TEXT "}, %48, %49, always, 1, 1, 1, 1;\n}\n"                  \
-      : JCB_D8(0), JCB_D8(8), JCB_D8(16), JCB_D8(24), JCB_D8(32), JCB_D8(40) \
+#define JCB_WGMMA(type)                                           \
+  asm volatile(                                                   \
+      "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"        \
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type \
+      " {" JCB_TEXT_48 "}, %48, %49, always, 1, 1, 1, 1;\n}\n"    \
+      : JCB_D_48                                                  \
       : "l"(a), "l"(b))
 
 // d += a b.
@@ -45,8 +37,6 @@ __device__ __forceinline__ void Wgmma96(float (&d)[48], uint64_t a,
 }
 
 #undef JCB_WGMMA
-#undef JCB_D8
-#undef JCB_TEXT
 
 }  // namespace jax_convbatch::hopper
 

@@ -1,7 +1,7 @@
-// Warpgroup matrix multiply-accumulate with A in registers: D[64, 64] +=
-// A[64, 16] B[16, 64]. Thread 4 g + t of a warp has of its 16 rows g (a[0],
-// a[2]) and g + 8 (a[1], a[3]), columns 2 t and 2 t + 1 (a[0], a[1]), and 8
-// further (a[2], a[3]).
+// Warpgroup matrix multiply-accumulate with A in registers: D[64, kN] +=
+// A[64, 16] B[16, kN], by 64, 128 or 256 columns, B as Contiguous says. Thread
+// 4 g + t of a warp has of its 16 rows g (a[0], a[2]) and g + 8 (a[1], a[3]),
+// columns 2 t and 2 t + 1 (a[0], a[1]), and 8 further (a[2], a[3]).
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGMMA_REGISTERS_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGMMA_REGISTERS_CUH_
 
@@ -9,34 +9,39 @@
 
 namespace jax_convbatch::hopper {
 
-#define JCB_D8(i)                                                             \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
-      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define JCB_WGMMA(type)                                                     \
+#define JCB_WGMMA(type, n, registers, a0, a1, a2, a3, b_, t_)               \
   asm volatile(                                                             \
       "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"                  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type           \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
-      "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "   \
-      "%28, %29, %30, %31}, {%32, %33, %34, %35}, %36, always, 1, 1, 1;\n}" \
-      : JCB_D8(0), JCB_D8(8), JCB_D8(16), JCB_D8(24)                        \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
+      " {" JCB_TEXT_##registers "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3   \
+                                "}, %" #b_ ", always, 1, 1, %" #t_ ";\n}\n" \
+      : JCB_D_##registers                                                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                 \
+        "n"(kB == Contiguous::kRows))
 
-// B is Contiguous::kRows.
-template <typename T>
-__device__ __forceinline__ void WgmmaRegisters(float (&d)[32],
+template <typename T, Contiguous kB, int kN>
+__device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2],
                                                const uint32_t (&a)[4],
                                                uint64_t b) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    JCB_WGMMA("bf16");
+  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  static_assert(kBf16 || std::is_same_v<T, __half>);
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+  if constexpr (kBf16 && kN == 64) {
+    JCB_WGMMA("bf16", 64, 32, 32, 33, 34, 35, 36, 37);
+  } else if constexpr (kBf16 && kN == 128) {
+    JCB_WGMMA("bf16", 128, 64, 64, 65, 66, 67, 68, 69);
+  } else if constexpr (kBf16) {
+    JCB_WGMMA("bf16", 256, 128, 128, 129, 130, 131, 132, 133);
+  } else if constexpr (kN == 64) {
+    JCB_WGMMA("f16", 64, 32, 32, 33, 34, 35, 36, 37);
+  } else if constexpr (kN == 128) {
+    JCB_WGMMA("f16", 128, 64, 64, 65, 66, 67, 68, 69);
   } else {
-    static_assert(std::is_same_v<T, __half>);
-    JCB_WGMMA("f16");
+    JCB_WGMMA("f16", 256, 128, 128, 129, 130, 131, 132, 133);
   }
 }
 
 #undef JCB_WGMMA
-#undef JCB_D8
 
 }  // namespace jax_convbatch::hopper
 

@@ -13,7 +13,7 @@
 #include "cuda/hopper/signed_dy.cuh"
 #include "cuda/hopper/store_tile.cuh"
 #include "cuda/hopper/strided_pixels.cuh"
-#include "cuda/hopper/wgmma_wide_registers.cuh"
+#include "cuda/hopper/wgmma_registers.cuh"
 
 namespace jax_convbatch::hopper {
 

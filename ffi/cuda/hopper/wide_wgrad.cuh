@@ -13,7 +13,7 @@
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/signed_dy.cuh"
 #include "cuda/hopper/strided_pixels.cuh"
-#include "cuda/hopper/wgmma_wide_registers.cuh"
+#include "cuda/hopper/wgmma_registers.cuh"
 #include "cuda/hopper/wide_backward.h"
 
 namespace jax_convbatch::hopper {
