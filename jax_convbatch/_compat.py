@@ -5,9 +5,17 @@ axes, lowering under a mesh) cannot be written with public names alone.
 """
 
 import os
+import weakref
 from functools import partial
 
-from jax._src import checkify, core, dispatch
+from jax._src import (
+    checkify,
+    config,
+    core,
+    custom_partitioning,
+    dispatch,
+    xla_bridge,
+)
 from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr, dce_rules
@@ -31,6 +39,8 @@ from jax._src.sharding_impls import (
 from jax.experimental import jet
 from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
+from jaxlib import xla_client
+from jaxlib.mlir import ir
 
 __all__ = [
     "auto_insert_reshard",
@@ -58,6 +68,7 @@ __all__ = [
     "mlir",
     "multi_primitive",
     "on_one_device",
+    "partitioned_p",
     "partitions",
     "primitive",
     "typeof",
@@ -222,13 +233,81 @@ def decode_sharding(sharding, mesh):
         return PartitionSpec()
 
 
+_PARTITIONED = "jax_convbatch_partitioned"
+
+
+class _Partitioned:
+    """A partitioned call, and what the partitioner was told of it."""
+
+    def __init__(self, key: bytes):
+        self.key = key
+        self.info = custom_partitioning._sharding_callbacks[key]
+        self.told: dict = {}
+
+
+_partitioned: weakref.WeakValueDictionary[bytes, _Partitioned] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _partition(arg_shapes, arg_shardings, result_shape, result_sharding, name):
+    """What XLA asks for every call; those of one name are lowered once."""
+    call = _partitioned[name]
+    given = (*arg_shapes, *arg_shardings, result_shape, result_sharding)
+    if given not in call.told:
+        call.told[given] = custom_partitioning._custom_partitioning_partition(
+            arg_shapes, arg_shardings, result_shape, result_sharding, call.key
+        )
+    return call.told[given]
+
+
+def _lower_partitioned(ctx, *values, name, **params):
+    """As JAX does, but for the name: JAX's is an address."""
+    out = custom_partitioning._custom_partitioning_lowering_rule(ctx, *values, **params)
+    attributes = getattr(out[0].owner, "attributes", {})
+    target, told = "call_target_name", "backend_config"
+    jaxs = ir.StringAttr.get(custom_partitioning._CUSTOM_PARTITIONING_CALL_NAME)
+    if target not in attributes or attributes[target] != jaxs:
+        return out  # lowered as it is: there is nothing to partition
+    call = _Partitioned(attributes[told].value.encode())
+    name = f"{name} {list(call.info.mesh.shape.values())}"
+    call = _partitioned.setdefault(name.encode(), call)
+    # Until the program is compiled.
+    ctx.module_context.add_keepalive(call)
+    attributes[target] = ir.StringAttr.get(_PARTITIONED)
+    attributes[told] = ir.StringAttr.get(name)
+    return out
+
+
+# `custom_partitioning_p` with a `name`, which says all that the call does.
+partitioned_p = core.Primitive("conv_partitioned")
+partitioned_p.multiple_results = True
+partitioned_p.def_abstract_eval(lambda *_, call, **__: call.out_avals)
+dispatch.prim_requires_devices_during_lowering.add(partitioned_p)
+mlir.register_lowering(partitioned_p, _lower_partitioned)
+
+_with_partitioner = partial(
+    xla_client.register_custom_call_partitioner,
+    name=_PARTITIONED,
+    prop_user_sharding=lambda sharding, shape, name: sharding,
+    partition=_partition,
+    infer_sharding_from_operands=lambda *_: None,  # asked of GSPMD's calls alone
+    can_side_effecting_have_replicated_sharding=True,
+)
+_with_partitioner()
+xla_bridge.register_plugin_callbacks(_with_partitioner)
+
+
 def partitions(ctx) -> bool:
-    """Whether `custom_partitioning` can be used in what is lowered here.
+    """Whether what is lowered here can be a partitioned call.
 
     It asks for the devices, which are not known inside the lowering of a primitive
-    that never asked for them; one has nothing to share. And it calls back to Python,
-    which a program that `jax.export` writes cannot: there every device does the whole.
+    that never asked for them; one has nothing to share. It calls back to Python,
+    which a program that `jax.export` writes cannot. And its rule is Shardy's, which
+    GSPMD does not read. There every device does the whole.
     """
+    if not config.use_shardy_partitioner.value:
+        return False
     context = ctx.module_context.axis_context
     known = (
         not isinstance(context, ShardingContext)

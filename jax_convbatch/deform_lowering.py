@@ -179,6 +179,7 @@ def lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, nati
                 local,
                 [(len(params.shape(r)), params.batch_axis(r)) for r in roles],
                 [(len(params.shape(r)), params.batch_axis(r)) for r in results],
+                (platform, roles, results, dtype, ops, params),
             )
     multiple = len(results) > 1 or results[0] != "y"
     out = _compat.lower_fun(fun, multiple_results=multiple)(ctx, *arrays)

@@ -12,12 +12,11 @@ import math
 from functools import partial
 
 import jax
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, halo
 from jax_convbatch import geometry as geo
-from jax_convbatch.digest import told_apart
+from jax_convbatch.partitioned_call import partitioned_call
 
 
 def factors(role: str, params) -> list[str]:
@@ -212,20 +211,13 @@ def partition_conv(op, params, local, mesh, arg_shapes, result_shape):
 
 def partitioned(local, op, params):
     """`local(params, a, b)` with a partitioning rule for operation `op`."""
-    fun = custom_partitioning(partial(local, params))
     rule, kinds = sharding_rule(op, params)
-    fun.def_partition(
-        partition=partial(partition_conv, op, params, local),
-        sharding_rule=rule,
-        decode_shardings=False,  # `_spec` does, where the user's mesh cannot say it
-        **kinds,
-    )
-    return told_apart(fun)
+    split = partial(partition_conv, op, params, local)
+    return partitioned_call(partial(local, params), split, rule, split, **kinds)
 
 
 def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
     """`local(dy)`, a sum over the axes not in `kept`, with a partitioning rule."""
-    fun = custom_partitioning(local)
     names = [f"a{i}" for i in range(ndim)]
     rule = f"{' '.join(names)} -> {' '.join(names[i] for i in kept)}"
     summed = [i for i in range(ndim) if i not in kept]
@@ -243,18 +235,14 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
         out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
         return mesh, lower, out, (NamedSharding(mesh, PartitionSpec(*spec)),)
 
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=rule,
-        decode_shardings=False,
-        reduction_factors=tuple(names[i] for i in summed),
+    reduced = tuple(names[i] for i in summed)
+    return partitioned_call(
+        local, partition, rule, (local, kept), reduction_factors=reduced
     )
-    return told_apart(fun)
 
 
 def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
     """`local(a, b)`, two sums over the axes not in `kept` of arrays of one shape."""
-    fun = custom_partitioning(local)
     names = [f"a{i}" for i in range(ndim)]
     whole, left = " ".join(names), " ".join(names[i] for i in kept)
     summed = [i for i in range(ndim) if i not in kept]
@@ -273,13 +261,11 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
         same = NamedSharding(mesh, PartitionSpec(*spec))
         return mesh, lower, [out, out], (same, same)
 
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=f"{whole}, {whole} -> {left}, {left}",
-        decode_shardings=False,
-        reduction_factors=tuple(names[i] for i in summed),
+    rule = f"{whole}, {whole} -> {left}, {left}"
+    reduced = tuple(names[i] for i in summed)
+    return partitioned_call(
+        local, partition, rule, (local, kept), reduction_factors=reduced
     )
-    return told_apart(fun)
 
 
 def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
@@ -290,7 +276,6 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
     not be told: the sum over devices is ours. `signs`: eight channels of dy are one
     element of `saved`.
     """
-    fun = custom_partitioning(local)
     names = [f"a{i}" for i in range(ndim)]
     whole = " ".join(names)
     rest = f", {whole} -> {whole}"
@@ -314,24 +299,19 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
             out.append(NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept])))
         return mesh, lower, out, (same, same)
 
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=rule,
-        decode_shardings=False,
-        **(EIGHTS if signs else {}),
-    )
-    return told_apart(fun)
+    of = (local, kept, bias, signs)
+    return partitioned_call(local, partition, rule, of, **(EIGHTS if signs else {}))
 
 
-def partitioned_samples(local, operands, results):
+def partitioned_samples(local, operands, results, of):
     """`local(*arrays)`, a list or one array, split by samples.
 
     Args:
       local: works on the samples it is given.
       operands, results: for each array (number of axes, the axis of its samples);
         None for an array without one. Such a result is a sum over samples.
+      of: all that `local` depends on besides its arrays.
     """
-    fun = custom_partitioning(local)
 
     def factors(i, ndim, axis):
         names = (f"a{i}_{j}" for j in range(ndim))
@@ -370,10 +350,10 @@ def partitioned_samples(local, operands, results):
         ins = tuple(sharding(*o) for o in operands)
         return mesh, lower, out if several else out[0], ins
 
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=rule,
-        decode_shardings=False,
+    return partitioned_call(
+        local,
+        partition,
+        rule,
+        (operands, results, of),
         need_replication_factors=tuple(whole),
     )
-    return told_apart(fun)

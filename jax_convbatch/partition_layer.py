@@ -10,11 +10,9 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import halo
-from jax_convbatch.digest import told_apart
 from jax_convbatch.partition import (
     EIGHTS,
     assigned_axes,
@@ -28,6 +26,7 @@ from jax_convbatch.partition import (
     summed_axes,
     text_of,
 )
+from jax_convbatch.partitioned_call import partitioned_call
 
 
 def partitioned_layer(local, op, params, epilogue):
@@ -68,14 +67,13 @@ def partitioned_layer(local, op, params, epilogue):
         lower = per_device(of_device, mesh, ())
         return mesh, lower, [y] * epilogue.results, tuple(shardings)
 
-    fun = custom_partitioning(lambda *arrays: local(params, arrays))
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=f"{operands} -> {results}",
-        decode_shardings=False,
-        **kinds,
+    def whole(*arrays):
+        return local(params, arrays)
+
+    rule = f"{operands} -> {results}"
+    return partitioned_call(
+        whole, partition, rule, (local, op, params, epilogue), **kinds
     )
-    return told_apart(fun)
 
 
 def partitioned_backward(local, params, residual: bool, signs: bool):
@@ -87,7 +85,6 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
       params: the convolution.
       signs: eight channels of dy are one element of `saved`.
     """
-    fun = custom_partitioning(partial(local, frozenset(), {}))
     names = {role: factors(role, params) for role in "xwy"}
     k = names["y"][params.axis("y", "K")]
     roles = ["x", "w", "b", *(["y"] if residual else [])]
@@ -127,11 +124,11 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
         )
 
     # No reductions: a factor that is an axis of another result may not be one.
-    fun.def_partition(
-        partition=partition,
-        sharding_rule=rule,
-        decode_shardings=False,
+    return partitioned_call(
+        partial(local, frozenset(), {}),
+        partition,
+        rule,
+        (local, params, residual, signs),
         **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
         **(EIGHTS if signs else {}),
     )
-    return told_apart(fun)

@@ -16,8 +16,6 @@ from jax_convbatch import choices
 SETTINGS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
-    # Else a partitioned call is known by an address, which no other run has.
-    "jax_remove_custom_partitioning_ptr_from_cache_key": True,
 }
 HIT = "/jax/compilation_cache/cache_hits"
 

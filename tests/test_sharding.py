@@ -26,6 +26,9 @@ from sharded import (
     training_step,
 )
 
+import jax_convbatch as jc
+from jax_convbatch import partition
+
 MODELS = {
     "layer": {},
     "scaled": {"scale": np.arange(1, 5, dtype=np.float32)},
@@ -80,6 +83,41 @@ def test_one_call_of_a_sharded_layer_runs_one_custom_call_a_device(mesh):
     text = jax.jit(layer).lower(x, w, bias).compile().as_text()
     (call,) = re.findall(r".*custom-call.*jax_convbatch_implicit_gemm_fprop.*", text)
     assert "f32[2,6,6,4]" in call
+
+
+def test_layers_of_one_kind_are_partitioned_once(mesh, monkeypatch):
+    """XLA asks for each call; what it is told is worked out once."""
+    asked = []
+
+    def counted(of):
+        asked.append(of)
+        return fine_mesh(of)
+
+    fine_mesh = partition.fine_mesh
+    monkeypatch.setattr(partition, "fine_mesh", counted)
+    x, w = normal(0, (16, 6, 6, 8), "float32"), normal(1, (3, 3, 8, 8), "float32")
+
+    def net(x, w):
+        for _ in range(9):
+            x = jc.conv(x, w)
+        return x.sum()
+
+    args = put(mesh, (x, w), P("data"), P())
+    jax.jit(jax.grad(net, (0, 1))).lower(*args).compile()
+    assert len(asked) <= 6  # fprop, dgrad, wgrad; y is cut, or the last one's ones are
+
+
+def test_without_shardy_every_device_does_the_whole(mesh):
+    args = arrays(whole)
+    step = training_step(layer)
+    want = jax.jit(step)(*args)
+    old = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        found = jax.jit(step)(*put(mesh, args, P("data"), P(), P()))
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", old)
+    assert_same(found, want)
 
 
 def test_in_shardings_are_kept(mesh):
