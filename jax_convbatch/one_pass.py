@@ -209,6 +209,7 @@ def _local(platform, params, residual, cut, rows, saved, x, w, dy):
         if fun := _one_call(platform, local, x.dtype, signs, residual):
             return fun(saved, x, w, dy)
     kept = (params.axis("y", "K"),)
+    saved, dy = (halo.inside(params, "y", rows, a) for a in (saved, dy))
     dz, db = act_grad.local_cotangent(platform, "relu", kept, True, saved, dy)
     out = []
     for name, a, b in (("dgrad", dz, w), ("wgrad", x, dz)):

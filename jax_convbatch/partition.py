@@ -113,15 +113,37 @@ def _spec(array, mesh: Mesh) -> list:
     return [*spec, *[None] * (len(array.shape) - len(spec))]
 
 
-def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
-    """Mesh axes that cut `size` into equal parts, or none.
-
-    Ragged parts would be padded with values that a sum must not see.
-    """
+def _axes(entry) -> tuple[str, ...]:
+    """The mesh axes of an entry of `_spec`."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
-    axes = entry if isinstance(entry, tuple) else (entry,)
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
+    """Mesh axes that cut `size` into equal parts, or none."""
+    axes = _axes(entry)
     return () if size % math.prod(mesh.shape[a] for a in axes) else axes
+
+
+def _cut_of_sum(array, mesh, kept) -> list:
+    """Mesh axes of each axis of `array`, of which all but `kept` are summed.
+
+    Parts of these may be ragged: `_inside` makes zeros of what is in none.
+    """
+    shape = array.shape
+    return [
+        (_even_axes(mesh, entry, shape[i]) if i in kept else _axes(entry)) or None
+        for i, entry in enumerate(_spec(array, mesh))
+    ]
+
+
+def _inside(array, shape, spec, mesh, kept):
+    """A device's part of an array of `shape`, cut as `_cut_of_sum` says."""
+    for i, axes in enumerate(spec):
+        if i not in kept and axes and shape[i] % math.prod(map(mesh.shape.get, axes)):
+            array = halo.within(array, i, shape[i], axes)
+    return array
 
 
 def per_device(local, mesh, axes, first: int = 0):
@@ -160,7 +182,10 @@ def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, .
                 continue
             at = params.axis(role, letter)
             size = array.shape[at] // (multiple or {}).get(letter, 1)
-            axes = _even_axes(mesh, spec[at], size)
+            if letter in "NCK":
+                axes = _even_axes(mesh, spec[at], size)
+            else:
+                axes = _axes(spec[at])
             taken = {a for other in assigned.values() for a in other}
             if axes and not taken & {*axes} and _reaches(params, letter, axes, mesh):
                 assigned[letter] = axes
@@ -202,6 +227,8 @@ def partition_conv(op, params, local, mesh, arg_shapes, result_shape):
 
     def of_device(a, b):
         of, a = halo.extended(params, op.operands[0], cut, a)
+        if op.operands[1] == "y":
+            b = halo.inside(params, "y", cut, b)
         return local(of, a, b)
 
     lower = per_device(of_device, mesh, summed_axes(op.result, params, assigned))
@@ -225,13 +252,13 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
     def partition(mesh, arg_shapes, result_shape):
         (dy,) = arg_shapes
         mesh = fine_mesh(mesh)
-        spec = [
-            _even_axes(mesh, entry, size) or None
-            for entry, size in zip(_spec(dy, mesh), dy.shape, strict=True)
-        ]
+        spec = _cut_of_sum(dy, mesh, kept)
         axes = [a for i in summed for a in spec[i] or ()]
 
-        lower = per_device(local, mesh, axes)
+        def of_device(part):
+            return local(_inside(part, dy.shape, spec, mesh, kept))
+
+        lower = per_device(of_device, mesh, axes)
         out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
         return mesh, lower, out, (NamedSharding(mesh, PartitionSpec(*spec)),)
 
@@ -249,14 +276,14 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
 
     def partition(mesh, arg_shapes, result_shape):
         mesh = fine_mesh(mesh)
-        spec = [
-            _even_axes(mesh, entry, size) or None
-            for entry, size in zip(
-                _spec(arg_shapes[0], mesh), arg_shapes[0].shape, strict=True
-            )
-        ]
+        first = arg_shapes[0]
+        spec = _cut_of_sum(first, mesh, kept)
         axes = [a for i in summed for a in spec[i] or ()]
-        lower = per_device(local, mesh, axes)
+
+        def of_device(*parts):
+            return local(*(_inside(a, first.shape, spec, mesh, kept) for a in parts))
+
+        lower = per_device(of_device, mesh, axes)
         out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
         same = NamedSharding(mesh, PartitionSpec(*spec))
         return mesh, lower, [out, out], (same, same)
@@ -284,15 +311,18 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
-        # The smaller of the two sizes, where they differ.
-        shape = arg_shapes[0].shape
+        of_saved, of_dy = arg_shapes
         mesh = fine_mesh(mesh)
-        spec = [
-            _even_axes(mesh, entry, size) or None
-            for entry, size in zip(_spec(arg_shapes[1], mesh), shape, strict=True)
-        ]
+        spec = _cut_of_sum(of_dy, mesh, kept)
+        k = kept[-1]
+        if signs:  # of which there are fewer
+            spec[k] = _even_axes(mesh, spec[k], of_saved.shape[k]) or None
         axes = [a for i in summed for a in spec[i] or ()]
-        lower = per_device(local, mesh, axes, first=1)
+
+        def of_device(*parts):
+            return local(*(_inside(a, of_dy.shape, spec, mesh, kept) for a in parts))
+
+        lower = per_device(of_device, mesh, axes, first=1)
         same = NamedSharding(mesh, PartitionSpec(*spec))
         out = [same]
         if bias:
