@@ -12,6 +12,7 @@ from sharded import arrays, layer, put, training_step
 
 import jax_convbatch as jc
 from jax_convbatch import choices
+from jax_convbatch.partitioned_call import partitioned_call
 
 SETTINGS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -100,3 +101,18 @@ def test_programs_of_one_device_are_found_by_what_they_do(hits):
         assert HIT not in hits
     anew(training_step(layer), args)
     assert HIT in hits
+
+
+def test_calls_are_told_apart_by_what_their_partition_depends_on():
+    """Also where the whole call is the same program."""
+
+    def name(of):
+        def partition(mesh, operands, results):
+            raise AssertionError("nothing is partitioned here")
+
+        call = partitioned_call(lambda x: -x, partition, "i -> i", of)
+        (eqn,) = jax.make_jaxpr(call)(np.ones(3, np.float32)).eqns
+        return eqn.params["name"]
+
+    assert name((1, layer)) == name((1, layer))
+    assert len({name((1, layer)), name((2, layer)), name((1, deform))}) == 3
