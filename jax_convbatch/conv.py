@@ -161,21 +161,24 @@ def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
     return values
 
 
-def conv_padding(padding, rank: int):
-    """Padding as `jax.lax` takes it: a string, or (low, high) for every axis.
+def conv_padding(padding, rank: int, names=("SAME", "SAME_LOWER", "VALID")):
+    """Padding as `jax.lax` takes it: one of `names`, or (low, high) for every axis.
 
     Raises:
-      ValueError: another number of ints and pairs than there are axes.
+      ValueError: another string, or another number of ints and pairs than there are
+        axes.
       TypeError: neither a string, an int, nor a sequence of ints and pairs.
     """
-    if isinstance(padding, str):
-        return padding
     if isinstance(padding, (int, np.integer)):
         return ((int(padding), int(padding)),) * rank
     wanted = (
-        "padding must be 'SAME', 'SAME_LOWER', 'VALID', an int, or an int or a "
+        f"padding must be {', '.join(map(repr, names))}, an int, or an int or a "
         f"(low, high) pair for each of the {rank} spatial axes, got {padding!r}"
     )
+    if isinstance(padding, str):
+        if padding.upper() not in names:
+            raise ValueError(wanted)
+        return padding.upper()
     try:
         pairs = tuple(
             (int(p), int(p)) if isinstance(p, (int, np.integer)) else tuple(p)
@@ -354,7 +357,7 @@ def transposed(
         w,
         dict(
             strides=strides,
-            padding=conv_padding(padding, len(strides)),
+            padding=conv_padding(padding, len(strides), ("SAME", "VALID")),
             rhs_dilation=dilation,
             dimension_numbers=dimension_numbers,
             transpose_kernel=transpose_kernel,

@@ -189,6 +189,24 @@ def test_an_unknown_algorithm_is_refused_with_the_choices(function, algorithm):
         assert repr(name) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["conv", "conv_bias_act", "conv_transpose"])
+def test_an_unknown_padding_is_refused_with_the_choices(name):
+    with pytest.raises(ValueError, match=r"padding must be 'SAME', .*got 'FULL'") as at:
+        jax.eval_shape(
+            functools.partial(FUNCTIONS[name], padding="FULL"), IMAGE, FILTER
+        )
+    assert ("'SAME_LOWER'" in str(at.value)) == (name != "conv_transpose")
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_bias_act", "conv_transpose"])
+def test_the_case_of_a_padding_does_not_matter(name):
+    shapes = [
+        jax.eval_shape(functools.partial(FUNCTIONS[name], padding=p), IMAGE, FILTER)
+        for p in ("valid", "VALID")
+    ]
+    assert shapes[0].shape == shapes[1].shape
+
+
 UNCOVERED = {
     "int32": (
         shaped(2, 8, 8, 4, dtype=np.int32),
