@@ -33,12 +33,13 @@ from jax._src.lax.utils import standard_primitive
 from jax._src.sharding import IndivisibleError
 from jax._src.sharding_impls import (
     ShardingContext,
+    SPMDAxisContext,
     canonicalize_sharding,
     parse_flatten_op_sharding,
 )
 from jax.experimental import jet
 from jax.extend import source_info_util
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
@@ -270,7 +271,15 @@ def _lower_partitioned(ctx, *values, name, **params):
     if target not in attributes or attributes[target] != jaxs:
         return out  # lowered as it is: there is nothing to partition
     call = _Partitioned(attributes[told].value.encode())
-    name = f"{name} {list(call.info.mesh.shape.values())}"
+    context = ctx.module_context.axis_context
+    if isinstance(context, SPMDAxisContext):
+        types = {name: AxisType.Manual for name in context.manual_axes}
+        abstract = context.mesh.abstract_mesh.update_axis_types(types)
+        call.info.mesh = Mesh(
+            context.mesh.devices, abstract.axis_names, axis_types=abstract.axis_types
+        )
+    mesh = call.info.mesh
+    name = f"{name} {[*mesh.shape.values()]} {[t.name for t in mesh.axis_types]}"
     call = _partitioned.setdefault(name.encode(), call)
     # Until the program is compiled.
     ctx.module_context.add_keepalive(call)

@@ -8,14 +8,13 @@ summed over is sharded (N in wgrad) the partial results are added by one all-red
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from jax_convbatch import _compat, halo
 from jax_convbatch import geometry as geo
+from jax_convbatch import halo, meshes
 from jax_convbatch.partitioned_call import partitioned_call
 
 
@@ -83,47 +82,10 @@ def by_eights(k: str, rule: str) -> str:
     )
 
 
-def fine_mesh(mesh) -> Mesh:
-    """`mesh` with each of its axes split into the prime factors of its size.
-
-    XLA also shards by a part of an axis, as where a sharded batch is cut into
-    microbatches. No PartitionSpec of the user's mesh says that; one of this does.
-    """
-    sizes = {
-        f"{name}:{i}": prime
-        for name, size in mesh.shape.items()
-        for i, prime in enumerate(_primes(size))
-    }
-    return Mesh(mesh.devices.reshape(tuple(sizes.values())), tuple(sizes))
-
-
-def _primes(n: int) -> list[int]:
-    factors, p = [], 2
-    while n > 1:
-        while n % p == 0:
-            factors.append(p)
-            n //= p
-        p += 1
-    return factors
-
-
-def _spec(array, mesh: Mesh) -> list:
-    """How `array` is sharded by the axes of `mesh`, an entry for each axis."""
-    spec = _compat.decode_sharding(array.sharding, mesh)
-    return [*spec, *[None] * (len(array.shape) - len(spec))]
-
-
-def _axes(entry) -> tuple[str, ...]:
-    """The mesh axes of an entry of `_spec`."""
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
 def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
     """Mesh axes that cut `size` into equal parts, or none."""
-    axes = _axes(entry)
-    return () if size % math.prod(mesh.shape[a] for a in axes) else axes
+    axes = meshes.axes_of(entry)
+    return () if size % meshes.parts(mesh, axes) else axes
 
 
 def _cut_of_sum(array, mesh, kept) -> list:
@@ -133,15 +95,16 @@ def _cut_of_sum(array, mesh, kept) -> list:
     """
     shape = array.shape
     return [
-        (_even_axes(mesh, entry, shape[i]) if i in kept else _axes(entry)) or None
-        for i, entry in enumerate(_spec(array, mesh))
+        (_even_axes(mesh, entry, shape[i]) if i in kept else meshes.axes_of(entry))
+        or None
+        for i, entry in enumerate(meshes.read(array, mesh))
     ]
 
 
 def _inside(array, shape, spec, mesh, kept):
     """A device's part of an array of `shape`, cut as `_cut_of_sum` says."""
     for i, axes in enumerate(spec):
-        if i not in kept and axes and shape[i] % math.prod(map(mesh.shape.get, axes)):
+        if i not in kept and axes and shape[i] % meshes.parts(mesh, axes):
             array = halo.within(array, i, shape[i], axes)
     return array
 
@@ -176,7 +139,7 @@ def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, .
     grouped = params.geometry.groups > 1
     assigned: dict[str, tuple[str, ...]] = {}
     for role, array in arrays:
-        spec = _spec(array, mesh)
+        spec = meshes.read(array, mesh)
         for letter in letters_of(role, params):
             if letter in assigned or (grouped and letter in "CK"):
                 continue
@@ -185,7 +148,7 @@ def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, .
             if letter in "NCK":
                 axes = _even_axes(mesh, spec[at], size)
             else:
-                axes = _axes(spec[at])
+                axes = meshes.axes_of(spec[at])
             taken = {a for other in assigned.values() for a in other}
             if axes and not taken & {*axes} and _reaches(params, letter, axes, mesh):
                 assigned[letter] = axes
@@ -199,8 +162,10 @@ def letters_of(role: str, params) -> list[str]:
 
 def _reaches(params, letter: str, axes, mesh) -> bool:
     """Whether rows, if `letter` is one of rows, are needed of neighbours alone."""
-    parts = math.prod(mesh.shape[a] for a in axes)
-    return letter in "NCK" or halo.part(params, letter, parts) is not None
+    if letter in "NCK":
+        return True
+    parts = meshes.parts(mesh, axes)
+    return not meshes.in_groups(mesh) and halo.part(params, letter, parts) is not None
 
 
 def sharding_of(role: str, params, assigned, mesh) -> NamedSharding:
@@ -209,7 +174,7 @@ def sharding_of(role: str, params, assigned, mesh) -> NamedSharding:
     for letter in letters_of(role, params):
         if letter in assigned:
             spec[params.axis(role, letter)] = assigned[letter]
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    return meshes.place(mesh, spec)
 
 
 def summed_axes(role: str, params, assigned) -> tuple[str, ...]:
@@ -220,7 +185,7 @@ def summed_axes(role: str, params, assigned) -> tuple[str, ...]:
 
 def partition_conv(op, params, local, mesh, arg_shapes, result_shape):
     """Assigns mesh axes to N, C, K and rows and builds the per-device function."""
-    mesh = fine_mesh(mesh)
+    mesh = meshes.fine_mesh(mesh)
     arrays = zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
     assigned = assigned_axes(params, mesh, list(arrays))
     cut = halo.cuts(params, assigned, mesh)
@@ -251,7 +216,7 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
 
     def partition(mesh, arg_shapes, result_shape):
         (dy,) = arg_shapes
-        mesh = fine_mesh(mesh)
+        mesh = meshes.fine_mesh(mesh)
         spec = _cut_of_sum(dy, mesh, kept)
         axes = [a for i in summed for a in spec[i] or ()]
 
@@ -259,8 +224,8 @@ def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
             return local(_inside(part, dy.shape, spec, mesh, kept))
 
         lower = per_device(of_device, mesh, axes)
-        out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
-        return mesh, lower, out, (NamedSharding(mesh, PartitionSpec(*spec)),)
+        out = meshes.place(mesh, [spec[i] for i in kept])
+        return mesh, lower, out, (meshes.place(mesh, spec),)
 
     reduced = tuple(names[i] for i in summed)
     return partitioned_call(
@@ -275,7 +240,7 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
-        mesh = fine_mesh(mesh)
+        mesh = meshes.fine_mesh(mesh)
         first = arg_shapes[0]
         spec = _cut_of_sum(first, mesh, kept)
         axes = [a for i in summed for a in spec[i] or ()]
@@ -284,8 +249,8 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
             return local(*(_inside(a, first.shape, spec, mesh, kept) for a in parts))
 
         lower = per_device(of_device, mesh, axes)
-        out = NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept]))
-        same = NamedSharding(mesh, PartitionSpec(*spec))
+        out = meshes.place(mesh, [spec[i] for i in kept])
+        same = meshes.place(mesh, spec)
         return mesh, lower, [out, out], (same, same)
 
     rule = f"{whole}, {whole} -> {left}, {left}"
@@ -312,7 +277,7 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
 
     def partition(mesh, arg_shapes, result_shape):
         of_saved, of_dy = arg_shapes
-        mesh = fine_mesh(mesh)
+        mesh = meshes.fine_mesh(mesh)
         spec = _cut_of_sum(of_dy, mesh, kept)
         k = kept[-1]
         if signs:  # of which there are fewer
@@ -323,10 +288,10 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
             return local(*(_inside(a, of_dy.shape, spec, mesh, kept) for a in parts))
 
         lower = per_device(of_device, mesh, axes, first=1)
-        same = NamedSharding(mesh, PartitionSpec(*spec))
+        same = meshes.place(mesh, spec)
         out = [same]
         if bias:
-            out.append(NamedSharding(mesh, PartitionSpec(*[spec[i] for i in kept])))
+            out.append(meshes.place(mesh, [spec[i] for i in kept]))
         return mesh, lower, out, (same, same)
 
     of = (local, kept, bias, signs)
@@ -354,17 +319,17 @@ def partitioned_samples(local, operands, results, of):
     whole = dict.fromkeys(f for text in names for f in text.split() if f != "n")
 
     def partition(mesh, arg_shapes, result_shapes):
-        mesh = fine_mesh(mesh)
+        mesh = meshes.fine_mesh(mesh)
         axes: tuple[str, ...] = ()
         several = isinstance(result_shapes, (list, tuple))
         shapes = [*arg_shapes, *(result_shapes if several else [result_shapes])]
         for (_, axis), a in zip(arrays, shapes, strict=True):
             if axis is not None and not axes:
-                axes = _even_axes(mesh, _spec(a, mesh)[axis], a.shape[axis])
+                axes = _even_axes(mesh, meshes.read(a, mesh)[axis], a.shape[axis])
 
         def sharding(ndim, axis):
             spec = [axes or None if j == axis else None for j in range(ndim)]
-            return NamedSharding(mesh, PartitionSpec(*spec))
+            return meshes.place(mesh, spec)
 
         def lower(*arrays):
             out = per_device(local, mesh, ())(*arrays)

@@ -10,15 +10,13 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import halo
+from jax_convbatch import halo, meshes
 from jax_convbatch.partition import (
     EIGHTS,
     assigned_axes,
     by_eights,
     factors,
-    fine_mesh,
     kinds_of,
     per_device,
     sharding_of,
@@ -49,11 +47,11 @@ def partitioned_layer(local, op, params, epilogue):
     multiple = {"K": 8} if epilogue.save_signs else {}
 
     def partition(mesh, arg_shapes, result_shapes):
-        mesh = fine_mesh(mesh)
+        mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", (*arg_shapes[:2], result_shapes[0]), strict=True)
         assigned = assigned_axes(params, mesh, list(arrays), multiple)
         x, w, y = (sharding_of(role, params, assigned, mesh) for role in "xwy")
-        per_channel = NamedSharding(mesh, PartitionSpec(assigned.get("K")))
+        per_channel = meshes.place(mesh, [assigned.get("K")])
         shardings = [x, w, *[per_channel] * (epilogue.scale + epilogue.bias)]
         shardings += [y] * epilogue.residual
         c_axes = summed_axes("y", params, assigned)
@@ -96,7 +94,7 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
     rule += " -> " + ", ".join(text[role] for role in roles)
 
     def partition(mesh, arg_shapes, result_shapes):
-        mesh = fine_mesh(mesh)
+        mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", arg_shapes[1:], strict=True)
         multiple = {"K": 8} if signs else {}
         assigned = assigned_axes(params, mesh, list(arrays), multiple)
@@ -104,7 +102,7 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
 
         def sharding(role):
             if role == "b":
-                return NamedSharding(mesh, PartitionSpec(assigned.get("K")))
+                return meshes.place(mesh, [assigned.get("K")])
             return sharding_of(role, params, assigned, mesh)
 
         def lower(*arrays):

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from problems import normal, whole
 from sharded import (
@@ -148,3 +149,50 @@ def test_pmap_of_a_training_step():
         (dx.reshape(16, *dx.shape[2:]), dw[0], db[0]),
     )
     assert_same(got, want)
+
+
+def in_groups(fun, manual, mesh):
+    """`fun(x, w, bias)` in a shard_map over mesh axis `manual` alone."""
+    return jax.shard_map(
+        fun,
+        mesh=mesh,
+        in_specs=(P(manual), P(), P()),
+        out_specs=P(manual),
+        axis_names={manual},
+    )
+
+
+@each_layer
+@pytest.mark.parametrize("manual, rest", [("data", "model"), ("model", "data")])
+def test_axes_that_are_not_manual_cut_the_batch(mesh_2d, fun, manual, rest):
+    args = arrays(whole, batch=32)
+    step = training_step(in_groups(fun, manual, mesh_2d))
+    sharded = put(mesh_2d, args, P((manual, rest)), P(), P())
+    compiled = jax.jit(step).lower(*sharded).compile()
+    assert collectives(compiled) == {"all-reduce"}
+    assert_same(compiled(*sharded), jax.jit(training_step(fun))(*args))
+
+
+# Of x and w, beside the manual axis "data" that x's batch has.
+FREE = {
+    "the batch over both": (("data", "b", "c"), P()),
+    "the batch over both, in turn": (("data", "c", "b"), P()),
+    "the batch over one": (("data", "b"), P()),
+    "the batch and filters": (("data", "c"), P(None, None, None, "b")),
+    "input channels": (("data",), P(None, None, ("b", "c"))),
+    "input channels and filters": (("data",), P(None, None, "c", "b")),
+}
+
+
+@each_layer
+@pytest.mark.parametrize("names", ["data b c", "b data c", "c b data"])
+@pytest.mark.parametrize("free", FREE)
+def test_other_axes_than_manual_ones_change_no_number(fun, names, free):
+    types = (AxisType.Auto,) * 3
+    devices = jax.devices("cpu")
+    mesh = jax.make_mesh((2, 2, 2), names.split(), axis_types=types, devices=devices)
+    batch, of_w = FREE[free]
+    args = arrays(whole)
+    step = jax.jit(training_step(in_groups(fun, "data", mesh)))
+    found = step(*put(mesh, args, P(batch), of_w, P()))
+    assert_same(found, jax.jit(training_step(fun))(*args))

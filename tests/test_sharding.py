@@ -27,7 +27,7 @@ from sharded import (
 )
 
 import jax_convbatch as jc
-from jax_convbatch import partition
+from jax_convbatch import meshes
 
 MODELS = {
     "layer": {},
@@ -93,8 +93,8 @@ def test_layers_of_one_kind_are_partitioned_once(mesh, monkeypatch):
         asked.append(of)
         return fine_mesh(of)
 
-    fine_mesh = partition.fine_mesh
-    monkeypatch.setattr(partition, "fine_mesh", counted)
+    fine_mesh = meshes.fine_mesh
+    monkeypatch.setattr(meshes, "fine_mesh", counted)
     x, w = normal(0, (16, 6, 6, 8), "float32"), normal(1, (3, 3, 8, 8), "float32")
 
     def net(x, w):
