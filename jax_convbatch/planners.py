@@ -84,9 +84,9 @@ def _plan_implicit_gemm(
         return _plan_implicit_cpu(op, geometry, dtype, workspace_limit)
     if dtype.name not in IMPLICIT_CUDA_DTYPES or out_dtype != dtype:
         raise Unable(f"operands of {dtype.name} and a result of {out_dtype.name}")
-    if depth.is_deep(geometry):
-        return _plan_deep(op, geometry, dtype, workspace_limit, precision, config)
     native = implicit_cuda_plans(op, geometry, dtype.name, precision)
+    if depth.is_deep(geometry) and isinstance(native, str):
+        return _plan_deep(op, geometry, dtype, workspace_limit, precision, config)
     # Groups are multiplied in true float32.
     high = dtype.name == "float32" and precision == _HIGH and geometry.groups == 1
     if high and not _by_six_products(native):

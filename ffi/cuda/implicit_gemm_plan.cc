@@ -5,6 +5,7 @@
 #include "conv_geometry.h"
 #include "cuda/direct/direct.h"
 #include "cuda/hopper/configs.h"
+#include "cuda/hopper/deep.h"
 #include "cuda/hopper/deform.h"
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/paths.h"
@@ -83,7 +84,8 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
     fields["backward_workspace"] =
         hopper::LayerBackwardWorkspace(g, type, multiprocessors);
   }
-  if (fprop && hopper::TakesParts(g, type, multiprocessors)) {
+  if (fprop && !hopper::IsDeep(g) &&
+      hopper::TakesParts(g, type, multiprocessors)) {
     fields["parts_workspace"] =
         hopper::ReluGradPartials(g.N * g.output_pixels(), g.K) *
         int64_t{sizeof(float)};

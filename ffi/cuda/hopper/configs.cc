@@ -1,6 +1,7 @@
 #include "cuda/hopper/configs.h"
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/deep.h"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/window_plan.h"
 
@@ -93,7 +94,8 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   if (!rule) return {};
   std::vector<Plan> plans = {*rule};
   // Another plan of wgrad would have other bits, and its rule is fitted well.
-  if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
+  if (op == Op::kWgrad || rule->path != Path::kCopies || IsDeep(g))
+    return plans;
   for (const Tile& tile : ConvTiles(op, g, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n) continue;
     plans.push_back(*rule);

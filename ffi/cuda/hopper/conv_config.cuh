@@ -43,6 +43,7 @@ struct ConvConfig {
   static constexpr int kResident = kResident_;
   static constexpr bool kLines = kLines_;
   static constexpr int kWidth = kWidth_;
+  static constexpr bool kDeep = false;
   static_assert(!kIsNarrow<kWidth> || (kN == 64 && kResident == 0));
 
   static constexpr int kInputBytes = kM * 128;
@@ -56,6 +57,12 @@ struct ConvConfig {
   static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
   static constexpr int kWarps =
       (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+};
+
+// Of three axes.
+template <typename Config>
+struct InDepth : Config {
+  static constexpr bool kDeep = true;
 };
 
 // Of a small tile, a warpgroup keeps what it has added so far in registers.

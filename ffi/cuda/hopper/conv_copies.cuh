@@ -4,6 +4,7 @@
 
 #include "cuda/hopper/conv_config.cuh"
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/depth_copies.cuh"
 #include "cuda/hopper/group_copies.cuh"
 #include "cuda/hopper/pipeline.cuh"
 
@@ -14,6 +15,7 @@ namespace jax_convbatch::hopper {
 struct StageWalk {
   int w, h, image;
   int r = 0, s = 0, block = 0;
+  int d = 0, t = 0;  // of three axes
 
   __device__ StageWalk(const ConvPart& part, int pixel) {
     const int row = pixel / part.cols;
@@ -22,16 +24,35 @@ struct StageWalk {
     h = part.input_h + (row - image * part.rows) * part.input_step_h;
   }
 
+  // From the number of an output's slice to its image.
+  __device__ void EnterSlice(const ConvDepth& depth) {
+    const int slice = image;
+    image = slice / depth.slices;
+    d = depth.input + (slice - image * depth.slices) * depth.input_step;
+  }
+
+  template <typename Config>
   __device__ void Advance(const ConvPart& part, int channel_blocks) {
     if (++block == channel_blocks) {
       block = 0;
       if (++s == part.taps_w.count) {
         s = 0;
-        ++r;
+        if (++r == part.taps_h.count && Config::kDeep) {
+          r = 0;
+          ++t;
+        }
       }
     }
   }
 };
+
+template <typename Config, int kParts>
+__device__ __forceinline__ StageWalk
+FirstStage(const ConvProblem<kParts>& problem, const ConvTile& tile) {
+  StageWalk walk(*tile.part, tile.pixel);
+  if constexpr (Config::kDeep) walk.EnterSlice(problem.depth);
+  return walk;
+}
 
 // One warp issues the input's copies, another the weights': it helps small
 // tiles, which are bound by how fast copies are issued. The whole warp walks,
@@ -39,12 +60,20 @@ struct StageWalk {
 // issues.
 enum class Operand { kInput, kWeights };
 
-template <typename Config>
-__device__ __forceinline__ void CopyInput(const ConvTile& tile,
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyInput(const ConvProblem<kParts>& problem,
+                                          const ConvTile& tile,
                                           const StageWalk& walk, uint32_t to,
                                           uint32_t full) {
   const ConvPart& part = *tile.part;
   BarrierArriveExpect(full, Config::kInputBytes);
+  if constexpr (Config::kDeep) {
+    LoadDeepIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
+                   walk.d, walk.image, walk.s * part.taps_w.offset_step,
+                   walk.r * part.taps_h.offset_step,
+                   walk.t * problem.depth.taps.offset_step);
+    return;
+  }
   if constexpr (Config::kWidth == kAnyGroups) {
     LoadGroupIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
                     walk.image, tile.group, walk.s * part.taps_w.offset_step,
@@ -92,9 +121,13 @@ __device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
                                             uint32_t full) {
   const ConvPart& part = *tile.part;
   BarrierArriveExpect(full, Config::kWeightBytes);
-  const int tap =
+  int tap =
       (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
       part.taps_w.tap + walk.s * part.taps_w.tap_step;
+  if constexpr (Config::kDeep) {
+    const ConvDepth& depth = problem.depth;
+    tap += (depth.taps.tap + walk.t * depth.taps.tap_step) * depth.slice_taps;
+  }
   LoadWeights<Config>(problem, tile, to, full, walk.block, tap);
 }
 
@@ -123,12 +156,12 @@ __device__ __forceinline__ void CopyFirstStages(
     if (i >= count) return;
     const uint32_t full = SharedAddress(&barriers.full[i]);
     const uint32_t input = ring + i * Config::kStageBytes;
-    CopyInput<Config>(tile, walk, input, full);
+    CopyInput<Config>(problem, tile, walk, input, full);
     if constexpr (Config::kResident == 0) {
       CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                           full);
     }
-    walk.Advance(*tile.part, problem.channel_blocks);
+    walk.Advance<Config>(*tile.part, problem.channel_blocks);
   }
 }
 
@@ -143,7 +176,7 @@ __device__ __forceinline__ void CopyStages(
 #pragma unroll 1
   for (; i < min(first, count); ++i) {
     at.Advance();
-    walk.Advance(*tile.part, problem.channel_blocks);
+    walk.Advance<Config>(*tile.part, problem.channel_blocks);
   }
   for (; i < count; ++i) {
     const uint32_t full = SharedAddress(&barriers.full[at.stage]);
@@ -151,14 +184,14 @@ __device__ __forceinline__ void CopyStages(
     BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
     if (ElectOne()) {
       if constexpr (kOperand == Operand::kInput) {
-        CopyInput<Config>(tile, walk, input, full);
+        CopyInput<Config>(problem, tile, walk, input, full);
       } else {
         CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                             full);
       }
     }
     at.Advance();
-    walk.Advance(*tile.part, problem.channel_blocks);
+    walk.Advance<Config>(*tile.part, problem.channel_blocks);
   }
 }
 
@@ -171,7 +204,7 @@ __device__ __forceinline__ void IssueCopies(
   int first = kFirstStages;
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     CopyStages<Config, kOperand>(problem, tile,
-                                 StageWalk(*tile.part, tile.pixel), first,
+                                 FirstStage<Config>(problem, tile), first,
                                  tile.iterations, ring, barriers, at);
     first = 0;
   });

@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, kThreads);
     const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
-    const StageWalk walk(*tile.part, tile.pixel);
+    const StageWalk walk = FirstStage<Config>(problem, tile);
     if (ElectOne()) {
       if constexpr (Config::kResident > 0) {
         LoadResident<Config>(problem, tile,

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cuda/hopper/group_width.h"
+#include "cuda/hopper/part_axis.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -11,6 +12,8 @@ namespace {
 // What the engine's strides may be.
 constexpr int64_t kMaxStride = 8;
 constexpr int64_t kMaxCorner = 127;
+
+}  // namespace
 
 PartAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
                    int64_t pad, int64_t dilation) {
@@ -24,9 +27,6 @@ PartAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
   return a;
 }
 
-// Of inputs `residue`, residue + stride, ... of `in`. Input i takes part in
-// output (i + pad - r dilation) / stride for those taps r that divide; they are
-// visited from the last, which reads first.
 PartAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
                    int64_t pad, int64_t dilation, int64_t residue) {
   PartAxis a{};
@@ -51,8 +51,6 @@ PartAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
   a.upper = a.count - 1 + a.input - (out - 1);
   return a;
 }
-
-}  // namespace
 
 bool IsPlain2d(const ConvGeometry& g, Type type) {
   const int vector = 16 / ElementBytes(type);

@@ -37,6 +37,15 @@ struct ConvPart {
   int output_h, output_w, output_step_h, output_step_w;
 };
 
+// Of three axes: an image is a slice of an output, and its base pixel lies in
+// the slice from which its taps are counted.
+struct ConvDepth {
+  TapAxis taps;
+  int slice_taps;  // R S
+  Divisor slices;  // O
+  int input, input_step;
+};
+
 template <int kParts>
 struct ConvProblem {
   CUtensorMap weights;  // tiled, [taps, C, K]
@@ -48,6 +57,7 @@ struct ConvProblem {
   Divisor group_tiles;
   int group_inputs;
   Divisor parts;
+  ConvDepth depth;
   int tiles;  // of all parts, as many of each
   ConvPart part[kParts];
 };

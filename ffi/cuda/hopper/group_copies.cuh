@@ -2,6 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_GROUP_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_GROUP_COPIES_CUH_
 
+#include "cuda/hopper/depth_copies.cuh"
 #include "cuda/hopper/ptx.cuh"
 
 namespace jax_convbatch::hopper {
@@ -11,14 +12,8 @@ __device__ __forceinline__ void LoadGroupIm2col(uint32_t to,
                                                 uint32_t barrier, int c, int w,
                                                 int h, int n, int group,
                                                 int offset_w, int offset_h) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.im2col"
-      ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2], "
-      "{%8, %9, %10};" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(group),
-      "h"(static_cast<uint16_t>(offset_w)),
-      "h"(static_cast<uint16_t>(offset_h)), "h"(uint16_t{0})
-      : "memory");
+  // The engine takes the group for an image, and n for the outermost axis.
+  LoadDeepIm2col(to, map, barrier, c, w, h, n, group, offset_w, offset_h, 0);
 }
 
 __device__ __forceinline__ void StoreGroupIm2col(const CUtensorMap& map,

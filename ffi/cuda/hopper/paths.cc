@@ -1,6 +1,7 @@
 #include "cuda/hopper/paths.h"
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/deep.h"
 #include "cuda/hopper/gather_plan.h"
 #include "cuda/hopper/one_channel.h"
 #include "cuda/hopper/pad_plan.h"
@@ -81,6 +82,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                ? PlanCopies(op, geometry, type, multiprocessors)
                : std::nullopt;
   }
+  if (IsDeep(geometry)) return PlanDeep(op, geometry, type, multiprocessors);
   const ConvGeometry g = Fold(op, geometry, type);
   if (type == Type::kTf32 && IsPlain2d(g, type)) {
     if (const auto small = PlanSmall(op, g, multiprocessors)) return small;
@@ -105,7 +107,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
-  if (g.groups > 1) return false;
+  if (g.groups > 1 || IsDeep(g)) return false;
   switch (plan.path) {
     case Path::kCopies:
     case Path::kSmall:
@@ -139,6 +141,7 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
         !HasSigns(call.plan, given.g, call.type)))) {
     return cudaErrorInvalidValue;
   }
+  if (IsDeep(given.g)) return RunDeep(op, call, stage, stream);
   switch (given.plan.path) {
     case Path::kCopies:
       return RunCopies(op, call, stage, stream);

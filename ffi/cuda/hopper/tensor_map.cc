@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/hopper/box_map.h"
+#include "cuda/hopper/depth_map.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -72,54 +73,100 @@ bool EncodeDense(CUtensorMap* map, Type type, Copy copy, const void* data,
                 sizes.size(), sizes.begin(), strides, box.begin(), swizzle);
 }
 
-// The engine's range depends on the rank.
-bool InCornerRange(int64_t corner, int64_t groups) {
-  const int64_t range = groups > 1 ? 16 : 128;
+// The engine's range depends on the map's rank.
+bool InCornerRange(int64_t corner, int rank) {
+  const int64_t range = rank == 5 ? 16 : 128;
   return -range <= corner && corner < range;
 }
 
 bool InStrideRange(int stride) { return 1 <= stride && stride <= 8; }
 
-}  // namespace
-
-bool IsEncodable(Type type, const Im2colWalk& walk) {
+// Of a walk's h and w in a map of so many coordinates.
+bool IsPlaneEncodable(Type type, const Im2colWalk& walk, int rank) {
   constexpr int64_t kMaxSize = int64_t{1} << 32;
   constexpr double kMaxStride = int64_t{1} << 40;
   return walk.c * ElementBytes(type) % 16 == 0 && walk.n <= kMaxSize &&
          walk.h <= kMaxSize && walk.w <= kMaxSize && walk.c <= kMaxSize &&
          1.0 * walk.h * walk.w * walk.c * ElementBytes(type) < kMaxStride &&
-         InCornerRange(walk.lower_h, walk.groups) &&
-         InCornerRange(walk.lower_w, walk.groups) &&
-         InCornerRange(walk.upper_h, walk.groups) &&
-         InCornerRange(walk.upper_w, walk.groups) &&
-         InStrideRange(walk.stride_h) && InStrideRange(walk.stride_w);
+         InCornerRange(walk.lower_h, rank) &&
+         InCornerRange(walk.lower_w, rank) &&
+         InCornerRange(walk.upper_h, rank) &&
+         InCornerRange(walk.upper_w, rank) && InStrideRange(walk.stride_h) &&
+         InStrideRange(walk.stride_w);
+}
+
+// Sizes, bytes from one to the next, corners and steps of w, h and what follows
+// (`steps` begins with the channels').
+bool Encode(CUtensorMap* map, Type type, Copy copy, const void* data, int rank,
+            const cuuint64_t* sizes, const cuuint64_t* strides,
+            const int* lower, const int* upper, int pixels,
+            const cuuint32_t* steps) {
+  static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
+      "cuTensorMapEncodeIm2col");
+  if (encode == nullptr) return false;
+  return encode(map, MapType(type, copy), rank, const_cast<void*>(data), sizes,
+                strides, lower, upper, 128 / ElementBytes(type), pixels, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+cuuint64_t U64(int64_t n) { return static_cast<cuuint64_t>(n); }
+
+}  // namespace
+
+bool IsEncodable(Type type, const Im2colWalk& walk) {
+  return IsPlaneEncodable(type, walk, walk.groups > 1 ? 5 : 4);
+}
+
+bool IsEncodable(Type type, const DeepWalk& walk) {
+  constexpr double kMaxStride = int64_t{1} << 40;
+  const Im2colWalk& plane = walk.plane;
+  return IsPlaneEncodable(type, plane, 5) &&
+         1.0 * walk.d * plane.h * plane.w * plane.c * ElementBytes(type) <
+             kMaxStride &&
+         InCornerRange(walk.lower_d, 5) && InCornerRange(walk.upper_d, 5) &&
+         InStrideRange(walk.stride_d);
 }
 
 bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
                   const Im2colWalk& walk, Copy copy) {
-  static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
-      "cuTensorMapEncodeIm2col");
-  if (encode == nullptr) return false;
-  const auto u64 = [](int64_t n) { return static_cast<cuuint64_t>(n); };
-  const cuuint64_t sizes[] = {u64(walk.c / walk.groups), u64(walk.w),
-                              u64(walk.h), u64(walk.n), u64(walk.groups)};
+  const cuuint64_t sizes[] = {U64(walk.c / walk.groups), U64(walk.w),
+                              U64(walk.h), U64(walk.n), U64(walk.groups)};
   cuuint64_t strides[4];
-  strides[0] = u64(walk.c * ElementBytes(type));
+  strides[0] = U64(walk.c * ElementBytes(type));
   strides[1] = strides[0] * sizes[1];
   strides[2] = strides[1] * sizes[2];
-  strides[3] = u64(walk.c / walk.groups * ElementBytes(type));
+  strides[3] = U64(walk.c / walk.groups * ElementBytes(type));
   const int lower[] = {static_cast<int>(walk.lower_w),
                        static_cast<int>(walk.lower_h), 0};
   const int upper[] = {static_cast<int>(walk.upper_w),
                        static_cast<int>(walk.upper_h), 0};
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(walk.stride_w),
                               static_cast<cuuint32_t>(walk.stride_h), 1, 1};
-  return encode(map, MapType(type, copy), walk.groups > 1 ? 5 : 4,
-                const_cast<void*>(data), sizes, strides, lower, upper,
-                128 / ElementBytes(type), walk.pixels, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return Encode(map, type, copy, data, walk.groups > 1 ? 5 : 4, sizes, strides,
+                lower, upper, walk.pixels, steps);
+}
+
+bool EncodeDeepIm2col(CUtensorMap* map, Type type, const void* data,
+                      const DeepWalk& walk) {
+  const Im2colWalk& plane = walk.plane;
+  const cuuint64_t sizes[] = {U64(plane.c), U64(plane.w), U64(plane.h),
+                              U64(walk.d), U64(plane.n)};
+  cuuint64_t strides[4];
+  strides[0] = U64(plane.c * ElementBytes(type));
+  for (int i = 1; i < 4; ++i) strides[i] = strides[i - 1] * sizes[i];
+  const int lower[] = {static_cast<int>(plane.lower_w),
+                       static_cast<int>(plane.lower_h),
+                       static_cast<int>(walk.lower_d)};
+  const int upper[] = {static_cast<int>(plane.upper_w),
+                       static_cast<int>(plane.upper_h),
+                       static_cast<int>(walk.upper_d)};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(plane.stride_w),
+                              static_cast<cuuint32_t>(plane.stride_h),
+                              static_cast<cuuint32_t>(walk.stride_d), 1};
+  return Encode(map, type, Copy::kLoad, data, 5, sizes, strides, lower, upper,
+                plane.pixels, steps);
 }
 
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,

@@ -1,0 +1,118 @@
+"""Three spatial axes on Hopper as they lie in memory: fprop and dgrad in 16 bits."""
+
+import functools
+
+import jax
+import pytest
+from problems import whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_right_but_for_rounding,
+)
+from test_depth import NCDHW, volume
+from test_hopper_plan import H200
+
+import jax_convbatch as jc
+from jax_convbatch.geometry import ConvGeometry
+
+CASES = {
+    "one box": volume(2, (5, 6, 7), 64, 64, (3, 3, 3)),
+    "odd channels": volume(3, (4, 7, 5), 72, 136, (3, 3, 3)),
+    "uneven taps": volume(2, (7, 6, 9), 48, 40, (5, 1, 2), pad=(2, 0, 1)),
+    "stride 2": volume(2, (7, 8, 6), 64, 128, (3, 3, 3), 2),
+    "strides": volume(2, (9, 8, 11), 64, 72, (2, 3, 2), (3, 1, 4), (1, 0, 2)),
+    "dilated": volume(
+        2, (9, 7, 8), 64, 64, (3, 2, 3), pad=(2, 1, 1), dilation=(2, 1, 3)
+    ),
+    "more padding than slices": volume(2, (2, 3, 1), 40, 64, (3, 3, 3), pad=(7, 9, 4)),
+    "negative padding": volume(2, (8, 6, 6), 64, 48, (3, 3, 3), pad=(-2, 1, -1)),
+    "one output slice": volume(5, (3, 8, 8), 64, 64, (3, 3, 3), pad=(0, 1, 1)),
+    "channels first": volume(2, (4, 6, 5), 64, 72, (3, 3, 3), specs=NCDHW),
+    "many tiles": volume(5, (9, 31, 33), 64, 136, (3, 3, 3)),
+    "many narrow tiles": volume(9, (13, 34, 39), 40, 64, (2, 2, 1), pad=0),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name, dtype):
+    assert_exact(CASES[name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["one box", "odd channels", "stride 2", "many tiles"])
+def test_real_numbers_are_right_but_for_rounding(hopper, name):
+    assert_right_but_for_rounding(CASES[name], "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["one box", "odd channels", "strides"])
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
+    assert_batch_invariant(CASES[name], "bfloat16")
+    assert_a_hundred_runs_agree(CASES[name], "bfloat16", algorithm="implicit_gemm")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_copied(hopper, name):
+    """But for wgrad, and for dgrad of strides."""
+    case = CASES[name]
+    x, w, dy = arrays(case, whole, "bfloat16")
+
+    def both(x, w, dy):
+        conv = functools.partial(jc.conv_general_dilated, **case.kwargs)
+        y, pullback = jax.vjp(conv, x, w)
+        return y, pullback(dy)
+
+    rows = jc.explain(both, x, w, dy)
+    ours = {row.op: row for row in rows}
+    ops = ["fprop"] if max(case.conv.strides) > 1 else ["fprop", "dgrad"]
+    for op in ops:
+        assert ours[op].reason.startswith("tiles of")
+        assert ours[op].workspace_bytes == 0
+
+
+def fields(op_sizes, **changes):
+    n, size, c, k, taps = op_sizes
+    ones = (1, 1, 1)
+    g = ConvGeometry(
+        *(n, *size, c, k, *taps, *size, 1),
+        stride=ones,
+        pad=tuple(t // 2 for t in taps),
+        input_dilation=ones,
+        filter_dilation=ones,
+    )._replace(**changes)
+    return {name: int(value) for name, value in g.attribute().items()}
+
+
+VOLUME = (2, (16, 28, 28), 128, 128, (3, 3, 3))
+
+
+def test_tiles_grow_with_the_batch(native):
+    def tile(op, n, k=128):
+        shape = (n, *VOLUME[1:3], k, VOLUME[4])
+        return native(op, fields(shape), "bfloat16", H200)["config"]
+
+    assert tile("fprop", 1) == "64x128"
+    assert tile("fprop", 8) == tile("dgrad", 8) == "128x128"
+    assert tile("fprop", 16, k=64) == "256x64"
+
+
+def test_what_they_leave_to_copies(native):
+    def plan(op, dtype="bfloat16", shape=VOLUME, **changes):
+        return native(op, fields(shape, **changes), dtype, H200)
+
+    assert plan("fprop")["workspace"] == plan("dgrad")["workspace"] == 0
+    assert plan("fprop", stride=(2, 2, 2), O=8, P=14, Q=14)
+    assert plan("dgrad", stride=(2, 2, 2), O=8, P=14, Q=14) is None
+    assert plan("wgrad") is None
+    assert plan("fprop", "float32") is None
+    # Side by side, the taps of few channels fill a box.
+    assert plan("fprop", shape=(2, (16, 28, 28), 16, 128, (3, 3, 3))) is None
+    # The engine's corners are of five bits, its offsets of five without a sign.
+    assert plan("fprop", pad=(17, 1, 1), O=48) is None
+    assert plan("fprop", filter_dilation=(16, 1, 1), pad=(16, 1, 1)) is None
