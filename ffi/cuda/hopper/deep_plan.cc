@@ -12,11 +12,11 @@ ConvGeometry PlaneOf(const ConvGeometry& g) {
   return plane;
 }
 
-// Where channels of zeros would be as much again as those of x, to have taps of
-// depth side by side in a box of 64 costs less than to copy them (depth.py).
+// Else boxes of 64 channels are filled up with zeros where several taps of
+// depth side by side would fill them, and to copy these (depth.py) costs less.
 bool FillsBoxes(const ConvGeometry& g, int64_t channels) {
   auto boxes = [](int64_t n) { return (n + 63) / 64; };
-  return 2 * g.T * boxes(channels) <= 3 * boxes(g.T * channels);
+  return 4 * g.T * boxes(channels) <= 5 * boxes(g.T * channels);
 }
 
 }  // namespace
