@@ -12,11 +12,28 @@ namespace {
 // What a launch may have without asking.
 constexpr int kPortableCluster = 8;
 
+// In a grid whose dimensions say which share of which tile a block has.
+template <typename Problem>
+cudaError_t LaunchGrid(void (*kernel)(Problem), const Problem& problem,
+                       int threads, int shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(problem.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(problem.splits, problem.minor_tiles,
+                        problem.tiles / problem.minor_tiles);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = problem.cluster > 1;
+  return cudaLaunchKernelEx(&config, kernel, problem);
+}
+
 template <typename Config>
 cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto kernel = &WgradShortKernel<Config>;
   const int cluster = call.plan.cluster;
-  const int shared_bytes = Config::SharedBytes(cluster);
   cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
   if (error != cudaSuccess) return error;
   if (cluster > kPortableCluster) {
@@ -34,10 +51,8 @@ cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
   }
   if (!encoded) return cudaErrorInvalidValue;
   auto multiply = [&] {
-    return LaunchKernel(kernel,
-                        {problem.blocks, Config::kThreads, Start::kInOrder,
-                         shared_bytes, cluster},
-                        stream, problem);
+    return LaunchGrid(kernel, problem, Config::kThreads,
+                      Config::kTile.shared_bytes(cluster), stream);
   };
   if constexpr (!Config::kTapRow) {
     const auto adds = &AddPieces<typename Config::Layout, 1>;

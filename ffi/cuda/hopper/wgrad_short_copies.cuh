@@ -20,7 +20,8 @@ struct WgradShortConfig {
   using Problem =
       std::conditional_t<kTapRow, WgradRowProblem, WgradShortProblem>;
   static constexpr int kM = kM_, kN = kN_, kGroupsM = kGroupsM_;
-  static constexpr int kStages = WgradShortStages(kM, kN);
+  static constexpr WgradShortTile kTile = WgradShortTileOf(kM, kN);
+  static constexpr int kStages = kTile.stages;
   static constexpr int kGroups = kGroupsM * kN / 64;
   static constexpr int kConsumed = kGroups * kWarpgroup;
   static constexpr int kThreads = kConsumed + kStages * 32;
@@ -38,19 +39,14 @@ struct WgradShortConfig {
   static constexpr int kXBytes =
       kTapRow ? kPixels * kLine + 2 * kXBox : kBlocks * kXBox;
   static constexpr int kStageBytes = kDyBytes + kXBytes;
-  static_assert(kDyBytes % 1024 == 0 && kStageBytes % 1024 == 0);
+  static_assert(kDyBytes % 1024 == 0 && kStageBytes % 1024 == 0 &&
+                kStageBytes == kTile.step_bytes());
 
   // Sums are handed on in parts: those that a warp has of 16 filter rows.
   static constexpr int kUnits = kColumns / 16, kWarps = kConsumed / 32;
   static constexpr int kParts = kUnits * kWarps;
   static constexpr int kPartBytes = 32 * 32;
   static_assert(kStages * kStageBytes >= kParts * 512);
-
-  static constexpr int SharedBytes(int cluster) {
-    const int most = (kParts + cluster - 1) / cluster;
-    return kStages * kStageBytes + 1024 +
-           (cluster > 1 ? cluster * most * kPartBytes : 0);
-  }
 
   // What AddPieces asks, of boxes of 64 channels.
   using Layout = WgradShortConfig;
@@ -72,79 +68,106 @@ struct WgradShortConfig {
   }
 };
 
+// In shared memory, behind the stages.
 template <typename Config>
 struct WgradShortShared {
   RingBarriers<Config::kStages> ring;
   uint64_t sums;
+
+  __device__ static WgradShortShared& Of(uint8_t* memory) {
+    static_assert(sizeof(WgradShortShared) <= kShortBarrierBytes);
+    return *reinterpret_cast<WgradShortShared*>(
+        memory + Config::kStages * Config::kStageBytes);
+  }
 };
 
-// A block's share of a tile: steps split, split + splits, ...
+// A block's share of a tile: steps split, split + splits, ... The grid says
+// which, so that nothing is divided.
 struct WgradShare {
-  int tile, split, steps;
+  int split, steps;
+  int m, n;  // the tile's place
 
-  __device__ explicit WgradShare(const WgradTiles& tiles) {
-    uint32_t rest = blockIdx.x;
-    split = TakeDigit(tiles.by_splits, rest);
-    tile = rest;
-    steps = tiles.by_splits.Divide(tiles.steps - split + tiles.splits - 1);
-  }
-  __device__ bool HasRest(const WgradTiles& tiles) const {
-    return tiles.has_rest && split == tiles.rest_class;
+  __device__ explicit WgradShare(const WgradShortProblem& problem)
+      : split(blockIdx.x),
+        steps(problem.least_steps + (split < problem.longer)),
+        m(problem.m_minor ? blockIdx.y : blockIdx.z),
+        n(problem.m_minor ? blockIdx.z : blockIdx.y) {}
+  __device__ bool HasRest(const WgradShortProblem& problem) const {
+    return split == problem.rest_split;
   }
 };
 
-// Copies what a step reads. By a whole warp, which the constructor has work out
-// what all steps have in common.
+// In all lanes of a warp what one of them has.
+__device__ __forceinline__ int OfLane(int v, int lane) {
+  return __shfl_sync(~0u, v, lane);
+}
+
+// Copies what a step reads. By a whole warp: lanes work out where different
+// steps and boxes are, and one issues.
 template <typename Config>
 struct WgradShortSource {
   const WgradShortProblem& problem;
   const WgradShare& share;
   const bool has_rest;
-  int channel;
   int c[Config::kBlocks], offset_h[Config::kBlocks], offset_w[Config::kBlocks];
+
+  // Of a step: its first pixel.
+  struct Place {
+    int pixel, w, h, image;
+
+    __device__ Place OfLane(int lane) const {
+      return {hopper::OfLane(pixel, lane), hopper::OfLane(w, lane),
+              hopper::OfLane(h, lane), hopper::OfLane(image, lane)};
+    }
+  };
 
   __device__ WgradShortSource(const WgradShortProblem& problem,
                               const WgradShare& share)
       : problem(problem), share(share), has_rest(share.HasRest(problem)) {
-    const TilePlace place(problem, share.tile);
-    channel = place.n * Config::kN;
+    uint32_t tap = share.m * Config::kBlocks + threadIdx.x % 32;
+    const int block = TakeDigit(problem.by_channel_blocks, tap);
+    const int s = TakeDigit(problem.by_filter_width, tap);
+    const int h = tap * problem.dilation_h, w = s * problem.dilation_w;
 #pragma unroll
     for (int i = 0; i < Config::kBlocks; ++i) {
-      uint32_t tap = place.m * Config::kBlocks + i;
-      c[i] = TakeDigit(problem.by_channel_blocks, tap) * Config::kChannels;
-      const int r = problem.by_filter_width.Divide(tap);
-      offset_h[i] = r * problem.dilation_h;
-      offset_w[i] = (tap - r * problem.filter_width) * problem.dilation_w;
+      c[i] = OfLane(block, i) * Config::kChannels;
+      offset_h[i] = OfLane(h, i);
+      offset_w[i] = OfLane(w, i);
     }
   }
 
   __device__ bool HasRest() const { return has_rest; }
+  __device__ bool IsRest(int i) const {
+    return has_rest && i == share.steps - 1;
+  }
   __device__ static bool Skips(int) { return false; }
-
-  // wait() returns when the stage may be written.
-  template <typename Wait>
-  __device__ void Copy(int i, uint32_t dy, uint32_t full, Wait wait) const {
+  __device__ Place At(int i) const {
     const uint32_t pixel = (share.split + i * problem.splits) * 64u;
     uint32_t image = pixel;
     const int col = static_cast<int>(TakeDigit(problem.by_cols, image));
     const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
-    const int w = problem.base_w + col * problem.step_w;
-    const int h = problem.base_h + row * problem.step_h;
-    const bool is_rest = has_rest && i == share.steps - 1;
-    const CUtensorMap& x_map = is_rest ? problem.x_rest : problem.x;
-    const CUtensorMap& dy_map = is_rest ? problem.dy_rest : problem.dy;
-    wait();
+    return {static_cast<int>(pixel), problem.base_w + col * problem.step_w,
+            problem.base_h + row * problem.step_h, static_cast<int>(image)};
+  }
+
+  // kRest: the last step of a tile, of few pixels.
+  template <bool kRest>
+  __device__ void Copy(const Place& at, uint32_t dy, uint32_t full) const {
+    const CUtensorMap& x_map = kRest ? problem.x_rest : problem.x;
+    const CUtensorMap& dy_map = kRest ? problem.dy_rest : problem.dy;
     if (!ElectOne()) return;
     BarrierArriveExpect(full,
-                        Config::kStageBytes / (is_rest ? 64 / kRestPixels : 1));
+                        Config::kStageBytes / (kRest ? 64 / kRestPixels : 1));
 #pragma unroll
     for (int j = 0; j < Config::kN / 64; ++j) {
-      LoadTile2(dy + j * kBoxBytes, dy_map, full, channel + j * 64, pixel);
+      LoadTile2(dy + j * kBoxBytes, dy_map, full, share.n * Config::kN + j * 64,
+                at.pixel);
     }
 #pragma unroll
     for (int j = 0; j < Config::kBlocks; ++j) {
       const uint32_t to = dy + Config::kDyBytes + j * Config::kXBox;
-      LoadIm2col(to, x_map, full, c[j], w, h, image, offset_w[j], offset_h[j]);
+      LoadIm2col(to, x_map, full, c[j], at.w, at.h, at.image, offset_w[j],
+                 offset_h[j]);
     }
   }
 };
@@ -154,22 +177,30 @@ template <typename Config>
 struct WgradRowSource {
   const WgradRowProblem& problem;
   const WgradShare& share;
-  int channel, c, offset_h;
-
-  __device__ WgradRowSource(const WgradRowProblem& problem,
-                            const WgradShare& share)
-      : problem(problem), share(share) {
-    const TilePlace place(problem, share.tile);
-    channel = place.n * Config::kN;
-    uint32_t tap_row = place.m;
-    c = TakeDigit(problem.by_channel_blocks, tap_row) * Config::kChannels;
-    offset_h = static_cast<int>(tap_row) + problem.base_h;
-  }
+  int c, offset_h;
 
   struct Place {
     int image, q, p, h;
     bool inside;  // else the row is padding, and neither copied nor multiplied
+
+    __device__ Place OfLane(int lane) const {
+      return {hopper::OfLane(image, lane), hopper::OfLane(q, lane),
+              hopper::OfLane(p, lane), hopper::OfLane(h, lane),
+              hopper::OfLane(inside, lane) != 0};
+    }
   };
+
+  __device__ WgradRowSource(const WgradRowProblem& problem,
+                            const WgradShare& share)
+      : problem(problem), share(share) {
+    uint32_t tap_row = share.m;
+    c = TakeDigit(problem.by_channel_blocks, tap_row) * Config::kChannels;
+    offset_h = static_cast<int>(tap_row) + problem.base_h;
+  }
+
+  __device__ static bool HasRest() { return false; }
+  __device__ static bool IsRest(int) { return false; }
+  __device__ bool Skips(int i) const { return !At(i).inside; }
   __device__ Place At(int i) const {
     uint32_t rest = share.split + i * problem.splits;
     Place at;
@@ -180,20 +211,16 @@ struct WgradRowSource {
     at.inside = unsigned(at.h) < unsigned(problem.height);
     return at;
   }
-  __device__ static bool HasRest() { return false; }
-  __device__ bool Skips(int i) const { return !At(i).inside; }
 
-  template <typename Wait>
-  __device__ void Copy(int i, uint32_t dy, uint32_t full, Wait wait) const {
-    const Place at = At(i);
-    wait();
+  template <bool kRest>
+  __device__ void Copy(const Place& at, uint32_t dy, uint32_t full) const {
     if (!ElectOne()) return;
     BarrierArriveExpect(full, at.inside ? Config::kStageBytes : 0);
     if (!at.inside) return;
 #pragma unroll
     for (int j = 0; j < Config::kN / 64; ++j) {
-      LoadTile4(dy + j * Config::kDyBox, problem.dy, full, channel + j * 64,
-                at.image, at.q, at.p);
+      LoadTile4(dy + j * Config::kDyBox, problem.dy, full,
+                share.n * Config::kN + j * 64, at.image, at.q, at.p);
     }
     LoadTile4(dy + Config::kDyBytes, problem.x, full, c, at.image,
               at.q + problem.base_w, at.h);
@@ -204,45 +231,72 @@ template <typename Config>
 using WgradSource = std::conditional_t<Config::kTapRow, WgradRowSource<Config>,
                                        WgradShortSource<Config>>;
 
-// By all warps that copy, each to its stage; but the first round, the first of
-// them alone: the copies of a stage that is needed first are then ahead of
-// those of others. Others wait at the block's barrier for the ring's.
+// The first round of stages, by one warp: the copies of a stage that is needed
+// first are then ahead of those of others. A kernel starts with this code, for
+// whose instructions a block waits as it does for memory: each lane works out
+// one step's place, all at a time, and what is left for the loop is short.
 template <typename Config>
-__device__ __forceinline__ void FillStages(
-    const typename Config::Problem& problem, uint32_t shared, int stage,
+__device__ __forceinline__ void CopyFirstRound(
+    const typename Config::Problem& problem, uint32_t shared,
     WgradShortShared<Config>& block) {
   auto full = [&](int i) { return SharedAddress(&block.ring.full[i]); };
-  const uint32_t empty = SharedAddress(&block.ring.empty[stage]);
   auto address = [&](int i) { return shared + i * Config::kStageBytes; };
-  if (stage == 0 && ElectOne()) {
+  if (ElectOne()) {
 #pragma unroll
     for (int i = 0; i < Config::kStages; ++i) BarrierInit(full(i), 1);
-    FenceBarrierInit();
-  }
-  if (stage > 0 && ElectOne()) {
-    BarrierInit(empty, Config::kConsumed / 32);
-    if (stage == 1) {
-      BarrierInit(SharedAddress(&block.ring.empty[0]), Config::kConsumed / 32);
-      PrefetchMap(problem.x);
-    }
     FenceBarrierInit();
   }
   __syncwarp();
   const WgradShare share(problem);
   const WgradSource<Config> source(problem, share);
-  if (stage == 0) {
-    const int count = min(share.steps, Config::kStages);
+  const auto places = source.At(threadIdx.x % 32);
+  const int count = min(share.steps, Config::kStages);
+  const int whole = min(share.steps - source.HasRest(), Config::kStages);
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      source.Copy(i, address(i), full(i), [] {});
-      __syncwarp();
-    }
+  for (int i = 0; i < whole; ++i) {
+    source.template Copy<false>(places.OfLane(i), address(i), full(i));
   }
+  if (whole < count) {
+    source.template Copy<true>(places.OfLane(whole), address(whole),
+                               full(whole));
+  }
+  __syncwarp();
+}
+
+// The other rounds, by a warp for each stage. Others wait at the block's
+// barrier for the ring's.
+template <typename Config>
+__device__ __forceinline__ void CopyLaterRounds(
+    const typename Config::Problem& problem, uint32_t shared, int stage,
+    WgradShortShared<Config>& block) {
+  if (stage == 1 && ElectOne()) {
+    PrefetchMap(problem.dy);
+    PrefetchMap(problem.x);
+  }
+  if (stage == 2 && ElectOne()) {
+#pragma unroll
+    for (int i = 0; i < Config::kStages; ++i) {
+      BarrierInit(SharedAddress(&block.ring.empty[i]), Config::kConsumed / 32);
+    }
+    FenceBarrierInit();
+  }
+  __syncwarp();
+  const uint32_t full = SharedAddress(&block.ring.full[stage]);
+  const uint32_t empty = SharedAddress(&block.ring.empty[stage]);
+  const uint32_t to = shared + stage * Config::kStageBytes;
+  const WgradShare share(problem);
+  const WgradSource<Config> source(problem, share);
   __syncthreads();
+  if (problem.splits > 1) ClusterArrive();
   uint32_t round = 0;
   for (int i = stage + Config::kStages; i < share.steps; i += Config::kStages) {
-    source.Copy(i, address(stage), full(stage),
-                [&] { BarrierWait(empty, round); });
+    const auto at = source.At(i);
+    BarrierWait(empty, round);
+    if (source.IsRest(i)) {
+      source.template Copy<true>(at, to, full);
+    } else {
+      source.template Copy<false>(at, to, full);
+    }
     __syncwarp();
     round ^= 1;
   }

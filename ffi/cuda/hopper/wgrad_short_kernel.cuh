@@ -13,15 +13,19 @@
 
 namespace jax_convbatch::hopper {
 
+__device__ __forceinline__ int RankInCluster() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
 // The parts of a tile's sums that a block of a cluster adds.
 struct WgradOwn {
   int rank, first, count;
 
   template <typename Config>
-  __device__ static WgradOwn Of(const WgradShortProblem& problem,
-                                const WgradShare& share) {
-    uint32_t rest = share.split;
-    const int rank = TakeDigit(problem.by_cluster, rest);
+  __device__ static WgradOwn Of(const WgradShortProblem& problem) {
+    const int rank = RankInCluster();
     const int first = First<Config>(problem, rank);
     return {rank, first, First<Config>(problem, rank + 1) - first};
   }
@@ -104,8 +108,8 @@ struct FilterRows {
   int K;
   int64_t tap;  // from a tap to the next, of tap rows
 
-  __device__ FilterRows(const WgradTiles& tiles, int tile) : K(tiles.K) {
-    const TilePlace at(tiles, tile);
+  __device__ FilterRows(const WgradTiles& tiles, const WgradShare& at)
+      : K(tiles.K) {
     int row = at.m * Config::kM;
     if constexpr (Config::kTapRow) {
       uint32_t tap_row = at.m;
@@ -198,27 +202,28 @@ __device__ __forceinline__ void MultiplyAndAdd(
   const uint32_t x = shared + Config::kDyBytes +
                      group % Config::kGroupsM *
                          (Config::kColumns / Config::kChannels) * Config::kXBox;
+  const bool adds = problem.splits > 1;
+  if (adds) ClusterWait();  // the others' barriers stand
   float acc[Config::kColumns / 2];
   MultiplyShare<Config>(acc, problem, share, dy, x, block.ring);
   auto quad = [&](int i) {
     return make_float4(acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2],
                        acc[i * 4 + 3]);
   };
-  // Nobody multiplies what will be written over.
-  NamedBarrier(1, Config::kConsumed);
-  const FilterRows<Config> rows(problem, share.tile);
-  if (problem.splits == 1) {
+  const FilterRows<Config> rows(problem, share);
+  if (!adds) {
+    // Nobody multiplies what will be written over.
+    NamedBarrier(1, Config::kConsumed);
     return StoreWhole<Config>(rows, shared, group, quad);
   }
   const int cluster = problem.cluster;
-  const WgradOwn own = WgradOwn::Of<Config>(problem, share);
+  const WgradOwn own = WgradOwn::Of<Config>(problem);
   // Room of what one block sends.
   const int from_one = problem.by_cluster.Divide(Config::kParts + cluster - 1) *
                        Config::kPartBytes;
-  const uint32_t sums =
-      shared + Config::kStages * Config::kStageBytes + threadIdx.x % 32 * 16;
+  const uint32_t sums = shared + Config::kStages * Config::kStageBytes +
+                        kShortBarrierBytes + threadIdx.x % 32 * 16;
   const uint32_t barrier = SharedAddress(&block.sums);
-  ClusterWait();  // the others' barriers stand
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     const int part = i * kWarps + warp;
@@ -236,7 +241,8 @@ __device__ __forceinline__ void MultiplyAndAdd(
       SendShared4(there + 512, arrived, quad(2 * i + 1));
     }
   }
-  // What this block's other warps have of its own parts.
+  // What this block's other warps have of its own parts. Nobody multiplies what
+  // will be written over, either.
   NamedBarrier(1, Config::kConsumed);
   BarrierWait(barrier, 0);
   uint32_t buffer = shared + warp * (kUnits * 512);
@@ -254,10 +260,12 @@ __device__ __forceinline__ void MultiplyAndAdd(
     if (problem.splits == cluster) {
       StorePart<Config>(rows, buffer, unit, of, first, second);
     } else {
+      const int tile = blockIdx.z * gridDim.y + blockIdx.y;
+      const int of_all =
+          problem.by_cluster.Divide(tile * problem.splits + share.split);
       float4* piece =
           reinterpret_cast<float4*>(problem.pieces) +
-          (problem.by_cluster.Divide(blockIdx.x) * Config::kQuads + 2 * unit) *
-              Config::kConsumed +
+          (int64_t{of_all} * Config::kQuads + 2 * unit) * Config::kConsumed +
           of * 32 + threadIdx.x % 32;
       piece[0] = first;
       piece[Config::kConsumed] = second;
@@ -268,30 +276,32 @@ __device__ __forceinline__ void MultiplyAndAdd(
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WgradShortKernel(const __grid_constant__ typename Config::Problem problem) {
-  extern __shared__ uint8_t memory[];
-  __shared__ WgradShortShared<Config> block;
-  const uint32_t shared = (SharedAddress(memory) + 1023) & ~1023u;
+  // All the shared memory that there is, which begins at such an address: to
+  // round it up would be more for the first copy to wait for.
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& block = WgradShortShared<Config>::Of(memory);
+  const uint32_t shared = SharedAddress(memory);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool adds = problem.splits > 1;
-  if (warp >= Config::kConsumed / 32) {
-    FillStages<Config>(problem, shared, warp - Config::kConsumed / 32, block);
-    if (adds) ClusterArrive();
+  const int stage = warp - Config::kConsumed / 32;
+  if (stage == 0) CopyFirstRound<Config>(problem, shared, block);
+  if (stage >= 0) {
+    CopyLaterRounds<Config>(problem, shared, stage, block);
     LaunchDependents();
-  } else {
-    if (warp == 0 && adds && ElectOne()) {
-      const uint32_t barrier = SharedAddress(&block.sums);
-      BarrierInit(barrier, 1);
-      FenceBarrierInit();
-      const WgradShare share(problem);
-      BarrierArriveExpect(barrier,
-                          (problem.cluster - 1) *
-                              WgradOwn::Of<Config>(problem, share).count *
-                              Config::kPartBytes);
-    }
-    __syncthreads();
-    if (adds) ClusterArrive();
-    MultiplyAndAdd<Config>(problem, shared, block);
+    return;
   }
+  if (shared % 1024 != 0) __trap();
+  const bool adds = problem.splits > 1;
+  if (warp == 0 && adds && ElectOne()) {
+    const uint32_t barrier = SharedAddress(&block.sums);
+    BarrierInit(barrier, 1);
+    FenceBarrierInit();
+    BarrierArriveExpect(barrier, (problem.cluster - 1) *
+                                     WgradOwn::Of<Config>(problem).count *
+                                     Config::kPartBytes);
+  }
+  __syncthreads();
+  if (adds) ClusterArrive();
+  MultiplyAndAdd<Config>(problem, shared, block);
 }
 
 }  // namespace jax_convbatch::hopper

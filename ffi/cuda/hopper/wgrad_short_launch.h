@@ -9,10 +9,21 @@
 
 namespace jax_convbatch::hopper {
 
+// After tiles and splits are known.
+inline void SetShares(WgradShortProblem* problem) {
+  problem->by_cluster = FastDivmod<uint32_t>(problem->cluster);
+  problem->least_steps = problem->steps / problem->splits;
+  problem->longer = problem->steps % problem->splits;
+  problem->rest_split = problem->has_rest ? problem->rest_class : -1;
+  problem->minor_tiles =
+      problem->m_minor ? problem->tiles / problem->n_tiles : problem->n_tiles;
+}
+
 // Both return false where the driver refuses.
 inline bool MakeShortProblem(const ConvCall& call, WgradShortProblem* problem) {
-  problem->by_cluster = FastDivmod<uint32_t>(call.plan.cluster);
-  return MakeWgradProblem(call, problem);
+  const bool encoded = MakeWgradProblem(call, problem);
+  SetShares(problem);
+  return encoded;
 }
 
 inline bool MakeRowProblem(const ConvCall& call, const WgradShortTiling& tiling,
@@ -22,7 +33,7 @@ inline bool MakeRowProblem(const ConvCall& call, const WgradShortTiling& tiling,
       TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
               tiling.steps);
   SetSplits(problem, /*may_do_whole=*/false);
-  problem->by_cluster = FastDivmod<uint32_t>(call.plan.cluster);
+  SetShares(problem);
   problem->by_rows = FastDivmod<uint32_t>(g.P);
   problem->by_cols = FastDivmod<uint32_t>(g.Q / kTapRowStrip);
   problem->height = static_cast<int>(g.H);

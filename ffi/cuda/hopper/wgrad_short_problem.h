@@ -11,9 +11,14 @@
 
 namespace jax_convbatch::hopper {
 
-// Every block has one share of one tile: splits is not 0.
+// Every block has one share of one tile: splits is not 0. What a block needs
+// before its first copy lies together: constants come in lines, too.
 struct WgradShortProblem : WgradProblem {
   FastDivmod<uint32_t> by_cluster;
+  // Steps of a block; the first `longer` of a tile's blocks have one more.
+  int least_steps, longer;
+  int rest_split;   // whose last step has few pixels; -1: none
+  int minor_tiles;  // of the launch's grid, see WgradShare
 };
 
 // Where the three taps of a filter row share their pixels: a step is a strip of

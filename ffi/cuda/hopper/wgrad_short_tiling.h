@@ -3,6 +3,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_SHORT_TILING_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_SHORT_TILING_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "conv_geometry.h"
@@ -16,30 +17,33 @@ namespace jax_convbatch::hopper {
 inline constexpr int kTapRowM = 3 * 32;
 inline constexpr int kTapRowStrip = 14, kTapRowImages = 8;
 
+// What a block's barriers take of shared memory, behind its stages.
+inline constexpr int kShortBarrierBytes = 256;
+
 // Those that WgradShort has kernels for, and their stages.
 struct WgradShortTile {
   int m, n, stages;
 
-  int64_t step_bytes() const {
+  constexpr int step_bytes() const {
     if (m != kTapRowM) return (m + n) * 128;
     return kTapRowImages * (kTapRowStrip * 128 + (kTapRowStrip + 2) * 64);
   }
-  int64_t shared_bytes(int cluster) const {
+  constexpr int shared_bytes(int cluster) const {
     const int parts = m * n / 256;
-    return stages * step_bytes() +
+    return stages * step_bytes() + kShortBarrierBytes +
            (cluster > 1 ? cluster * ((parts + cluster - 1) / cluster) * 1024
-                        : 0) +
-           1024;
+                        : 0);
   }
 };
 inline constexpr WgradShortTile kWgradShortTiles[] = {
     {64, 64, 8}, {kTapRowM, 64, 6}, {128, 64, 8}, {128, 128, 4}, {192, 128, 4}};
 
-constexpr int WgradShortStages(int m, int n) {
+// Of no stages where there is none.
+constexpr WgradShortTile WgradShortTileOf(int m, int n) {
   for (const auto& tile : kWgradShortTiles) {
-    if (tile.m == m && tile.n == n) return tile.stages;
+    if (tile.m == m && tile.n == n) return tile;
   }
-  return 0;
+  return {};
 }
 
 struct WgradShortTiling {
@@ -72,16 +76,18 @@ struct WgradShortTiling {
 
 // Whether the kernels for few steps run a plan of wgrad.
 inline bool IsShort(const ConvGeometry& g, Type type, const Plan& plan) {
-  constexpr int64_t kFew = 40;  // steps of a block
+  constexpr int64_t kFew = 40;          // steps of a block
+  constexpr int64_t kGridMost = 65535;  // blocks, but in the first dimension
   if (type == Type::kTf32 || g.groups > 1 || plan.pair != Pair::kNone ||
-      WgradShortStages(plan.tile_m, plan.tile_n) == 0 ||
+      WgradShortTileOf(plan.tile_m, plan.tile_n).stages == 0 ||
       !WgradShortTiling::Covers(g, plan.tile_m, plan.tile_n)) {
     return false;
   }
   const WgradShortTiling tiling(g, plan.tile_m, plan.tile_n);
   if (plan.blocks % tiling.tiles() != 0) return false;
   const int64_t splits = plan.blocks / tiling.tiles();
-  return splits <= tiling.steps && tiling.steps <= kFew * splits &&
+  return std::max(tiling.m_tiles, tiling.n_tiles) <= kGridMost &&
+         splits <= tiling.steps && tiling.steps <= kFew * splits &&
          splits % plan.cluster == 0 && (splits == 1 || plan.cluster > 1);
 }
 
