@@ -63,6 +63,10 @@ SPLITS = {
         problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
         "64x64/96c3",
     ),
+    "few steps, clusters of two": (
+        problem(8, (14, 14), 256, 1024, (1, 1)),
+        "64x64/128c2",
+    ),
     "few steps, clusters of six": (
         problem(8, (28, 28), 512, 128, (1, 1)),
         "64x64/96c6",

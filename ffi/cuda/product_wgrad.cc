@@ -40,14 +40,17 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
   }
   // From times of 17 layers at batches 8 to 256 on an H200. cuBLAS, which does
   // not walk images, is ahead where 64 x 128 tiles are one wave (as many as
-  // there are multiprocessors, or a tenth less), where its tiles have short
+  // there are multiprocessors, or a tenth less), where many tiles have short
   // sums and it splits none, and where there is so much to do that a second
   // launch for split sums does not show. Tiles that hold all of a small dw, and
-  // clusters that add up few of them, are ahead of its split sums.
+  // clusters that add up few of them, are ahead of its split sums, and of its
+  // short ones where its tiles are few.
   const int64_t tiles = g.C * g.K / (64 * 128);
   const bool one_wave =
       tiles <= multiprocessors && tiles * 10 >= multiprocessors * 9;
-  const bool short_sums = tiles >= 8 && pixels <= 98 * tiles;
+  constexpr int64_t kFew = 32;
+  const bool short_sums = pixels <= 98 * tiles;
+  if (short_sums && tiles <= kFew) return std::nullopt;
   if (one_wave || short_sums) return ProductWgrad{1, 0};
   constexpr double kMuch = 1.6e9;
   const double work = 1.0 * pixels * static_cast<double>(g.C * g.K);
