@@ -81,6 +81,26 @@ def test_columns_in_many_pieces_are_exact(engine, dtype, channels, groups):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("c", "k", "groups"),
+    [(24, 40, 1), (48, 64, 2), (3, 64, 1), (12, 12, 3), (16, 16, 16)],
+)
+def test_wgrad_of_many_pixels_is_exact(engine, dtype, c, k, groups):
+    """Enough of them that a sum is cut into parts, which are added at the end."""
+    x = whole(0, (9, 32, 28, c), dtype, most=1)
+    w = np.zeros((3, 3, c // groups, k), dtype)
+    dy = whole(1, (9, 32, 28, k), dtype, most=1)
+
+    def conv(w):
+        return jc.conv(x, w, groups=groups, algorithm=engine)
+
+    (dw,) = jax.vjp(conv, w)[1](dy)
+    same = oracle.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), groups)
+    want = oracle.wgrad(oracle.float64(x), oracle.float64(dy), same, (3, 3))
+    np.testing.assert_array_equal(dw, want.astype(dw.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
     ("pixels", "strides"),
