@@ -14,6 +14,7 @@ COMMANDS = {
     "deform": "deformable convolution, beside torchvision",
     "models": "training and inference steps of whole networks",
     "profile": "what kernels of a row do on the GPU, by Nsight Compute",
+    "markdown": "results of `layers` as tables for docs",
     "plans": "writes the table from which plans choose on this device",
 }
 

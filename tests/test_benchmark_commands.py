@@ -17,6 +17,7 @@ from benchmarks import (
     jax_side,
     layer,
     layers,
+    markdown,
     models,
     plans,
     sofie,
@@ -220,3 +221,21 @@ def test_plans_writes_the_table_of_this_device(tmp_path, monkeypatch, capsys):
     assert layers.chosen("rule", case)["source"] == "rule"
     for engine, name in ("auto", "im2col_gemm"), ("rule", "implicit_gemm"):
         assert name in jax_side.JaxSide(engine, case).program.as_text()
+
+
+def test_markdown_has_a_line_for_each_row_and_marks_what_is_behind(tmp_path, capsys):
+    def row(name, op, ours, peer):
+        sides = {"auto": {"median_us": ours}, "xla": {"median_us": peer, "peer": True}}
+        shape = {"name": name, "batch": 8, "dtype": "bfloat16", "op": op}
+        return {**shape, "roof_us": 1.0, "sides": sides}
+
+    rows = [row("one", "fprop", 2.0, 4.0), row("one", "dgrad", 5.0, 4.0)]
+    rows.append(row("two", "fprop", 3.0, 3.0))
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"rows": rows}))
+    markdown.main([str(path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| layer | batch | fprop | dgrad |" in lines
+    assert "| one | 8 | 2.0 / 4.0 | **5.0 / 4.0** |" in lines
+    assert "| two | 8 | 3.0 / 3.0 | - |" in lines
+    assert any(line.startswith("- ") and "fprop" in line for line in lines)
