@@ -64,6 +64,18 @@ EDGES = {
     "strided by four": problem(
         2, (21, 67), 1, 40, (5, 7), (4, 4), padding=((2, 2), (1, 3))
     ),
+    "a stride of four in eight": problem(3, (84, 84), 4, 32, (8, 8), (4, 4)),
+    "a stride of two in four": problem(5, (20, 20), 32, 64, (4, 4), (2, 2)),
+    "strides that pads hold": problem(
+        3, (22, 24), 24, 40, (3, 6), (2, 3), ((1, 2), (3, 3))
+    ),
+    "sixteen to sixteen": problem(4, (17, 32), 16, 16, (3, 3), padding=SAME),
+    "eight to many": problem(3, (19, 14), 8, 136, (3, 3), padding=SAME),
+    "many to eight": problem(3, (19, 14), 136, 8, (3, 3), padding=SAME),
+    "four to many": problem(2, (20, 64), 4, 320, (3, 3), padding=SAME),
+    "to three, five rows": problem(
+        2, (13, 30), 128, 3, (5, 3), padding=((2, 1), (1, 0))
+    ),
     "strided, many of few": problem(2, (21, 135), 7, 72, (3, 4), (2, 2), SAME),
 }
 
@@ -204,7 +216,11 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
     ("name", "reasons"),
     [
         ("stem", ("strips of", "sweeps of", "strips of")),
-        ("to three", ("sweeps of", "strips of", "padded tiles of")),
+        ("to three", ("sweeps of", "strips of", "strips of")),
+        ("a stride of four in eight", ("strips of", "tiles of", "strips of")),
+        ("a stride of two in four", ("tiles of", "tiles of", "tiles of")),
+        ("sixteen to sixteen", ("strips of", "strips of", "tiles of")),
+        ("four to many", ("strips of", "sweeps of", "strips of")),
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
         ("patches of 16", ("tiles of", "patches of", "tiles of")),

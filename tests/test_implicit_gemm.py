@@ -110,15 +110,15 @@ WINDOWS = {
     "a tile an image": problem(70, (14, 14), 64, 64, (3, 3), padding=SAME),
     "two stages": problem(3, (110, 113), 64, 64, (3, 3), padding=SAME),
     "short, then by rows": problem(67, (23, 17), 40, 56, (3, 3), padding=SAME),
-    "asymmetric": problem(70, (22, 18), 8, 64, (2, 4), padding=((1, 0), (0, 2))),
-    "a row of taps": problem(40, (31, 33), 64, 16, (1, 5), padding=((0, 0), (2, 2))),
+    "asymmetric": problem(70, (22, 18), 24, 64, (2, 4), padding=((1, 0), (0, 2))),
+    "a row of taps": problem(40, (31, 33), 64, 24, (1, 5), padding=((0, 0), (2, 2))),
     "a column of taps": problem(40, (31, 33), 24, 64, (5, 1), padding=((2, 2), (0, 0))),
 }
 STRIPS = {
     "strips": problem(33, (28, 28), 64, 64, (3, 3), padding=SAME),
     "strips, then in pieces": problem(27, (56, 40), 64, 64, (3, 3), padding=SAME),
     "strips beyond the image": problem(31, (54, 39), 64, 40, (3, 3), padding=SAME),
-    "strips of long rows": problem(9, (22, 304), 16, 64, (3, 3), padding=SAME),
+    "strips of long rows": problem(9, (22, 304), 24, 64, (3, 3), padding=SAME),
     "strips, dilated": problem(
         70, (24, 21), 64, 64, (3, 3), padding=((2, 2), (1, 1)), dilation=(2, 1)
     ),

@@ -14,6 +14,10 @@ enum class Op { kFprop, kDgrad, kWgrad };
 // but for what is a product of each group as it stands.
 bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors);
 
+// The geometry that PlanPath and RunPath take a convolution of one group for:
+// the same memory with fewer pixels or taps of more channels each.
+ConvGeometry Fold(Op op, const ConvGeometry& g, Type type);
+
 // The plan for a GPU of so many multiprocessors, or nothing where no path can
 // run it: all take 2-D convolutions without input dilation, and but for
 // TakesGroups of one group. Needs no GPU.

@@ -38,6 +38,11 @@ cudaError_t RunFprop(const ConvCall& call, const StripProblem& problem,
       return launch(StripFpropConfig<T, 10, kOdd>());
     case 13:
       return launch(StripFpropConfig<T, 13, kOdd>());
+    case kFullStripSteps:
+      if constexpr (!kOdd) {
+        return launch(StripFpropConfig<T, kFullStripSteps, false, false>());
+      }
+      return cudaErrorInvalidValue;
     default:
       return cudaErrorInvalidValue;
   }

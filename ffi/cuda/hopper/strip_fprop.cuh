@@ -17,11 +17,13 @@ inline constexpr int kStripThreads = (1 + kStripConsumers) * kWarpgroup;
 inline constexpr int kStripRegisters = 152;
 
 // kSteps: of 16 elements of the columns, padded.
-template <typename T_, int kSteps_, bool kOdd_>
+// kMasked: there may be elements that no column has.
+template <typename T_, int kSteps_, bool kOdd_, bool kMasked_ = true>
 struct StripFpropConfig {
   using T = T_;
   static constexpr int kSteps = kSteps_;
   static constexpr bool kOdd = kOdd_;
+  static constexpr bool kMasked = kMasked_;
   // 64 channels of the filter.
   static constexpr int kFilterBytes = (kSteps + 3) / 4 * kBoxBytes;
   static constexpr int kStoreBytes = kStripConsumers * kStripStores * kBoxBytes;
@@ -167,8 +169,8 @@ __device__ __forceinline__ void ConsumeStrips(
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int pair = 2 * i + j / 2;
-          a[i][j] =
-              LoadPair<Config::kOdd>(from[j % 2] + offset[pair]) & mask[pair];
+          a[i][j] = LoadPair<Config::kOdd>(from[j % 2] + offset[pair]) &
+                    (Config::kMasked ? mask[pair] : ~0u);
         }
       }
       for (int channel = 0; channel < problem.K; channel += 64) {

@@ -76,7 +76,7 @@ int StripSteps(const StripShape& shape) {
   for (const int steps : {2, 4, 7, 10, 13}) {
     if (shape.steps() <= steps) return steps;
   }
-  return 0;
+  return shape.is_full(kFullStripSteps) ? kFullStripSteps : 0;
 }
 
 int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad) {
@@ -116,7 +116,14 @@ std::optional<Plan> PlanStripDgrad(const ConvGeometry& g, int multiprocessors) {
   return PlanStripFprop(f, multiprocessors);
 }
 
-std::optional<Plan> PlanStripWgrad(const ConvGeometry& g, int multiprocessors) {
+bool StripsOfDy(const ConvGeometry& g) {
+  return g.K < g.C && g.stride.h == 1 && g.stride.w == 1;
+}
+
+std::optional<Plan> PlanStripWgrad(const ConvGeometry& given,
+                                   int multiprocessors) {
+  const ConvGeometry g = StripsOfDy(given) ? DgradAsFprop(given) : given;
+  if (!IsGatherable(g)) return std::nullopt;
   const StripShape shape(g);
   if (StripSteps(shape) == 0 || g.K % 8 != 0) return std::nullopt;
   const int64_t tile = BestTile(g, true, multiprocessors);

@@ -8,6 +8,9 @@
 
 namespace jax_convbatch::hopper {
 
+// The longest columns that fprop takes: these have no padding.
+inline constexpr int kFullStripSteps = 16;
+
 // The numbers of StripLayout, and what follows from a tile's size.
 struct StripShape {
   int64_t origin, pitch, first, runs, length, lead, pairs, run_cols;
@@ -16,6 +19,11 @@ struct StripShape {
 
   explicit StripShape(const ConvGeometry& g);
 
+  // Whether columns are so many steps, of nothing but their own elements.
+  bool is_full(int of_steps) const {
+    return !odd && lead == 0 && length % 2 == 0 &&
+           runs * length == 16 * of_steps;
+  }
   // Of 16 elements of a column.
   int64_t steps() const { return (runs * pairs * 2 + 15) / 16; }
   // Rows of y that a tile may touch, and rows of its strip.
@@ -29,6 +37,10 @@ struct StripShape {
 int StripSteps(const StripShape& shape);
 // dgrad of unit strides as the fprop that it is, but for the order of the taps.
 ConvGeometry DgradAsFprop(const ConvGeometry& g);
+
+// Whether wgrad has strips of dy, and x in dy's place: of fewer output channels
+// than input channels, at unit strides.
+bool StripsOfDy(const ConvGeometry& g);
 
 // Shared memory of a block.
 int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);

@@ -39,10 +39,12 @@ struct StripProblem {
   int tiles;
   int stage_bytes;
 
+  // Where x and y have changed places (dgrad, and wgrad of few output
+  // channels): w, or dw, is [taps from the last, K, flipped]. Else 0.
+  int taps, flipped;
+
   // fprop
   const uint16_t* w;
-  // As dgrad: w is [taps from the last, K, flipped], or 0 where it is not.
-  int taps, flipped;
   uint16_t* y;
   CUtensorMap y_map;  // [N, P Q, K], boxes of 64 pixels x 64 channels
   bool store_by_map;

@@ -56,10 +56,12 @@ cudaError_t RunWgrad(const ConvCall& call, const StripProblem& problem,
              : RunWgrad<T, false>(call, problem, stage, stream);
 }
 
-}  // namespace
-
-cudaError_t StripWgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+// `flipped`: see StripProblem.
+cudaError_t Run(const ConvCall& call, int flipped, Stage stage,
+                cudaStream_t stream) {
   StripProblem problem = MakeStripProblem(call, true);
+  problem.taps = static_cast<int>(call.g.taps());
+  problem.flipped = flipped;
   problem.dw = call.result;
   problem.pieces = static_cast<float*>(call.workspace);
   problem.n_tiles = static_cast<int>((call.g.K + 63) / 64);
@@ -70,6 +72,16 @@ cudaError_t StripWgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   return call.type == Type::kBf16
              ? RunWgrad<__nv_bfloat16>(call, problem, stage, stream)
              : RunWgrad<__half>(call, problem, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t StripWgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (!StripsOfDy(call.g)) return Run(call, 0, stage, stream);
+  const ConvGeometry g = DgradAsFprop(call.g);
+  return Run({g, call.type, call.plan, call.rhs, call.lhs, call.result,
+              call.workspace},
+             static_cast<int>(g.C), stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

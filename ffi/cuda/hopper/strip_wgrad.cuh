@@ -33,8 +33,16 @@ __device__ __forceinline__ void WriteStripQuad(const StripProblem& problem,
     const int row = FilterRow(problem.layout, j + half);
     if (row < 0) continue;
     T* to = static_cast<T*>(problem.dw) + int64_t{row} * problem.K + k;
+    int step = 1;
+    if (problem.flipped > 0) {
+      const int tap = row / problem.flipped;
+      step = problem.flipped;
+      to = static_cast<T*>(problem.dw) +
+           (int64_t{problem.taps - 1 - tap} * problem.K + k) * step +
+           (row - tap * step);
+    }
     if (k < problem.K) to[0] = T(half == 0 ? v.x : v.z);
-    if (k + 1 < problem.K) to[1] = T(half == 0 ? v.y : v.w);
+    if (k + 1 < problem.K) to[step] = T(half == 0 ? v.y : v.w);
   }
 }
 

@@ -40,25 +40,34 @@ cudaError_t Launch(const SweepProblem& problem, int bytes, int blocks,
   return cudaGetLastError();
 }
 
-template <typename T>
+template <typename T, int kStages>
 cudaError_t Dispatch(const SweepProblem& problem, const SweepShape& shape,
                      int blocks, Stage stage, cudaStream_t stream) {
-  const int bytes = static_cast<int>(shape.shared_bytes());
+  const int bytes = static_cast<int>(shape.shared_bytes(kStages));
   auto launch = [&](auto config) {
     return Launch<decltype(config)>(problem, bytes, blocks, stage, stream);
   };
   switch (shape.rows()) {
     case 1:
-      return launch(SweepConfig<T, 1>());
+      return launch(SweepConfig<T, 1, kStages>());
     case 2:
-      return launch(SweepConfig<T, 2>());
+      return launch(SweepConfig<T, 2, kStages>());
     case 4:
-      return launch(SweepConfig<T, 4>());
+      return launch(SweepConfig<T, 4, kStages>());
     case 8:
-      return launch(SweepConfig<T, 8>());
+      return launch(SweepConfig<T, 8, kStages>());
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+template <typename T>
+cudaError_t Dispatch(const SweepProblem& problem, const SweepShape& shape,
+                     int blocks, Stage stage, cudaStream_t stream) {
+  const auto dispatch = shape.stages() == kSweepStages
+                            ? &Dispatch<T, kSweepStages>
+                            : &Dispatch<T, kSweepFewStages>;
+  return dispatch(problem, shape, blocks, stage, stream);
 }
 
 // `problem` has the filter's distances already.

@@ -23,17 +23,16 @@
 
 namespace jax_convbatch::hopper {
 
-inline constexpr int kSweepStages = 4;  // of each warpgroup
-inline constexpr int kSweepConsumers = 4;
 inline constexpr int kSweepThreads = (kSweepConsumers + 1) * kWarpgroup;
 // 24 x 128 + 112 x 512 registers of the 96 x 640 that a block begins with.
 inline constexpr int kSweepProducerRegisters = 24, kSweepRegisters = 112;
-inline constexpr int kSweepStageBytes = kSweepPixels * 128;
 
-// kRows rows of patches at a time, 64 / kRows values a patch.
-template <typename T_, int kRows_>
+// kRows rows of patches at a time, 64 / kRows values a patch. kStages: of each
+// warpgroup.
+template <typename T_, int kRows_, int kStages_>
 struct SweepConfig {
   using T = T_;
+  static constexpr int kStages = kStages_;
   static constexpr int kRows = kRows_;
   static constexpr int kValues = 64 / kRows;
 };
@@ -121,10 +120,11 @@ __device__ __forceinline__ void LoadSweepFilter(const SweepProblem& problem,
   FenceAsyncProxy();
 }
 
+template <typename Config>
 __device__ __forceinline__ void IssueSweepCopies(
     const SweepProblem& problem, int consumer, uint32_t ring,
-    RingBarriers<kSweepStages>& barriers) {
-  RingPosition<kSweepStages> at;
+    RingBarriers<Config::kStages>& barriers) {
+  RingPosition<Config::kStages> at;
   for (int t = consumer * gridDim.x + blockIdx.x; t < problem.strips;
        t += kSweepConsumers * gridDim.x) {
     const SweepStrip strip(problem, t);
@@ -258,8 +258,8 @@ class SweepStore {
 template <typename Config>
 __device__ __forceinline__ void MultiplySweepRow(
     const SweepProblem& problem, float (&acc)[32], uint32_t filter,
-    uint32_t ring, RingBarriers<kSweepStages>& barriers,
-    RingPosition<kSweepStages>& at) {
+    uint32_t ring, RingBarriers<Config::kStages>& barriers,
+    RingPosition<Config::kStages>& at) {
   const bool signals = threadIdx.x % 32 == 0;
   const int taps = problem.w_axis.taps;
   const int count = taps * problem.channel_blocks;
@@ -297,11 +297,11 @@ __device__ __forceinline__ void MultiplySweepRow(
 template <typename Config>
 __device__ __forceinline__ void ConsumeSweep(
     const SweepProblem& problem, int consumer, uint32_t filter, uint32_t ring,
-    RingBarriers<kSweepStages>& barriers) {
+    RingBarriers<Config::kStages>& barriers) {
   constexpr int kDone = Config::kValues / 2;  // sums of a row of patches
   const int missing = Config::kRows - problem.h.taps;
   const SweepStore<Config> out(problem);
-  RingPosition<kSweepStages> at;
+  RingPosition<Config::kStages> at;
   for (int t = consumer * gridDim.x + blockIdx.x; t < problem.strips;
        t += kSweepConsumers * gridDim.x) {
     const SweepStrip strip(problem, t);
@@ -329,10 +329,10 @@ template <typename Config>
 __global__ void __launch_bounds__(kSweepThreads, 1)
     SweepKernel(const __grid_constant__ SweepProblem problem) {
   extern __shared__ uint8_t shared[];
-  __shared__ RingBarriers<kSweepStages> barriers[kSweepConsumers];
+  __shared__ RingBarriers<Config::kStages> barriers[kSweepConsumers];
   const uint32_t rings = (SharedAddress(shared) + 1023) & ~1023u;
   const uint32_t filter =
-      rings + kSweepConsumers * kSweepStages * kSweepStageBytes;
+      rings + kSweepConsumers * Config::kStages * kSweepStageBytes;
   if (threadIdx.x < kSweepConsumers) {
     barriers[threadIdx.x].Init(1, kWarpgroup / 32);
   }
@@ -341,11 +341,11 @@ __global__ void __launch_bounds__(kSweepThreads, 1)
   const int warpgroup = threadIdx.x / kWarpgroup;
   const int consumer =
       warpgroup == 0 ? static_cast<int>(threadIdx.x) / 32 : warpgroup - 1;
-  const uint32_t ring = rings + consumer * kSweepStages * kSweepStageBytes;
+  const uint32_t ring = rings + consumer * Config::kStages * kSweepStageBytes;
   if (warpgroup == 0) {
     GiveRegisters<kSweepProducerRegisters>();
     if (threadIdx.x % 32 == 0) {
-      IssueSweepCopies(problem, consumer, ring, barriers[consumer]);
+      IssueSweepCopies<Config>(problem, consumer, ring, barriers[consumer]);
     }
   } else {
     TakeRegisters<kSweepRegisters>();

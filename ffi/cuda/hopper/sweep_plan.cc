@@ -1,6 +1,5 @@
 #include "cuda/hopper/sweep_plan.h"
 
-#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/sweep_shape.h"
 
 namespace jax_convbatch::hopper {
@@ -44,7 +43,7 @@ std::optional<Plan> MakePlan(const ConvGeometry& g, const SweepShape& shape,
                              int multiprocessors) {
   if (!IsUndilated(g) || shape.rows() == 0 || shape.in_c % 8 != 0 ||
       shape.w.taps > kSweepPixels - 64 + 1 ||
-      shape.shared_bytes() > kMostShared) {
+      shape.shared_bytes(shape.stages()) > kMostShared) {
     return std::nullopt;
   }
   return Plan{64, 64, multiprocessors, 0, Path::kSweeps, g.taps() > 1};

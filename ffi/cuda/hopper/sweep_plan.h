@@ -10,6 +10,11 @@ namespace jax_convbatch::hopper {
 
 // The pixels of a stage: those of 64 patches and what their taps reach beyond.
 inline constexpr int kSweepPixels = 72;
+inline constexpr int kSweepStageBytes = kSweepPixels * 128;
+// Warpgroups that multiply, and stages of each: fewer where the filter is
+// large.
+inline constexpr int kSweepConsumers = 4;
+inline constexpr int kSweepStages = 4, kSweepFewStages = 2;
 
 // For geometries that are IsGatherable, in bf16 and f16; nothing where the
 // kernels cannot run.

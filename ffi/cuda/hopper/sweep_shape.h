@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "conv_geometry.h"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/sweep_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -31,9 +32,13 @@ struct SweepShape {
     return 0;
   }
   int64_t channel_blocks() const { return (in_c + 63) / 64; }
-  int64_t shared_bytes() const {
-    return 1024 + 16 * kSweepPixels * 128 +
+  int64_t shared_bytes(int stages) const {
+    return 1024 + int64_t{kSweepConsumers} * stages * kSweepStageBytes +
            w.taps * channel_blocks() * (64 * 128);
+  }
+  int stages() const {
+    return shared_bytes(kSweepStages) <= kMostShared ? kSweepStages
+                                                     : kSweepFewStages;
   }
 };
 
