@@ -14,6 +14,11 @@ from jax_convbatch import _compat, folding, plan, primitives
 from jax_convbatch import geometry as geo
 
 _HALF = ("float16", "bfloat16")
+_REFUSED = "jax.lax refuses it"  # called with the real operands, it says how
+
+
+class _Refused(Exception):
+    """`jax.lax` refuses a call."""
 
 
 class Call(NamedTuple):
@@ -38,42 +43,76 @@ def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call |
     problem = _not_arrays(lhs, rhs)
     if problem:
         return problem
+    if workspace_limit is not None:
+        workspace_limit = int(workspace_limit)
     try:
         lhs, rhs = canonical_dtype(lhs), canonical_dtype(rhs)
-        canonical, out = traced(_compat.lax_conv, lhs, rhs, kwargs)
         precision = _compat.canonicalize_precision(precision)
     except Exception:
-        return "jax.lax refuses it"  # called with the real operands, it says how
-    problem = plan.unsupported(lhs.dtype, out.dtype, len(out.shape) - 2)
-    problem = problem or _beyond_the_primitives(rhs.shape, precision, **canonical)
-    if problem:
-        return problem
-    if lhs.dtype != out.dtype and not (
-        np.dtype(lhs.dtype).name in _HALF and out.dtype == np.float32
-    ):
-        # preferred_element_type asks for accumulation in the wider type.
-        lhs, rhs = lhs.astype(out.dtype), rhs.astype(out.dtype)
+        return _REFUSED
+    options = precision, algorithm, workspace_limit
+    try:
+        found = _cached(_native, lhs, rhs, kwargs, *options)
+    except _Refused:
+        return _REFUSED
+    if isinstance(found, str):
+        return found
+    params, dtype, out_dtype = found
+    if lhs.dtype != dtype:
+        lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     if kwargs["batch_group_count"] > 1:
-        count = canonical["feature_group_count"] = kwargs["batch_group_count"]
-        lhs = _batch_groups_to_channels(lhs, canonical["dimension_numbers"], count)
-    params = primitives.ConvParams(
-        geo.from_lax(lhs.shape, rhs.shape, out.shape, **canonical),
-        canonical["dimension_numbers"],
-        precision,
-        algorithm,
-        None if workspace_limit is None else int(workspace_limit),
-    )
+        count = params.geometry.groups
+        lhs = _batch_groups_to_channels(lhs, params.dimension_numbers, count)
     if algorithm != "auto" or workspace_limit is not None:
         plan.check_somewhere(
             "fprop",
             params.geometry,
-            lhs.dtype,
-            out.dtype,
+            dtype,
+            out_dtype,
             algorithm,
             workspace_limit,
             params.precision_level,
         )
-    return Call(lhs, rhs, params, out.dtype)
+    return Call(lhs, rhs, params, out_dtype)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _native(
+    lhs_shape,
+    lhs_dtype,
+    rhs_shape,
+    rhs_dtype,
+    x64,
+    precision,
+    algorithm,
+    workspace_limit,
+    **kwargs,
+) -> tuple[primitives.ConvParams, np.dtype, np.dtype] | str:
+    """What `resolve` says of operands by their shapes: the dtype of the operands of
+    the primitive, and its result's."""
+    lhs = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
+    rhs = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
+    try:
+        canonical, out = traced(_compat.lax_conv, lhs, rhs, kwargs)
+    except Exception as error:
+        raise _Refused from error  # which no cache keeps
+    problem = plan.unsupported(lhs_dtype, out.dtype, len(out.shape) - 2)
+    problem = problem or _beyond_the_primitives(rhs_shape, precision, **canonical)
+    if problem:
+        return problem
+    # Else preferred_element_type asks for accumulation in the wider type.
+    narrow = np.dtype(lhs_dtype).name in _HALF and out.dtype == np.float32
+    numbers = canonical["dimension_numbers"]
+    if kwargs["batch_group_count"] > 1:
+        count = canonical["feature_group_count"] = kwargs["batch_group_count"]
+        lhs = jax.eval_shape(
+            lambda a: _batch_groups_to_channels(a, numbers, count), lhs
+        )
+    geometry = geo.from_lax(lhs.shape, rhs_shape, out.shape, **canonical)
+    params = primitives.ConvParams(
+        geometry, numbers, precision, algorithm, workspace_limit
+    )
+    return params, lhs_dtype if narrow else out.dtype, out.dtype
 
 
 def _not_arrays(lhs, rhs) -> str | None:
@@ -139,8 +178,17 @@ def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeSt
       function: `conv_general_dilated` or `conv_transpose`.
       lhs, rhs, kwargs: its arguments.
     """
+    params, out = _cached(_trace, lhs, rhs, kwargs, function)
+    return dict(params), out
+
+
+def _cached(function, lhs, rhs, kwargs, *options):
+    """An `lru_cache` function of shapes, dtypes, options and keywords.
+
+    The function itself where sizes are symbolic or a keyword cannot be hashed.
+    """
     x64 = jax.config.read("jax_enable_x64")
-    key = (function, lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64)
+    key = (lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64, *options)
     frozen = {name: _hashable(value) for name, value in kwargs.items()}
     known = _compat.is_constant_shape((*lhs.shape, *rhs.shape))
     try:
@@ -148,10 +196,8 @@ def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeSt
     except TypeError:
         known = False
     if not known:
-        params, out = _trace.__wrapped__(*key, **kwargs)
-    else:
-        params, out = _trace(*key, **frozen)
-    return dict(params), out
+        return function.__wrapped__(*key, **kwargs)
+    return function(*key, **frozen)
 
 
 def _hashable(value):
@@ -162,7 +208,7 @@ def _hashable(value):
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _trace(function, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, **kwargs):
+def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, function, **kwargs):
     jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(
         jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),
         jax.ShapeDtypeStruct(rhs_shape, rhs_dtype),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import FLOATS, Problem, exact, normal, problems, run, terms, whole
 
 import jax_convbatch as jc
-from jax_convbatch import primitives
+from jax_convbatch import canonical, primitives
 from jax_convbatch.bias import bias_grad, broadcast_bias
 
 
@@ -223,3 +223,18 @@ def test_it_takes_the_place_of_jax_laxs(monkeypatch):
     got = jax.lax.conv_general_dilated(*whole_numbers, dimension_numbers=numbers)
     np.testing.assert_array_equal(got, in_stock)
     assert len(calls) == 3  # and none from within
+
+
+def test_a_call_of_known_sizes_is_not_worked_out_again(monkeypatch):
+    """Eager calls cost little more than their dispatch."""
+    x, w = np.ones((1, 5, 7, 3), "float32"), np.ones((3, 3, 3, 5), "float32")
+    first = jc.conv(x, w, strides=[2, 1])
+
+    def never(*_, **__):
+        raise AssertionError("worked out again")
+
+    monkeypatch.setattr(canonical.geo, "from_lax", never)
+    np.testing.assert_array_equal(jc.conv(x, w, strides=[2, 1]), first)
+    canonical._native.cache_clear()
+    with pytest.raises(AssertionError, match="again"):
+        jc.conv(x, w, strides=[2, 1])
