@@ -46,6 +46,24 @@ SPLITS = {
         problem(32, (7, 7), 512, 512, (3, 3), padding=SAME),
         "576x64/128c2",
     ),
+    "clusters of two, pieces, 576x64": (
+        problem(32, (56, 56), 64, 64, (3, 3), padding=SAME),
+        "576x64/132c2",
+    ),
+    "the same, channels that do not fill it, dilated by three": (
+        problem(
+            68, (62, 56), 56, 40, (3, 3), padding=((3, 3), (3, 3)), dilation=(3, 3)
+        ),
+        "576x64/132c2",
+    ),
+    "the same, 16 images": (
+        problem(256, (60, 7), 64, 64, (3, 3), padding=SAME),
+        "576x64/132c2",
+    ),
+    "pieces, 576x64": (
+        problem(200, (15, 14), 200, 256, (3, 3), padding=SAME),
+        "576x64/128",
+    ),
     "clusters of four": (
         problem(8, (56, 56), 248, 504, (1, 1), (2, 2)),
         "128x64/64c4",

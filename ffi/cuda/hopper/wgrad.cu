@@ -15,7 +15,7 @@ namespace {
 // False where the driver refuses.
 bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   const ConvGeometry& g = call.g;
-  const HaloTiling tiling(g);
+  const HaloTiling tiling(g, call.type);
   *problem = HaloProblemOf(call, tiling);
   const int columns = tiling.strip + tiling.reach;
   problem->tap_bytes = tiling.reach / 2 * tiling.pixel_bytes();
@@ -76,7 +76,7 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 template <typename T, int kWidth>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return HaloTiling(call.g).multiplications() == 7
+  return HaloTiling(call.g, call.type).multiplications() == 7
              ? RunHalo<T, 7, kWidth>(call, stage, stream)
              : RunHalo<T, 8, kWidth>(call, stage, stream);
 }

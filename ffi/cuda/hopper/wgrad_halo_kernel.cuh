@@ -7,19 +7,21 @@
 // begin one pixel after another, and so overlap. Padding is filled in by the
 // copy engine.
 //
-// A stage holds one row of a strip of x (strip + 2 pixels) and the row of dy
-// that lies two rows up: with the two stages before it, all that this row of dy
-// multiplies. Where the filter is dilated, so is the pixel's distance from tap
+// A stage holds one row of a strip of x (strip + 2 pixels) and a row of dy:
+// with the two stages before it, the rows of dy that this row of x multiplies.
+// Where the filter is dilated, so is the pixel's distance from tap
 // to tap, and the rows that follow each other are those that taps connect:
-// every second, then the others. Warpgroup r multiplies with filter row r. dw
-// is formed transposed (output channels by taps x input channels): for each 16
-// pixels dy is read once, and 192 columns of x.
+// every second, then the others. Warpgroup r multiplies with filter row r, and
+// so by the row of dy of r stages before: the first to begin is the first to
+// end, and hands on its sums while the others multiply. dw is formed transposed
+// (output channels by taps x input channels): for each 16 pixels dy is read
+// once, and 192 columns of x.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_KERNEL_CUH_
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgrad_clusters.cuh"
+#include "cuda/hopper/wgrad_halo_sums.cuh"
 #include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -97,25 +99,6 @@ __device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
           min(size - of_class, end - step)};
 }
 
-// A position in a ring of as many stages as there is room for.
-struct HaloRing {
-  int stages, stage = 0;
-  uint32_t round = 0;
-
-  __device__ void Advance() {
-    if (++stage == stages) {
-      stage = 0;
-      round ^= 1;
-    }
-  }
-  // The stage `back` before this one.
-  __device__ int Before(int back) const {
-    return stage >= back ? stage - back : stage - back + stages;
-  }
-};
-
-using HaloBarriers = RingBarriers<HaloTiling::kMaxStages>;
-
 // By one thread.
 template <typename Config>
 __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
@@ -130,27 +113,30 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
       const HaloRun run = RunAt(problem, step, piece.end);
       step += run.count;
       for (int row = 0; row < run.count + 2; ++row) {
-        const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+        const uint32_t full = SharedAddress(&barriers.ring.full[at.stage]);
         const uint32_t x =
             ring + at.stage * (problem.x_bytes + problem.dy_bytes);
         const int h = run.row + row * problem.dilation - problem.pad_h;
         // Rows of padding are neither loaded nor multiplied.
         const bool inside = unsigned(h) < unsigned(problem.height);
-        BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+        BarrierWait(SharedAddress(&barriers.ring.empty[at.stage]),
+                    at.round ^ 1);
+        const bool has_dy = row < run.count;
         BarrierArriveExpect(
-            full, inside * problem.x_bytes + (row >= 2) * problem.dy_bytes);
+            full, inside * problem.x_bytes + has_dy * problem.dy_bytes);
         if (inside) {
           LoadTile4(x, problem.x, full, c, run.image, run.col - problem.pad_w,
                     h);
         }
-        if (row >= 2) {
+        if (has_dy) {
           LoadTile4(x + problem.x_bytes, problem.dy, full, k, run.image,
-                    run.col, run.row + (row - 2) * problem.dilation);
+                    run.col, run.row + row * problem.dilation);
         }
         at.Advance();
       }
     }
   }
+  if (problem.cluster > 1) OfferStages(at, barriers);
 }
 
 template <typename Config>
@@ -163,7 +149,7 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   const bool signals = threadIdx.x % 32 == 0;
   const int stage_bytes = problem.x_bytes + problem.dy_bytes;
   HaloRing at{problem.stages};
-  int passed = 0;  // stages that are not given back, up to 3
+  int passed = 0;  // stages that are not given back
   PieceWalk<false> walk(problem, blockIdx.x);
   for (WgradPiece piece; walk.Next(&piece);) {
     float acc[Config::kColumns / 2];
@@ -173,16 +159,23 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       const HaloRun run = RunAt(problem, step, piece.end);
       step += run.count;
       for (int row = 0; row < run.count + 2; ++row) {
-        BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-        const int h =
-            run.row + (row - 2 + filter_row) * problem.dilation - problem.pad_h;
+        const int dy_row = row - filter_row;
+        // Who has done its part of the run waits for no more of it. These are
+        // two stages at most, and a stage is filled again after the third
+        // warpgroup has seen the next three full: so a barrier is never two
+        // phases behind who waits for it.
+        if (dy_row < run.count) {
+          BarrierWait(SharedAddress(&barriers.ring.full[at.stage]), at.round);
+        }
+        const int h = run.row + row * problem.dilation - problem.pad_h;
         // What was multiplied up to the stage before has been read in the end.
-        if (row >= 2 && unsigned(h) < unsigned(problem.height)) {
+        if (unsigned(dy_row) < unsigned(run.count) &&
+            unsigned(h) < unsigned(problem.height)) {
           const uint64_t dy = StridedDescriptor(
-              ring + at.stage * stage_bytes + problem.x_bytes, kBoxBytes);
-          const uint64_t x =
-              StridedDescriptor(ring + at.Before(2 - filter_row) * stage_bytes,
-                                problem.tap_bytes);
+              ring + at.Before(filter_row) * stage_bytes + problem.x_bytes,
+              kBoxBytes);
+          const uint64_t x = StridedDescriptor(ring + at.stage * stage_bytes,
+                                               problem.tap_bytes);
           WgmmaFence();
 #pragma unroll
           for (int j = 0; j < Config::kMultiplications; ++j) {
@@ -196,10 +189,11 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
         } else {
           WgmmaWait<0>();
         }
-        if (passed < 3) {
+        if (passed <= filter_row) {
           ++passed;
         } else if (signals) {
-          BarrierArrive(SharedAddress(&barriers.empty[at.Before(3)]));
+          BarrierArrive(
+              SharedAddress(&barriers.ring.empty[at.Before(1 + filter_row)]));
         }
         at.Advance();
       }
@@ -210,7 +204,13 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       return make_float4(a[0], a[1], a[2], a[3]);
     };
     if (problem.cluster > 1) {
-      AddInTwo<Config>(problem, blockIdx.x, piece.tile, thread, ring, quad_of);
+      for (; passed > 0; --passed) {
+        if (signals) {
+          BarrierArrive(SharedAddress(&barriers.ring.empty[at.Before(passed)]));
+        }
+      }
+      AddInTwoByParts<Config>(problem, piece.tile, thread, ring, at.stage,
+                              barriers, quad_of);
     } else {
       WritePiece<Config>(problem, blockIdx.x, piece, true, thread, ring,
                          quad_of);
@@ -228,8 +228,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     PrefetchMap(problem.x);
     PrefetchMap(problem.dy);
   }
-  if (threadIdx.x == 0) barriers.Init(1, Config::kConsumed / 32);
+  if (threadIdx.x == 0) {
+    barriers.Init(Config::kConsumed / 32, Config::kQuads / 2 * kWarpgroup * 16);
+  }
   __syncthreads();
+  if (problem.cluster > 1) ClusterArrive();
   if (threadIdx.x < kWarpgroup) {
     GiveRegisters<Config::kProducerRegisters>();
     if (threadIdx.x == 0) {

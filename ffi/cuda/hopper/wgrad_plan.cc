@@ -141,7 +141,7 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
 
 Tiles HaloTiles(const ConvGeometry& g) {
   constexpr double kPerMultiplication = 278;
-  const HaloTiling tiling(g);
+  const HaloTiling tiling(g, Type::kBf16);
   // Rows of padding are not multiplied: two of three rows at either end.
   const double multiplied = 1 - 2.0 / 3 *
                                     static_cast<double>(g.filter_dilation.h) /

@@ -13,7 +13,7 @@ namespace {
 // False where the driver refuses.
 bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   const ConvGeometry& g = call.g;
-  const HaloTiling tiling(g);
+  const HaloTiling tiling(g, call.type);
   *problem = HaloProblemOf(call, tiling);
   constexpr int64_t kBlock = kTf32Block;
   return EncodeStrided(&problem->x, call.type, call.lhs,
@@ -53,7 +53,7 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
 template <int kWidth>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.plan.tile_m == kHaloM && call.plan.tile_n == kHaloN) {
-    return HaloTiling(call.g).strip == 7
+    return HaloTiling(call.g, call.type).strip == 7
                ? RunHalo<7, kWidth>(call, stage, stream)
                : RunHalo<8, kWidth>(call, stage, stream);
   }

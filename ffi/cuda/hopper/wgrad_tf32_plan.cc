@@ -91,7 +91,7 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
     });
   }
   if (!HaloTiling::Covers(g, Type::kTf32)) return best;
-  const HaloTiling tiling(g);
+  const HaloTiling tiling(g, Type::kTf32);
   for_blocks(tiling.tiles(), tiling.steps, [&](int blocks) {
     Plan plan{kHaloM, kHaloN, blocks, 0};
     if (tiling.tiles() % blocks != 0) {

@@ -108,10 +108,10 @@ struct HaloTiling {
            1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
   }
 
-  explicit HaloTiling(const ConvGeometry& g)
+  HaloTiling(const ConvGeometry& g, Type type)
       : channel_blocks(GroupUnits(g) * ((g.C / GroupUnits(g) + 63) / 64)),
         n_tiles((g.K / GroupUnits(g) + 63) / 64),
-        images(g.N > 8 ? 16 : 8),
+        images(Images(g, type)),
         strip(Strip(g.Q, images)),
         reach(static_cast<int>(2 * g.filter_dilation.w)),
         image_groups((g.N + images - 1) / images),
@@ -133,11 +133,21 @@ struct HaloTiling {
     return g.filter_dilation.w <= 4 && g.filter_dilation.h * 4 <= g.P;
   }
 
+  static int64_t Covered(int64_t cols, int64_t strip) {
+    return (cols + strip - 1) / strip * strip;
+  }
+
+  // Strips of 8 images are twice as wide, so that fewer columns of x are read
+  // twice; more of them may hang over.
+  static int Images(const ConvGeometry& g, Type type) {
+    if (g.N <= 8) return 8;
+    if (type == Type::kTf32) return 16;
+    return Covered(g.Q, Strip(g.Q, 8)) <= Covered(g.Q, Strip(g.Q, 16)) ? 8 : 16;
+  }
+
   // Seven or eight multiplications wide.
   static int Strip(int64_t cols, int images) {
-    auto covered = [&](int64_t strip) {
-      return (cols + strip - 1) / strip * strip;
-    };
+    auto covered = [&](int64_t strip) { return Covered(cols, strip); };
     const int seven = 7 * 16 / images, eight = 8 * 16 / images;
     return covered(seven) < covered(eight) ? seven : eight;
   }
