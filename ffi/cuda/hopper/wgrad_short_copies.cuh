@@ -97,13 +97,8 @@ struct WgradShare {
   }
 };
 
-// In all lanes of a warp what one of them has.
-__device__ __forceinline__ int OfLane(int v, int lane) {
-  return __shfl_sync(~0u, v, lane);
-}
-
-// Copies what a step reads. By a whole warp: lanes work out where different
-// steps and boxes are, and one issues.
+// Copies what a step reads. By a whole warp: what the compiler knows to be the
+// same in all lanes stays in uniform registers.
 template <typename Config>
 struct WgradShortSource {
   const WgradShortProblem& problem;
@@ -113,60 +108,61 @@ struct WgradShortSource {
 
   // Of a step: its first pixel.
   struct Place {
-    int pixel, w, h, image;
-
-    __device__ Place OfLane(int lane) const {
-      return {hopper::OfLane(pixel, lane), hopper::OfLane(w, lane),
-              hopper::OfLane(h, lane), hopper::OfLane(image, lane)};
-    }
+    int w, h, image;
   };
 
   __device__ WgradShortSource(const WgradShortProblem& problem,
                               const WgradShare& share)
-      : problem(problem), share(share), has_rest(share.HasRest(problem)) {
-    uint32_t tap = share.m * Config::kBlocks + threadIdx.x % 32;
-    const int block = TakeDigit(problem.by_channel_blocks, tap);
-    const int s = TakeDigit(problem.by_filter_width, tap);
-    const int h = tap * problem.dilation_h, w = s * problem.dilation_w;
+      : problem(problem), share(share), has_rest(share.HasRest(problem)) {}
+
+  // Where x's boxes are, which no copy of dy waits for.
+  __device__ void FindBoxes() {
 #pragma unroll
     for (int i = 0; i < Config::kBlocks; ++i) {
-      c[i] = OfLane(block, i) * Config::kChannels;
-      offset_h[i] = OfLane(h, i);
-      offset_w[i] = OfLane(w, i);
+      uint32_t tap = share.m * Config::kBlocks + i;
+      c[i] = TakeDigit(problem.by_channel_blocks, tap) * Config::kChannels;
+      const int s = TakeDigit(problem.by_filter_width, tap);
+      offset_h[i] = tap * problem.dilation_h;
+      offset_w[i] = s * problem.dilation_w;
     }
   }
 
   __device__ bool HasRest() const { return has_rest; }
+  __device__ static bool Skips(int) { return false; }
   __device__ bool IsRest(int i) const {
     return has_rest && i == share.steps - 1;
   }
-  __device__ static bool Skips(int) { return false; }
+  __device__ uint32_t Pixel(int i) const {
+    return (share.split + i * problem.splits) * 64u;
+  }
   __device__ Place At(int i) const {
-    const uint32_t pixel = (share.split + i * problem.splits) * 64u;
-    uint32_t image = pixel;
+    uint32_t image = Pixel(i);
     const int col = static_cast<int>(TakeDigit(problem.by_cols, image));
     const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
-    return {static_cast<int>(pixel), problem.base_w + col * problem.step_w,
+    return {problem.base_w + col * problem.step_w,
             problem.base_h + row * problem.step_h, static_cast<int>(image)};
   }
 
-  // kRest: the last step of a tile, of few pixels.
-  template <bool kRest>
-  __device__ void Copy(const Place& at, uint32_t dy, uint32_t full) const {
-    const CUtensorMap& x_map = kRest ? problem.x_rest : problem.x;
-    const CUtensorMap& dy_map = kRest ? problem.dy_rest : problem.dy;
+  __device__ void CopyDy(int i, uint32_t dy, uint32_t full) const {
+    const bool is_rest = IsRest(i);
+    const CUtensorMap& map = is_rest ? problem.dy_rest : problem.dy;
     if (!ElectOne()) return;
     BarrierArriveExpect(full,
-                        Config::kStageBytes / (kRest ? 64 / kRestPixels : 1));
+                        Config::kStageBytes / (is_rest ? 64 / kRestPixels : 1));
 #pragma unroll
     for (int j = 0; j < Config::kN / 64; ++j) {
-      LoadTile2(dy + j * kBoxBytes, dy_map, full, share.n * Config::kN + j * 64,
-                at.pixel);
+      LoadTile2(dy + j * kBoxBytes, map, full, share.n * Config::kN + j * 64,
+                Pixel(i));
     }
+  }
+  __device__ void CopyX(int i, const Place& at, uint32_t dy,
+                        uint32_t full) const {
+    const CUtensorMap& map = IsRest(i) ? problem.x_rest : problem.x;
+    if (!ElectOne()) return;
 #pragma unroll
     for (int j = 0; j < Config::kBlocks; ++j) {
       const uint32_t to = dy + Config::kDyBytes + j * Config::kXBox;
-      LoadIm2col(to, x_map, full, c[j], at.w, at.h, at.image, offset_w[j],
+      LoadIm2col(to, map, full, c[j], at.w, at.h, at.image, offset_w[j],
                  offset_h[j]);
     }
   }
@@ -182,12 +178,6 @@ struct WgradRowSource {
   struct Place {
     int image, q, p, h;
     bool inside;  // else the row is padding, and neither copied nor multiplied
-
-    __device__ Place OfLane(int lane) const {
-      return {hopper::OfLane(image, lane), hopper::OfLane(q, lane),
-              hopper::OfLane(p, lane), hopper::OfLane(h, lane),
-              hopper::OfLane(inside, lane) != 0};
-    }
   };
 
   __device__ WgradRowSource(const WgradRowProblem& problem,
@@ -197,9 +187,9 @@ struct WgradRowSource {
     c = TakeDigit(problem.by_channel_blocks, tap_row) * Config::kChannels;
     offset_h = static_cast<int>(tap_row) + problem.base_h;
   }
+  __device__ void FindBoxes() {}
 
   __device__ static bool HasRest() { return false; }
-  __device__ static bool IsRest(int) { return false; }
   __device__ bool Skips(int i) const { return !At(i).inside; }
   __device__ Place At(int i) const {
     uint32_t rest = share.split + i * problem.splits;
@@ -212,8 +202,10 @@ struct WgradRowSource {
     return at;
   }
 
-  template <bool kRest>
-  __device__ void Copy(const Place& at, uint32_t dy, uint32_t full) const {
+  // dy's come with x's.
+  __device__ void CopyDy(int, uint32_t, uint32_t) const {}
+  __device__ void CopyX(int, const Place& at, uint32_t dy,
+                        uint32_t full) const {
     if (!ElectOne()) return;
     BarrierArriveExpect(full, at.inside ? Config::kStageBytes : 0);
     if (!at.inside) return;
@@ -233,8 +225,8 @@ using WgradSource = std::conditional_t<Config::kTapRow, WgradRowSource<Config>,
 
 // The first round of stages, by one warp: the copies of a stage that is needed
 // first are then ahead of those of others. A kernel starts with this code, for
-// whose instructions a block waits as it does for memory: each lane works out
-// one step's place, all at a time, and what is left for the loop is short.
+// whose instructions a block waits as it does for memory, and this with what
+// the first copy needs.
 template <typename Config>
 __device__ __forceinline__ void CopyFirstRound(
     const typename Config::Problem& problem, uint32_t shared,
@@ -248,17 +240,15 @@ __device__ __forceinline__ void CopyFirstRound(
   }
   __syncwarp();
   const WgradShare share(problem);
-  const WgradSource<Config> source(problem, share);
-  const auto places = source.At(threadIdx.x % 32);
+  WgradSource<Config> source(problem, share);
+  source.CopyDy(0, address(0), full(0));
+  source.FindBoxes();
   const int count = min(share.steps, Config::kStages);
-  const int whole = min(share.steps - source.HasRest(), Config::kStages);
 #pragma unroll 1
-  for (int i = 0; i < whole; ++i) {
-    source.template Copy<false>(places.OfLane(i), address(i), full(i));
-  }
-  if (whole < count) {
-    source.template Copy<true>(places.OfLane(whole), address(whole),
-                               full(whole));
+  for (int i = 0; i < count; ++i) {
+    source.CopyX(i, source.At(i), address(i), full(i));
+    if (i + 1 < count) source.CopyDy(i + 1, address(i + 1), full(i + 1));
+    __syncwarp();
   }
   __syncwarp();
 }
@@ -285,18 +275,16 @@ __device__ __forceinline__ void CopyLaterRounds(
   const uint32_t empty = SharedAddress(&block.ring.empty[stage]);
   const uint32_t to = shared + stage * Config::kStageBytes;
   const WgradShare share(problem);
-  const WgradSource<Config> source(problem, share);
+  WgradSource<Config> source(problem, share);
+  source.FindBoxes();
   __syncthreads();
   if (problem.splits > 1) ClusterArrive();
   uint32_t round = 0;
   for (int i = stage + Config::kStages; i < share.steps; i += Config::kStages) {
     const auto at = source.At(i);
     BarrierWait(empty, round);
-    if (source.IsRest(i)) {
-      source.template Copy<true>(at, to, full);
-    } else {
-      source.template Copy<false>(at, to, full);
-    }
+    source.CopyDy(i, to, full);
+    source.CopyX(i, at, to, full);
     __syncwarp();
     round ^= 1;
   }

@@ -63,14 +63,12 @@ __device__ __forceinline__ void MultiplyShare(
   for (float& v : acc) v = 0.0f;
   const WgradSource<Config> source(problem, share);
   const ReleaseOwn release;
-  RingPosition<Config::kStages> at;
-  int previous = -1;
-  auto step = [&](auto sixteens) {
-    const uint64_t a = Descriptor(dy + at.stage * Config::kStageBytes);
-    const uint32_t other = x + at.stage * Config::kStageBytes;
-    const uint64_t b = Config::kLine == 64
-                           ? HalfLineDescriptor(other, Config::kXBox)
-                           : StridedDescriptor(other, Config::kXBox);
+  const uint64_t a0 = Descriptor(dy);
+  const uint64_t b0 = Config::kLine == 64 ? HalfLineDescriptor(x, Config::kXBox)
+                                          : StridedDescriptor(x, Config::kXBox);
+  auto step = [&](auto sixteens, int stage) {
+    const uint64_t a = a0 + stage * (Config::kStageBytes >> 4);
+    const uint64_t b = b0 + stage * (Config::kStageBytes >> 4);
     WgmmaFence();
 #pragma unroll
     for (int j = 0; j < decltype(sixteens)::value; ++j) {
@@ -78,24 +76,32 @@ __device__ __forceinline__ void MultiplyShare(
                               b + j * (16 * Config::kLine >> 4));
     }
     WgmmaCommit();
-    WgmmaWait<1>();
   };
   const int whole = share.steps - source.HasRest();
-  for (int i = 0; i < whole; ++i) {
-    const bool skips = source.Skips(i);
-    BarrierWait(SharedAddress(&ring.full[at.stage]), at.round);
-    if (skips) {
-      WgmmaWait<0>();
-    } else {
-      step(std::integral_constant<int, Config::kPixels / 16>());
+  const uint32_t full = SharedAddress(&ring.full[0]);
+  const uint32_t empty = SharedAddress(&ring.empty[0]);
+  uint32_t round = 0;
+  // Unrolled by stages: what a step does beside its products counts.
+  for (int first = 0; first < share.steps; first += Config::kStages) {
+#pragma unroll
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      const int i = first + stage;
+      if (i >= share.steps) break;
+      BarrierWait(full + stage * 8, round);
+      if (i < whole) {
+        if (source.Skips(i)) {
+          WgmmaWait<0>();
+        } else {
+          step(std::integral_constant<int, Config::kPixels / 16>(), stage);
+        }
+      } else {
+        step(std::integral_constant<int, kRestPixels / 16>(), stage);
+      }
+      WgmmaWait<1>();
+      if (i == 0) continue;
+      release(empty + (stage + Config::kStages - 1) % Config::kStages * 8);
     }
-    if (previous >= 0) release(SharedAddress(&ring.empty[previous]));
-    previous = at.stage;
-    at.Advance();
-  }
-  if (whole < share.steps) {
-    BarrierWait(SharedAddress(&ring.full[at.stage]), at.round);
-    step(std::integral_constant<int, kRestPixels / 16>());
+    round ^= 1;
   }
   WgmmaWait<0>();
 }
