@@ -10,6 +10,7 @@ from benchmarks.workloads import (
     RESNET50_V15_EXTRA,
     SOFIE_SINGLE,
     SOFIE_STACK,
+    ZOO,
 )
 from jax_convbatch.geometry import ConvGeometry
 
@@ -263,3 +264,29 @@ def test_a_geometry_without_a_field(native):
     del fields["stride_w"]
     with pytest.raises(KeyError):
         native("fprop", fields, "float32", H200)
+
+
+def test_tiles_leave_little_of_their_channels_and_of_the_last_wave_empty(native):
+    def tile(name, op, dtype="bfloat16"):
+        batch, row = ZOO[name]
+        return native(op, geometry(batch, row), dtype, H200)["config"]
+
+    for op in ("fprop", "dgrad"):
+        assert tile("wideresnet_32_3x3_160", op) == "256x64"
+        assert tile("wideresnet_32_3x3_160", op, "float32") == "256x64"
+        assert tile("diffusion_64_3x3_320", op) == "256x64"
+        assert tile("inception_35_5x5_48_64", op) == "256x64"
+        assert tile("unet_256_3x3_32", op, "float32") == "256x64"
+    assert tile("densenet_28_3x3_128_32", "fprop") == "256x64"
+    assert tile("unet_32_3x3_512_256", "fprop") == "128x128"
+    assert tile("diffusion_16_3x3_1280", "fprop", "float32") == "192x128"
+
+
+def test_the_pixels_of_a_stride_are_channels_of_a_wide_filter(native):
+    batch, row = ZOO["dqn_84_8x8s4_4_32"]
+    for dtype, path in (("bfloat16", "strips"), ("float32", "tiles")):
+        assert native("fprop", geometry(batch, row), dtype, H200)["path"] == path
+        assert native("dgrad", geometry(batch, row), dtype, H200)["path"] == "tiles"
+    # An odd width cannot be folded: 4 channels are then copied with 4 of zeros.
+    odd = geometry(batch, row, W=83, Q=19)
+    assert native("dgrad", odd, "bfloat16", H200)["path"] == "padded tiles"

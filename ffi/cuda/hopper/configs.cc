@@ -96,7 +96,8 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   // Another plan of wgrad would have other bits, and its rule is fitted well.
   if (op == Op::kWgrad || rule->path != Path::kCopies || IsDeep(g))
     return plans;
-  for (const Tile& tile : ConvTiles(op, g, type, multiprocessors)) {
+  const ConvGeometry folded = Fold(op, g, type);
+  for (const Tile& tile : ConvTiles(op, folded, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n) continue;
     plans.push_back(*rule);
     plans.back().tile_m = tile.m;

@@ -108,6 +108,34 @@ int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
   return best;
 }
 
+// Of sums of at least kLongSum stages: tiles that leave less of their channels
+// or of the last wave empty than `plan` does, if there is more than a wave of
+// them. Fitted to times of 3x3 and 5x5 layers of 32 to 640 channels.
+constexpr int64_t kLongSum = 8;
+Plan FullerTile(const Activations& out, Plan plan, int multiprocessors) {
+  constexpr int kTiles[][2] = {{128, 128}, {256, 64}};
+  constexpr double kGain = 0.97;
+  // In products of a pixel, a channel and a stage; of a pixel or a channel that
+  // is copied, which small tiles wait for.
+  constexpr double kCopied = 50;
+  auto count = [&](int m, int n) {
+    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
+  };
+  auto time = [&](int m, int n) {
+    const int64_t waves = (count(m, n) + multiprocessors - 1) / multiprocessors;
+    return static_cast<double>(waves) *
+           std::max<double>(m * n, kCopied * (m + n));
+  };
+  double least = kGain * time(plan.tile_m, plan.tile_n);
+  for (const auto& [m, n] : kTiles) {
+    if (count(m, n) <= multiprocessors || time(m, n) >= least) continue;
+    least = time(m, n);
+    plan.tile_m = m;
+    plan.tile_n = n;
+  }
+  return plan;
+}
+
 Plan BestTile(Type type, const Activations& in, const Activations& out,
               const std::vector<PartAxes>& parts, int multiprocessors) {
   const int count = static_cast<int>(parts.size());
@@ -117,9 +145,13 @@ Plan BestTile(Type type, const Activations& in, const Activations& out,
     if (pixels > 0) return {pixels, kWindowChannels, multiprocessors, 0};
   }
   const bool lines = count == 1 && StoresLines(in, out, parts[0]);
-  Plan plan = LargestTile(out, HeaviestOf(in, out, parts[0]), count, lines,
-                          multiprocessors);
-  if (count == 1 && SumsInChunks(in, out, parts[0])) {
+  const Heaviest part = HeaviestOf(in, out, parts[0]);
+  Plan plan = LargestTile(out, part, count, lines, multiprocessors);
+  const bool chunks = count == 1 && SumsInChunks(in, out, parts[0]);
+  if (count == 1 && !chunks && part.stages >= kLongSum) {
+    return FullerTile(out, plan, multiprocessors);
+  }
+  if (chunks) {
     // What there is: a cluster's blocks for each tile if one round has room for
     // them, and no tiles that are as wide or as high.
     const int64_t tiles =
@@ -169,20 +201,21 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
   auto tiles = [&](int m, int n) {
     return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
   };
-  if (dgrad && wide && tiles(128, 128) >= 2 * multiprocessors) {
-    return {128, 128, multiprocessors, 0};
-  }
   // What takes as long as one pixel of 128 channels, in units of its own.
   auto length = [&](int m, int n) {
     return ((tiles(m, n) - 1) / multiprocessors + 1) * m * n / 128;
   };
+  if (dgrad && wide && tiles(128, 128) >= 2 * multiprocessors &&
+      length(128, 128) <= length(256, 64)) {
+    return {128, 128, multiprocessors, 0};
+  }
   // Tiles that are multiplied together move fewer bytes, but nothing hides how
   // they are stored: for many stages, or fewer of pixels that lie together.
   const int64_t stages = int64_t{part.h.taps.count} * part.w.taps.count *
                          ((in.c / groups + 31) / 32);
   const bool dense = part.h.input_step == 1 && part.w.input_step == 1;
   if (!dgrad && wide && stages >= (dense ? 36 : 72) &&
-      tiles(192, 128) >= multiprocessors) {
+      4 * tiles(192, 128) >= 3 * multiprocessors) {
     const int m = length(192, 128) < length(256, 128) ? 192 : 256;
     if (length(m, 128) <= length(256, 64)) {
       return {m, 128, multiprocessors, 0};

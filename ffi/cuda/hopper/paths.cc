@@ -106,6 +106,7 @@ std::optional<Plan> PlanGathers(Op op, const ConvGeometry& g,
 }  // namespace
 
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
+  if (IsDeep(g)) return g;
   // Patches are folded where their pixels are read; dgrad writes them.
   if (type == Type::kTf32 || !IsPatches(g)) return FoldColumns(g, type);
   return op == Op::kDgrad ? g : FoldPatches(g, type);
