@@ -17,8 +17,10 @@ namespace jax_convbatch::hopper {
 inline constexpr int kTapRowM = 3 * 32;
 inline constexpr int kTapRowStrip = 14, kTapRowImages = 8;
 
-// What a block's barriers take of shared memory, behind its stages.
-inline constexpr int kShortBarrierBytes = 256;
+// What a block's barriers take of shared memory, behind its stages, and more:
+// compute-sanitizer takes an operand whose taps share pixels for as long as if
+// they did not, and would find its end outside.
+inline constexpr int kShortBarrierBytes = 1024;
 
 // Those that WgradShort has kernels for, and their stages.
 struct WgradShortTile {
