@@ -44,13 +44,14 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
   // sums and it splits none, and where there is so much to do that a second
   // launch for split sums does not show. Tiles that hold all of a small dw, and
   // clusters that add up few of them, are ahead of its split sums, and of its
-  // short ones where its tiles are few.
+  // short ones where its tiles or the pixels are few.
   const int64_t tiles = g.C * g.K / (64 * 128);
   const bool one_wave =
       tiles <= multiprocessors && tiles * 10 >= multiprocessors * 9;
-  constexpr int64_t kFew = 32;
+  constexpr int64_t kFewTiles = 32, kFewPixels = 392;
   const bool short_sums = pixels <= 98 * tiles;
-  if (short_sums && tiles <= kFew) return std::nullopt;
+  if (short_sums && tiles <= kFewTiles) return std::nullopt;
+  if (one_wave && pixels <= kFewPixels) return std::nullopt;
   if (one_wave || short_sums) return ProductWgrad{1, 0};
   constexpr double kMuch = 1.6e9;
   const double work = 1.0 * pixels * static_cast<double>(g.C * g.K);
