@@ -39,9 +39,9 @@ def assert_right_but_for_rounding(case, dtype, **options):
         oracle.assert_within_bound(a, b, magnitude, count, "float32")
 
 
-def assert_not_finite_stays_in_its_group(case, value):
+def assert_not_finite_stays_in_its_group(case, value, dtype="bfloat16"):
     """`value`, in the first group's x and dy, is in no other group's results."""
-    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
     clean = run(case, x, w, dy, algorithm="implicit_gemm")
     x[:, 3, 3, 0] = dy[:, 3, 3, 0] = value
     got = run(case, x, w, dy, algorithm="implicit_gemm")

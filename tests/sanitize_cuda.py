@@ -54,6 +54,7 @@ EDGES = {
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
     **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
+    **{f"lines, {name}": case for name, case in test_groups.LINES.items()},
     **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
@@ -70,7 +71,7 @@ SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
 def dtypes(name):
     """One 16-bit type stands for both."""
-    if name.startswith(("one channel", "quads", "large tiles", "true f32")):
+    if name.startswith(("one channel", "lines", "quads", "large tiles", "true f32")):
         return ("float32",)
     return ("bfloat16", "float32") if name.startswith("copied") else ("bfloat16",)
 

@@ -93,6 +93,31 @@ WINDOWS = {
     "3 of 64, 28x28": problem(15, (28, 28), 3, (3, 3), (64, 64)),
     "2 of 64, in pieces": problem(35, (56, 40), 2, (3, 3), (64, 64)),
 }
+# Narrow groups in f32, of 8 to 32 channels: multiples of 4.
+LINES = {
+    "8 of 16, f32": problem(3, (14, 13), 8, (3, 3), (16, 16)),
+    "5 of 32, f32": problem(5, (7, 7), 5, (3, 3), (32, 32)),
+    "12 of 8, f32": problem(3, (20, 33), 12, (3, 3), (8, 8)),
+    "7 of 8, f32, stride 2": problem(3, (15, 14), 7, (3, 3), (8, 8), stride=(2, 2)),
+    "3 of 16, f32, stride 2": problem(4, (28, 28), 3, (3, 3), (16, 16), stride=(2, 2)),
+    "4 of 32, f32, stride 2": problem(2, (14, 15), 4, (3, 3), (32, 32), stride=(2, 2)),
+    "5 of 24, f32": problem(9, (14, 14), 5, (3, 3), (24, 24)),
+    "3 of 20 to 12, f32": problem(2, (9, 9), 3, (2, 3), (20, 12)),
+    "2 of 12 to 28, f32, stride 2x1": problem(
+        3, (17, 15), 2, (3, 3), (12, 28), (2, 1), ((2, 2), (3, 3)), (2, 3)
+    ),
+    "4 of 16, f32, 5x4": problem(
+        4, (12, 9), 4, (5, 4), (16, 16), (1, 2), padding=((2, 2), (1, 3))
+    ),
+    "2 of 32, f32, dilated": problem(
+        9, (12, 13), 2, (3, 3), (32, 32), padding=((2, 2), (3, 3)), dilation=(2, 3)
+    ),
+    "4 of 8, f32, 1x1, stride 2": problem(
+        2, (9, 9), 4, (1, 1), (8, 8), stride=(2, 2), padding=NONE
+    ),
+    "16 of 32, f32, many images": problem(67, (7, 7), 16, (3, 3), (32, 32)),
+    "2 of 16, f32, large": problem(3, (112, 90), 2, (3, 3), (16, 16)),
+}
 EDGES = NARROW | WIDE | OTHERS | WINDOWS
 CASES = [
     pytest.param(name, dtype, id=f"{name}, {dtype}")
@@ -100,6 +125,7 @@ CASES = [
     for dtype in ("bfloat16", "float16", "float32")
     if name in WIDE or dtype != "float32"
 ]
+SOME_LINES = ["8 of 16, f32", "4 of 32, f32, stride 2", "3 of 20 to 12, f32"]
 SOME = [
     "8 of 16",
     "4 of 32, stride 2",
@@ -134,6 +160,17 @@ def test_whole_numbers_are_exact(hopper, name, dtype):
         covered = row.reason.startswith("tiles of")
         assert covered == (row.op in covered_ops(name)), row
     assert_exact(case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LINES)
+def test_whole_numbers_in_lines_of_f32_are_exact(hopper, name):
+    case = LINES[name]
+    for row in jc.explain(both(case), *arrays(case, normal, "float32")):
+        assert row.reason.startswith("tiles of") == (
+            row.op != "wgrad" or any(f" of {c}," in name for c in (8, 16, 32))
+        ), row
+    assert_exact(case, "float32")
 
 
 @pytest.mark.gpu
@@ -187,9 +224,12 @@ def test_any_problem_is_exact(hopper, case, dtype):
     assert_exact(case, dtype)
 
 
+LINE_WIDTHS = [(5, 8, 8), (3, 16, 16), (2, 32, 32), (3, 24, 24), (2, 12, 20)]
+
+
 @pytest.mark.gpu
-@given(case=supported(WIDE_WIDTHS))
-@settings(max_examples=30)
+@given(case=supported(WIDE_WIDTHS + LINE_WIDTHS))
+@settings(max_examples=60)
 def test_any_problem_of_f32_is_exact(hopper, case):
     assert_exact(case, "float32")
 
@@ -203,10 +243,11 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, "bfloat16") for name in SOME] + [(SOME[-1], "float32")],
+    [(name, "bfloat16") for name in SOME]
+    + [(name, "float32") for name in (SOME[-1], *SOME_LINES)],
 )
 def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
-    assert_batch_invariant(EDGES[name], dtype)
+    assert_batch_invariant((EDGES | LINES)[name], dtype)
 
 
 @pytest.mark.gpu
@@ -218,16 +259,17 @@ def test_a_hundred_runs_give_the_same_bits(hopper, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, "bfloat16") for name in EDGES] + [(name, "float32") for name in WIDE],
+    [(name, "bfloat16") for name in EDGES]
+    + [(name, "float32") for name in WIDE | LINES],
 )
 def test_every_configuration_gives_the_same_bits(hopper, name, dtype):
-    case = EDGES[name]
+    case = (EDGES | LINES)[name]
     x, w, dy = arrays(case, normal, dtype)
     given = {"x": x, "w": w, "y": dy}
     params = params_of(case, x, w)
-    for op in {"fprop", "dgrad"} & {*covered_ops(name)}:
+    for op in {"fprop", "dgrad"} & ({*covered_ops(name)}):
         names = plan.configs("implicit_gemm", op, params.geometry, dtype, "cuda")
-        assert len(names) > 1
+        assert len(names) > 1 or name in LINES
         want = None
         for config in names:
             chosen = dataclasses.replace(
@@ -243,11 +285,25 @@ def test_every_configuration_gives_the_same_bits(hopper, name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SOME_LINES)
+def test_real_numbers_of_f32_are_right_to_a_tf32(hopper, name):
+    case = LINES[name]
+    x, w, dy = arrays(case, normal, "float32")
+    got = jax.jit(both(case))(x, w, dy)
+    for a, right in zip(got, exact(case, x, w, dy), strict=True):
+        error = np.abs(np.asarray(a, np.float64) - right).max() / np.abs(right).max()
+        assert error < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "bfloat16") for name in SOME] + [(name, "float32") for name in SOME_LINES],
+)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_what_is_not_finite_stays_in_its_group(hopper, name, value):
+def test_what_is_not_finite_stays_in_its_group(hopper, name, dtype, value):
     """Narrow groups share a tile of 64 channels."""
-    assert_not_finite_stays_in_its_group(EDGES[name], value)
+    assert_not_finite_stays_in_its_group((EDGES | LINES)[name], value, dtype)
 
 
 @pytest.mark.gpu
@@ -283,7 +339,7 @@ def test_which_groups_are_covered(native, groups, c, k, dtype):
                 ends_within = c in (48, 112)  # a line of 64 channels
                 if op == "dgrad" and stride > 1 and ends_within:
                     assert got is None or got["path"] == "direct tiles"
-                elif dtype != "float32" or c % 64 == 0:
+                elif dtype != "float32" or c % 64 == 0 or c <= 32:
                     assert got["path"] == "tiles"
                 else:
                     assert got is None or got["path"] == "direct tiles"

@@ -2,6 +2,7 @@
 
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/deep.h"
+#include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/window_plan.h"
 
@@ -43,7 +44,7 @@ std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
     tiles.push_back({128, 128});
   }
   const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
-  if (parts.size() != 1 || g.C / kWindowChannels > multiprocessors) {
+  if (parts.size() != 1 || GroupUnits(g) > multiprocessors) {
     return tiles;
   }
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
@@ -64,7 +65,16 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
     return g.groups > 1 ? GroupTiles(op, g, type, multiprocessors)
                         : TilesOf16Bits(op, g, type);
   }
-  std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
+  std::vector<Tile> tiles;
+  if (IsGroupTf32(g, type)) {
+    for (int blocks = 1; blocks <= 4; ++blocks) {
+      if (TileGroupTf32(g, op == Op::kDgrad, blocks)) {
+        tiles.push_back({64 * blocks, kGroupLine});
+      }
+    }
+    return tiles;
+  }
+  tiles = {{32, 64}, {64, 64}, {256, 64}};
   if (g.groups > 1 &&
       (op == Op::kFprop ? g.group_K() : g.group_C()) % 128 != 0) {
     return tiles;

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/sum_chunks.h"
 #include "cuda/hopper/window_plan.h"
@@ -87,7 +88,7 @@ int PixelsOfWindows(Type type, const Activations& in, const Activations& out,
 int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
                          const Activations& in, const Activations& out,
                          const PartAxes& part, int multiprocessors) {
-  if (out.c / kWindowChannels > multiprocessors) return 0;
+  if (GroupUnits(g) > multiprocessors) return 0;
   int best = 0;
   int64_t least = 0;
   for (const int pixels : {kGroupWindowPixels, kStripPixels, kWindowPixels}) {
@@ -98,7 +99,7 @@ int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
     const int64_t multiplied =
         tiles *
         (narrow ? (tiling->rows * tiling->width + 63) / 64 * 64 : pixels);
-    if (out.n * tiles * (out.c / kWindowChannels) >= multiprocessors / 2 &&
+    if (out.n * tiles * GroupUnits(g) >= multiprocessors / 2 &&
         10 * out.h * out.w >= (narrow ? 4 : 7) * multiplied &&
         (best == 0 || multiplied < least)) {
       best = pixels;
@@ -176,7 +177,7 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
   }
   const int64_t pixels = out.n * out.h * out.w;
   const int64_t columns = IsNarrow(GroupWidth(g))
-                              ? out.c / 64
+                              ? GroupUnits(g)
                               : g.groups * ((out.c / g.groups + 63) / 64);
   auto tiles = [&](int m) { return (pixels + m - 1) / m * columns; };
   const bool strided = part.h.output_step > 1 || part.w.output_step > 1;
@@ -234,6 +235,7 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
 
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors) {
+  if (IsGroupTf32(g, type)) return PlanGroupTf32(g, false, multiprocessors);
   if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
   const PartAxes part = FpropPart(g);
   const Activations in = InputOf(g), out = OutputOf(g);
@@ -247,6 +249,7 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
+  if (IsGroupTf32(g, type)) return PlanGroupTf32(g, true, multiprocessors);
   if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
   // A box that hangs over the last image would go on in the next group's first.
   if (MapGroups(g) > 1 && !g.stride.all(1)) return std::nullopt;

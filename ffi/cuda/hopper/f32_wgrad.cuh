@@ -120,8 +120,9 @@ __device__ __forceinline__ void IssueF32WgradCopies(
     } else {
       const int r = m_tile / problem.channel_blocks;
       const int first = (m_tile - r * problem.channel_blocks) * 64;
-      x_boxes = min(Config::kXBoxes,
-                    (problem.C - first + kTf32Block - 1) / kTf32Block);
+      x_boxes =
+          min(Config::kXBoxes,
+              (problem.group_inputs - first + kTf32Block - 1) / kTf32Block);
       c[0] = place.input_channel + first + issuer * kTf32Block;
       offset_h[0] = r * problem.dilation_h;
       offset_w[0] = 0;

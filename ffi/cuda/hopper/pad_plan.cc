@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/group_tf32.h"
+#include "cuda/hopper/group_tf32_plan.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
@@ -80,6 +83,9 @@ std::optional<Plan> PlanCopies(Op op, const ConvGeometry& g, Type type,
 
 cudaError_t RunCopies(Op op, const ConvCall& call, Stage stage,
                       cudaStream_t stream) {
+  if (IsGroupTf32(call.g, call.type) && op != Op::kWgrad) {
+    return RunGroupTf32(call, op == Op::kDgrad, stage, stream);
+  }
   switch (op) {
     case Op::kFprop:
       return Fprop(call, stage, stream);

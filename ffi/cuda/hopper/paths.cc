@@ -5,6 +5,7 @@
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/deep.h"
 #include "cuda/hopper/gather_plan.h"
+#include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/one_channel.h"
 #include "cuda/hopper/pad_plan.h"
 #include "cuda/hopper/patch_plan.h"
@@ -113,9 +114,16 @@ ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
 }
 
 bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
-  if (!IsGroups2d(g, type) || g.is_pointwise()) return false;
-  return op == Op::kDgrad ? PlanDgrad(g, type, multiprocessors).has_value()
-                          : PlanFprop(g, type, multiprocessors).has_value();
+  if (g.is_pointwise()) return false;
+  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type)) return false;
+  switch (op) {
+    case Op::kFprop:
+      return PlanFprop(g, type, multiprocessors).has_value();
+    case Op::kDgrad:
+      return PlanDgrad(g, type, multiprocessors).has_value();
+    default:
+      return PlanWgrad(g, type, multiprocessors).has_value();
+  }
 }
 
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,

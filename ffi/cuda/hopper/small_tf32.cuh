@@ -18,6 +18,7 @@
 #include "cuda/direct/staging.cuh"
 #include "cuda/hopper/epilogue.h"
 #include "cuda/hopper/ptx.cuh"
+#include "cuda/hopper/round_tf32.cuh"
 #include "cuda/hopper/small_problem.h"
 
 namespace jax_convbatch::hopper {
@@ -47,16 +48,6 @@ struct SmallConfig {
   static constexpr int kResident = kIn == 32 ? 3 : kOut == 32 ? 4 : 8;
   static_assert(kBlocks * kAcross * 8 == kOut && kEach * 4 / kAcross > 0);
 };
-
-__device__ __forceinline__ float RoundTf32(float v) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(v));
-  return __uint_as_float(rounded);
-}
-__device__ __forceinline__ float4 RoundTf32(float4 v) {
-  return make_float4(RoundTf32(v.x), RoundTf32(v.y), RoundTf32(v.z),
-                     RoundTf32(v.w));
-}
 
 // sum[16 x 8] += a[16 x 8] b[8 x 8].
 __device__ __forceinline__ void MultiplyTf32(float (&sum)[4], float a0,

@@ -13,6 +13,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_WGRAD_HALO_TF32_KERNEL_CUH_
 
 #include "cuda/dependent_launch.cuh"
+#include "cuda/hopper/tensor_copies_5d.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_halo_kernel.cuh"
 
@@ -68,17 +69,6 @@ struct HaloTf32Barriers {
     dy.Init(1, Config::kConsumed / 32);
   }
 };
-
-__device__ __forceinline__ void LoadTile5(uint32_t to, const CUtensorMap& map,
-                                          uint32_t barrier, int c0, int c1,
-                                          int c2, int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile"
-      ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
-      "[%2];" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
 
 // Image 0 to 15 of a box is element `j` of chunk `chunk` of its rows of 64
 // bytes.

@@ -33,18 +33,18 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   tiles.rounds = 1;
   tiles.by_splits = FastDivmod<uint32_t>(1);
   // Pairs count on the order that they are in.
-  const int64_t units = GroupUnits(g);
-  const int64_t m_tiles = count / n_tiles / units;
+  const WgradUnits units(g, call.type);
+  const int64_t m_tiles = count / n_tiles / units.count;
   tiles.m_minor = !tiles.paired && m_tiles > n_tiles;
   tiles.by_minor_tiles =
       FastDivmod<uint32_t>(tiles.m_minor ? m_tiles : n_tiles);
   tiles.by_channel_blocks = FastDivmod<uint32_t>(channel_blocks);
   tiles.by_filter_width = FastDivmod<uint32_t>(g.S);
   tiles.cluster = call.plan.cluster;
-  tiles.group_inputs = static_cast<int>(g.C / units);
-  tiles.group_outputs = static_cast<int>(g.K / units);
+  tiles.group_inputs = static_cast<int>(units.inputs);
+  tiles.group_outputs = static_cast<int>(units.outputs);
   tiles.group_blocks = (tiles.group_inputs + 63) / 64;
-  tiles.group_tiles = static_cast<int>(count / units);
+  tiles.group_tiles = static_cast<int>(count / units.count);
   return tiles;
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_parts.h"
 #include "cuda/hopper/conv_tf32.h"
+#include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/wgrad_short.h"
 #include "cuda/hopper/wgrad_short_tiling.h"
 #include "cuda/hopper/wgrad_tiling.h"
@@ -241,8 +242,12 @@ std::vector<Shape> ShapesOf(const ConvGeometry& g) {
 std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   // x is read as fprop reads it. The bound is the one of a launch's blocks.
-  if (!PlanFprop(g, type, multiprocessors) ||
-      1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
+  const bool walks =
+      IsGroupTf32(g, type)
+          ? IsNarrowTf32(g, type) &&
+                IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))
+          : PlanFprop(g, type, multiprocessors).has_value();
+  if (!walks || 1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
     return std::nullopt;
   }
   if (type == Type::kTf32) return PlanWgradTf32(g, multiprocessors);

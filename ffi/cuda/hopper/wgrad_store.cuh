@@ -15,6 +15,9 @@
 
 namespace jax_convbatch::hopper {
 
+// The kWidth of narrow groups of f32, of any width: it is the dw's C.
+inline constexpr int kNarrowTf32 = 32;
+
 // A block: input channels of a tap from c on, output channels from k on, of
 // those up to k_end.
 struct BlockOrigin {
@@ -27,8 +30,11 @@ struct BlockOrigin {
 template <typename Config>
 __device__ __forceinline__ bool HasQuad(const WgradTiles& tiles, int tile,
                                         int quad, int thread) {
-  if constexpr (!std::is_same_v<typename Config::T, float>) {
-    if constexpr (kIsNarrow<Config::kWidth>) {
+  if constexpr (kIsNarrow<Config::kWidth>) {
+    if constexpr (std::is_same_v<typename Config::T, float>) {
+      // Of 32 channels or fewer; PlaceOf says which threads have narrower ones.
+      if (quad % 8 / 4 != FragmentLane<1>(thread).box) return false;
+    } else {
       const int group = thread % kWarpgroup / 32 * 16 / Config::kWidth;
       if (quad % 8 * 8 / Config::kWidth != group) return false;
     }
@@ -63,6 +69,14 @@ __device__ __forceinline__ QuadsPlace<typename Config::T> PlaceOf(
     place.row_stride = int64_t{4} * tiles.K;
     place.quads = (tiles.C - c + 31) / 32 * 4;
     place.has_first = place.has_second = k < k_end;
+    if constexpr (kIsNarrow<Config::kWidth>) {
+      // A thread's input channels are of one group: eight of 32.
+      const int group = thread % 4 * 8 / tiles.C;
+      c -= lane.box * 32 + group * tiles.C;
+      place.quads = 8;
+      place.has_first &= k < tiles.K && k % 32 / tiles.C == group;
+      place.has_second = place.has_first;
+    }
   } else if constexpr (Config::kTransposed) {
     // TransposeMatrix gives a lane two output channels of one input channel.
     c += thread % 32 / 4;

@@ -78,15 +78,17 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
         });
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
-  if (m == 256 && n == 128)
-    return launch(WgradTf32Config<256, 128, 4, 1, kWidth>());
+  if constexpr (!kIsNarrow<kWidth>) {
+    if (m == 256 && n == 128)
+      return launch(WgradTf32Config<256, 128, 4, 1, kWidth>());
+    if (m == kTapRowTile && n == 128) {
+      return launch(WgradTf32Config<kTapRowTile, 128, 8, 3, kWidth>());
+    }
+  }
   if (m == 256 && n == 64)
     return launch(WgradTf32Config<256, 64, 5, 1, kWidth>());
   if (m == kTapRowTile && n == 64) {
     return launch(WgradTf32Config<kTapRowTile, 64, 10, 3, kWidth>());
-  }
-  if (m == kTapRowTile && n == 128) {
-    return launch(WgradTf32Config<kTapRowTile, 128, 8, 3, kWidth>());
   }
   if (m == 128 && n == 64)
     return launch(WgradTf32Config<128, 64, 8, 1, kWidth>());
@@ -98,8 +100,10 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return call.g.groups > 1 ? Run<kWideGroups>(call, stage, stream)
-                           : Run<kOneGroup>(call, stage, stream);
+  if (call.g.groups == 1) return Run<kOneGroup>(call, stage, stream);
+  return IsNarrowTf32(call.g, call.type)
+             ? Run<kNarrowTf32>(call, stage, stream)
+             : Run<kWideGroups>(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

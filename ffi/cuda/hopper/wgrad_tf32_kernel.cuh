@@ -30,23 +30,28 @@ struct WgradTf32Config : F32WgradTile<kM, kN, kStages, kTaps, kWidth> {
 };
 
 // Where four accumulators of a multiplying thread belong in dw: consecutive
-// channels of one row.
+// channels of one row. Null where they are not in dw.
 template <typename Config>
-__device__ __forceinline__ void WriteQuadTf32(const WgradProblem& problem,
-                                              int tile, int quad, int thread,
-                                              float4 v) {
+__device__ __forceinline__ float4* PlaceOfQuadTf32(const WgradProblem& problem,
+                                                   int tile, int quad,
+                                                   int thread) {
   constexpr int kColumnQuads = Config::kN / 16;
   const F32TilePlace<Config> place(problem, tile);
   const TapChannel first = FirstRow<Config>(problem, place.m, thread);
   const int tap = first.tap;
-  const int c = first.c + quad / kColumnQuads;  // of the lane's 2 or 4 rows
+  int c = first.c + quad / kColumnQuads;  // of the lane's 2 or 4 rows
   const int column = quad % kColumnQuads;
   const int k =
       place.k + column / 2 * kTf32Block + thread % 4 * 8 + column % 2 * 4;
-  if (tap >= problem.taps || c >= problem.C || k >= problem.K) return;
-  float* to = static_cast<float*>(problem.dw) +
-              (int64_t{tap} * problem.C + c) * problem.K + k;
-  *reinterpret_cast<float4*>(to) = v;
+  if constexpr (kIsNarrow<Config::kWidth>) {
+    const int group = c / problem.C;
+    if (k % kWideGroups / problem.C != group) return nullptr;
+    c -= group * problem.C;
+  }
+  if (tap >= problem.taps || c >= problem.C || k >= problem.K) return nullptr;
+  return reinterpret_cast<float4*>(static_cast<float*>(problem.dw) +
+                                   (int64_t{tap} * problem.C + c) * problem.K +
+                                   k);
 }
 
 template <typename Config>
@@ -134,7 +139,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             },
             [](const auto& acc, int quad) { return QuadOf<Config>(acc, quad); },
             [&](int tile, int quad, int thread, float4 v) {
-              WriteQuadTf32<Config>(problem, tile, quad, thread, v);
+              float4* const to =
+                  PlaceOfQuadTf32<Config>(problem, tile, quad, thread);
+              if (to != nullptr) *to = v;
             });
       });
 }
@@ -145,10 +152,10 @@ __global__ void __launch_bounds__(Config::kMultiplierThreads)
     AddPiecesTf32(const __grid_constant__ WgradProblem problem) {
   const int tile = blockIdx.x / Config::kQuads;
   const int quad = blockIdx.x % Config::kQuads;
+  float4* const to = PlaceOfQuadTf32<Config>(problem, tile, quad, threadIdx.x);
+  if (to == nullptr) return;
   float4 sum;
-  if (SumPieces<Config>(problem, tile, quad, &sum)) {
-    WriteQuadTf32<Config>(problem, tile, quad, threadIdx.x, sum);
-  }
+  if (SumPieces<Config>(problem, tile, quad, &sum)) *to = sum;
 }
 
 }  // namespace jax_convbatch::hopper

@@ -15,6 +15,26 @@ namespace jax_convbatch::hopper {
 // The tile_m of tiles that are a row of three taps by 64 channels. (TF32 only.)
 inline constexpr int kTapRowTile = 3 * 64;
 
+// Whether several groups of f32 have wgrad's tiles together: of 8, 16 or 32
+// channels.
+inline bool IsNarrowTf32(const ConvGeometry& g, Type type) {
+  const int64_t c = g.group_C();
+  return type == Type::kTf32 && g.groups > 1 && c == g.group_K() &&
+         (c == 8 || c == 16 || c == 32);
+}
+
+// What has tiles of its own: groups, or sets of narrow ones; and how many
+// channels of x and of dy it takes, but for the last set.
+struct WgradUnits {
+  int64_t count, inputs, outputs;
+
+  WgradUnits(const ConvGeometry& g, Type type)
+      : count(IsNarrowTf32(g, type) ? (g.C + kWideGroups - 1) / kWideGroups
+                                    : GroupUnits(g)),
+        inputs(IsNarrowTf32(g, type) ? kWideGroups : g.C / count),
+        outputs(IsNarrowTf32(g, type) ? kWideGroups : g.K / count) {}
+};
+
 // Filter rows come in blocks of channels of one tap, 128 bytes each, or where
 // taps share their pixels in blocks of 64 channels of one row of taps; a tile
 // has some of them, some output channels, and one step for each so many pixels.
@@ -28,15 +48,16 @@ struct WgradTiling {
 
   WgradTiling(const ConvGeometry& g, Type type, int tile_m, int tile_n)
       : block(128 / ElementBytes(type)),
-        units(GroupUnits(g)),
-        n_tiles((g.K / units + tile_n - 1) / tile_n) {
+        units(WgradUnits(g, type).count),
+        n_tiles((WgradUnits(g, type).outputs + tile_n - 1) / tile_n) {
+    const int64_t inputs = WgradUnits(g, type).inputs;
     int64_t cols = g.Q;
     if (type == Type::kTf32 && tile_m == kTapRowTile) {
       cols = WithReach(FpropPart(g)).w.count;
-      channel_blocks = (g.C / units + 63) / 64;
+      channel_blocks = (inputs + 63) / 64;
       m_tiles = filter_blocks = g.R * channel_blocks;
     } else {
-      channel_blocks = (g.C / units + block - 1) / block;
+      channel_blocks = (inputs + block - 1) / block;
       filter_blocks = g.taps() * channel_blocks;
       m_tiles = (filter_blocks * block + tile_m - 1) / tile_m;
     }
@@ -109,8 +130,9 @@ struct HaloTiling {
   }
 
   HaloTiling(const ConvGeometry& g, Type type)
-      : channel_blocks(GroupUnits(g) * ((g.C / GroupUnits(g) + 63) / 64)),
-        n_tiles((g.K / GroupUnits(g) + 63) / 64),
+      : channel_blocks(WgradUnits(g, type).count *
+                       ((WgradUnits(g, type).inputs + 63) / 64)),
+        n_tiles((WgradUnits(g, type).outputs + 63) / 64),
         images(Images(g, type)),
         strip(Strip(g.Q, images)),
         reach(static_cast<int>(2 * g.filter_dilation.w)),
