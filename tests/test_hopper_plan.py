@@ -157,7 +157,27 @@ def test_long_sums_of_few_outputs_take_clusters_in_small_batches(native):
         assert tile(op, 256) == "128x128"
     # Those of other geometries do not come in chunks.
     assert tile("fprop", 8, dtype="float32") == "64x64"
-    assert tile("fprop", 8, RESNET50_V1["14_3x3_256_256"]) == "64x64"
+    assert tile("fprop", 8, RESNET50_V1["14_3x3_256_256"]) == "48x64"
+
+
+def test_few_outputs_are_one_tile_a_block(native):
+    def tile(op, name, batch=8, dtype="bfloat16"):
+        g = geometry(batch, {**RESNET50_V1, **RESNET50_V15_EXTRA}[name])
+        return native(op, g, dtype, H200)["config"]
+
+    for dtype in ("bfloat16", "float16"):
+        assert tile("fprop", "14_3x3_256_256", dtype=dtype) == "48x64"
+    # With 64 channels or 128, whichever takes in less.
+    assert tile("fprop", "28_1x1s2_512_1024") == "104x128"
+    assert tile("dgrad", "28_1x1s2_512_1024") == "104x64"
+    # Of strided dgrads those whose other classes have no taps.
+    assert tile("dgrad", "14_1x1s2_1024_2048") == "56x64"
+    assert tile("dgrad", "28_3x3s2_256_256") == "64x128"
+    # Not where tiles in turns are many and short, nor in large batches.
+    assert tile("fprop", "56_1x1_256_64") == "64x64"
+    for op in ("fprop", "dgrad"):
+        assert tile(op, "14_3x3_256_256", 256) == "128x128"
+        assert tile(op, "7_3x3_512_512") == "64x128"  # whose sum is in chunks
 
 
 def test_the_study_of_small_f32_layers_is_covered(native):

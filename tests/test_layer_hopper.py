@@ -32,8 +32,8 @@ PADDED = {
     ("bfloat16", "rows"): problem(30, (9, 61), 36, 40, (3, 3), padding=SAME),
     ("float16", "slices"): problem(600, (28, 28), 36, 8, (1, 1)),
 }
-# Enough tiles that every block has several, whatever their shape; and sums in chunks,
-# also of few tiles.
+# Enough tiles that every block has several, whatever their shape; sums in chunks, also
+# of few tiles; and one tile a block.
 MANY = {
     "1x1": problem(64, (28, 28), 64, 264, (1, 1)),
     "1x1 in whole lines": problem(64, (28, 28), 64, 320, (1, 1)),
@@ -42,6 +42,8 @@ MANY = {
     "windows in strips": problem(64, (28, 32), 48, 64, (3, 3), padding=SAME),
     "long sums": problem(300, (7, 7), 512, 136, (3, 3), padding=SAME),
     "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),
+    "one tile a block": problem(8, (14, 13), 256, 200, (3, 3), padding=SAME),
+    "one tile a block of 128 channels": problem(8, (14, 14), 136, 1024, (1, 1)),
 }
 
 

@@ -4,6 +4,7 @@
 #include "cuda/hopper/deep.h"
 #include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
+#include "cuda/hopper/wave_plan.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -19,9 +20,14 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
       {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
   const bool fprop = op == Op::kFprop;
   const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
-  if (parts.size() != 1) return tiles;
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
+  if (TakesWave(type, in, out, parts)) {
+    for (const int pixels : kWavePixels) {
+      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
+    }
+  }
+  if (parts.size() != 1) return tiles;
   if (SumsInChunks(in, out, parts[0])) return {{64, 64}, {64, 128}, {128, 128}};
   for (const int pixels : {kWindowPixels, kStripPixels}) {
     if (TileWindow(type, in, out, parts[0], pixels)) {

@@ -6,6 +6,7 @@
 #include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/sum_chunks.h"
+#include "cuda/hopper/wave_plan.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -244,7 +245,14 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
     return LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
   }
   return g.groups > 1 ? GroupTile(g, type, in, out, part, true, multiprocessors)
-                      : BestTile(type, in, out, {part}, multiprocessors);
+                      : OrWave(BestTile(type, in, out, {part}, multiprocessors),
+                               type, in, out, {part}, multiprocessors);
+}
+
+Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
+  return IsWave(type, plan) ? BestTile(type, InputOf(g), OutputOf(g),
+                                       {FpropPart(g)}, plan.blocks)
+                            : plan;
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
@@ -265,7 +273,8 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
   }
   return g.groups > 1 ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
                                   multiprocessors)
-                      : BestTile(type, in, out, parts, multiprocessors);
+                      : OrWave(BestTile(type, in, out, parts, multiprocessors),
+                               type, in, out, parts, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

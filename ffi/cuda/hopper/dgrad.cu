@@ -1,6 +1,8 @@
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/group_conv.h"
+#include "cuda/hopper/wave.h"
+#include "cuda/hopper/wave_plan.h"
 #include "cuda/hopper/window_launch.cuh"
 
 namespace jax_convbatch::hopper {
@@ -34,6 +36,9 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
+  if (IsWave(call.type, call.plan)) {
+    return WaveDgrad(call, stage, stream);
+  }
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

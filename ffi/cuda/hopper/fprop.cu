@@ -1,12 +1,17 @@
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/fprop_launch.cuh"
 #include "cuda/hopper/group_conv.h"
+#include "cuda/hopper/wave.h"
+#include "cuda/hopper/wave_plan.h"
 
 namespace jax_convbatch::hopper {
 
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
   if (call.g.groups > 1) return GroupFprop(call, stage, stream);
+  if (IsWave(call.type, call.plan)) {
+    return WaveFprop(call, stage, stream);
+  }
   switch (call.type) {
     case Type::kBf16:
       return RunFprop<__nv_bfloat16>(call, stage, stream);

@@ -1,5 +1,6 @@
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/fprop_launch.cuh"
+#include "cuda/hopper/wave_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -42,7 +43,9 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t FpropAct(const ConvCall& call, Stage stage, cudaStream_t stream) {
+cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
+  ConvCall call = given;
+  call.plan = WithEpilogue(given.g, given.type, given.plan);
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

@@ -1,0 +1,17 @@
+// Runs plans of wave_plan.h.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_WAVE_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_WAVE_H_
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/hopper/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// As Fprop and Dgrad of conv.h without an epilogue.
+cudaError_t WaveFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t WaveDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_WAVE_H_

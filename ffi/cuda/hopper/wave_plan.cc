@@ -1,0 +1,62 @@
+#include "cuda/hopper/wave_plan.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "cuda/hopper/window_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+int64_t Taps(const PartAxes& part) {
+  return int64_t{part.h.taps.count} * part.w.taps.count;
+}
+
+}  // namespace
+
+bool IsWave(Type type, const Plan& plan) {
+  return type != Type::kTf32 && (plan.tile_n == 64 || plan.tile_n == 128) &&
+         std::find(std::begin(kWavePixels), std::end(kWavePixels),
+                   plan.tile_m) != std::end(kWavePixels);
+}
+
+bool TakesWave(Type type, const Activations& in, const Activations& out,
+               const std::vector<PartAxes>& parts) {
+  if (type == Type::kTf32 || parts.empty() || parts.size() > kMaxWaveParts) {
+    return false;
+  }
+  if (parts.size() == 1) return !SumsInChunks(in, out, parts[0]);
+  return std::all_of(parts.begin() + 1, parts.end(),
+                     [](const PartAxes& part) { return Taps(part) == 0; });
+}
+
+// The tile that takes in the least a stage, if one wave has all of them.
+Plan OrWave(const Plan& plan, Type type, const Activations& in,
+            const Activations& out, const std::vector<PartAxes>& parts,
+            int multiprocessors) {
+  if (IsWindow(plan) || !TakesWave(type, in, out, parts)) return plan;
+  const int64_t pixels = out.n * parts[0].h.count * parts[0].w.count;
+  auto tiles = [&](int m, int n) {
+    return (pixels + m - 1) / m * ((out.c + n - 1) / n);
+  };
+  const int64_t rounds =
+      (tiles(plan.tile_m, plan.tile_n) - 1) / multiprocessors + 1;
+  // Many short tiles in turns hide how they are stored.
+  if (parts.size() == 1 && rounds > 2) return plan;
+  Plan best = plan;
+  int64_t least = rounds * (plan.tile_m + plan.tile_n);
+  // Where pixels lie 4 KiB apart, to read many for few channels is slow.
+  const bool far = Taps(parts[0]) == 1 && in.c >= 2048;
+  for (const int n : {64, 128}) {
+    for (const int m : kWavePixels) {
+      if (far && m > n) continue;
+      if (tiles(m, n) <= multiprocessors && m + n < least) {
+        best.tile_m = m, best.tile_n = n;
+        least = m + n;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace jax_convbatch::hopper
