@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_channel_sums
+import test_deep
 import test_deform_fused
 import test_direct
 import test_few_channels
@@ -51,6 +52,11 @@ EDGES = {
         for name, (case, _) in test_hopper_wgrad.SPLITS.items()
         if "left" in name
     },
+    **{
+        f"deep, {name}": case
+        for name, case in test_deep.CASES.items()
+        if max(case.conv.strides) == 1
+    },
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
     **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
@@ -64,7 +70,7 @@ EDGES = {
 # Large problems take the tools too long; these reach the same kernels.
 LONG = (
     *("64 columns", "128 columns", "many samples", "stem, wide", "patches of 16"),
-    *("many tiles", "strips of seven", "left out", "192 pixels"),
+    *("many tiles", "strips of seven", "left out", "192 pixels", "many narrow tiles"),
 )
 SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
@@ -203,7 +209,11 @@ def runs():
     found = {}
     for name, case in SHAPES.items():
         precision = "highest" if name.startswith("true f32") else None
-        ops = {"ops": ("wgrad",)} if name.startswith("wgrad") else {}
+        ops = {}
+        if name.startswith("wgrad"):
+            ops = {"ops": ("wgrad",)}
+        if name.startswith("deep"):  # wgrad is from copies that XLA makes
+            ops = {"ops": ("fprop", "dgrad")}
         for dtype in dtypes(name):
             call = functools.partial(convolution, case, dtype, precision, **ops)
             found[f"implicit_gemm, {name}, {dtype}"] = call
