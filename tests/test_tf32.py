@@ -9,6 +9,8 @@ import oracle
 import pytest
 from problems import Problem, exact, normal, run, terms, whole
 from promises import arrays, bits
+from test_hopper_plan import H200
+from test_transposed import params_of
 
 import jax_convbatch as jc
 from jax_convbatch import tf32x3
@@ -36,16 +38,26 @@ TILES = {
     "256 pixels": (problem(60, (16, 15), 256, 136, (3, 3)), "fprop", "256x128"),
     "192 pixels": (problem(170, (7, 7), 132, 520, (3, 3)), "fprop", "192x128"),
     "classes of a stride": (
-        problem(24, (40, 39), 132, 68, (3, 3), stride=(2, 2)),
+        problem(24, (40, 39), 196, 68, (3, 3), stride=(2, 2)),
         "dgrad",
         "128x128",
     ),
     "classes without a tap": (
-        problem(24, (40, 39), 132, 68, (1, 1), stride=(2, 2), padding=((0, 0), (0, 0))),
+        problem(24, (40, 39), 196, 68, (1, 1), stride=(2, 2), padding=((0, 0), (0, 0))),
         "dgrad",
         "128x128",
     ),
 }
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_plans_take_large_tiles(native, name):
+    """What the next test is of, where there is no GPU."""
+    case, op, config = TILES[name]
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in (case.x, case.w))
+    g = params_of(case, x, w).geometry
+    fields = {name: int(value) for name, value in g.attribute().items()}
+    assert native(op, fields, "float32", H200)["config"].startswith(config)
 
 
 @pytest.mark.gpu
