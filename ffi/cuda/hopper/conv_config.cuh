@@ -84,6 +84,23 @@ struct LargeInChunks : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
 // Stages that are copied before all barriers stand.
 inline constexpr int kFirstStages = 2;
 
+// The ring's barriers of those stages, and all its others; each by one thread.
+template <int kStages>
+__device__ __forceinline__ void InitFirstStages(RingBarriers<kStages>& ring,
+                                                int issuers) {
+  for (int i = 0; i < kFirstStages; ++i) {
+    BarrierInit(SharedAddress(&ring.full[i]), issuers);
+  }
+}
+template <int kStages>
+__device__ __forceinline__ void InitOtherStages(RingBarriers<kStages>& ring,
+                                                int issuers, int users) {
+  for (int i = 0; i < kStages; ++i) {
+    if (i >= kFirstStages) BarrierInit(SharedAddress(&ring.full[i]), issuers);
+    BarrierInit(SharedAddress(&ring.empty[i]), users);
+  }
+}
+
 // A tile of so many stages is bound by the tensor cores, not by its stores.
 inline constexpr int kPacedIterations = 4;
 // A stride's classes write more for what they sum: of such a launch, if all
@@ -101,19 +118,12 @@ struct ConvBarriers {
 
   // Of the first stages, and of all else; each by one thread.
   __device__ void InitFirst() {
-    for (int i = 0; i < kFirstStages; ++i) {
-      BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
-    }
+    InitFirstStages(ring, Config::kIssuers);
     BarrierInit(SharedAddress(&resident), 1);
     FenceBarrierInit();
   }
   __device__ void Init() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      if (i >= kFirstStages) {
-        BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
-      }
-      BarrierInit(SharedAddress(&ring.empty[i]), Config::kWarps);
-    }
+    InitOtherStages(ring, Config::kIssuers, Config::kWarps);
     stores.Init(Config::kWarps);
     for (uint64_t& barrier : turn) {
       BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);

@@ -43,18 +43,11 @@ struct SplitBarriers {
 
   // Of the first stages, and of all else; each by one thread.
   __device__ void InitFirst() {
-    for (int i = 0; i < kFirstStages; ++i) {
-      BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
-    }
+    InitFirstStages(ring, Config::kIssuers);
     FenceBarrierInit();
   }
   __device__ void Init() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      if (i >= kFirstStages) {
-        BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
-      }
-      BarrierInit(SharedAddress(&ring.empty[i]), kWarpgroup / 32);
-    }
+    InitOtherStages(ring, Config::kIssuers, kWarpgroup / 32);
     BarrierInit(SharedAddress(&arrived), 1);
     BarrierInit(SharedAddress(&residual), 1);
     BarrierInit(SharedAddress(&written), kWarpgroup / 32);

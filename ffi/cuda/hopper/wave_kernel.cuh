@@ -45,19 +45,11 @@ struct WaveBarriers {
 
   // Of the first stages, and of all else; each by one thread.
   __device__ void InitFirst() {
-    for (int i = 0; i < kFirstStages; ++i) {
-      BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
-    }
+    InitFirstStages(ring, Config::kIssuers);
     FenceBarrierInit();
   }
   __device__ void Init() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      if (i >= kFirstStages) {
-        BarrierInit(SharedAddress(&ring.full[i]), Config::kIssuers);
-      }
-      BarrierInit(SharedAddress(&ring.empty[i]),
-                  Config::kGroups * kWarpgroup / 32);
-    }
+    InitOtherStages(ring, Config::kIssuers, Config::kGroups * kWarpgroup / 32);
     FenceBarrierInit();
   }
 };
