@@ -203,7 +203,7 @@ def _bgrad_lowering(platform: str | None, ctx, dy, *, kept, out_sharding):
     else:
         fun = partial(_local_bgrad, platform, kept)
         if _compat.partitions(ctx):
-            fun = partition.partitioned_sum(fun, aval.ndim, kept)
+            fun = partition.partitioned_sums(fun, aval.ndim, kept, 1)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, dy)
     return _compat.with_sharding(ctx, out)
 

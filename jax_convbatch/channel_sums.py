@@ -125,7 +125,7 @@ def _sums_lowering(native: bool, ctx, a, b, *, kept, narrow):
     else:
         fun = partial(_local_sums, kept, narrow)
         if _compat.partitions(ctx):
-            fun = partition.partitioned_sums(fun, aval.ndim, kept)
+            fun = partition.partitioned_sums(fun, aval.ndim, kept, 2)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, a, b)
     return _compat.with_sharding(ctx, out)
 

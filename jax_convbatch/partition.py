@@ -208,38 +208,15 @@ def partitioned(local, op, params):
     return partitioned_call(partial(local, params), split, rule, split, **kinds)
 
 
-def partitioned_sum(local, ndim: int, kept: tuple[int, ...]):
-    """`local(dy)`, a sum over the axes not in `kept`, with a partitioning rule."""
-    names = [f"a{i}" for i in range(ndim)]
-    rule = f"{' '.join(names)} -> {' '.join(names[i] for i in kept)}"
-    summed = [i for i in range(ndim) if i not in kept]
-
-    def partition(mesh, arg_shapes, result_shape):
-        (dy,) = arg_shapes
-        mesh = meshes.fine_mesh(mesh)
-        spec = _cut_of_sum(dy, mesh, kept)
-        axes = [a for i in summed for a in spec[i] or ()]
-
-        def of_device(part):
-            return local(_inside(part, dy.shape, spec, mesh, kept))
-
-        lower = per_device(of_device, mesh, axes)
-        out = meshes.place(mesh, [spec[i] for i in kept])
-        return mesh, lower, out, (meshes.place(mesh, spec),)
-
-    reduced = tuple(names[i] for i in summed)
-    return partitioned_call(
-        local, partition, rule, (local, kept), reduction_factors=reduced
-    )
-
-
-def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
-    """`local(a, b)`, two sums over the axes not in `kept` of arrays of one shape."""
+def partitioned_sums(local, ndim: int, kept: tuple[int, ...], count: int):
+    """`local(*arrays)` with a partitioning rule: `count` sums over the axes not in
+    `kept`, of as many arrays of one shape; one sum, not a list, where it is 1.
+    """
     names = [f"a{i}" for i in range(ndim)]
     whole, left = " ".join(names), " ".join(names[i] for i in kept)
     summed = [i for i in range(ndim) if i not in kept]
 
-    def partition(mesh, arg_shapes, result_shape):
+    def partition(mesh, arg_shapes, result_shapes):
         mesh = meshes.fine_mesh(mesh)
         first = arg_shapes[0]
         spec = _cut_of_sum(first, mesh, kept)
@@ -251,12 +228,12 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...]):
         lower = per_device(of_device, mesh, axes)
         out = meshes.place(mesh, [spec[i] for i in kept])
         same = meshes.place(mesh, spec)
-        return mesh, lower, [out, out], (same, same)
+        return mesh, lower, out if count == 1 else [out] * count, (same,) * count
 
-    rule = f"{whole}, {whole} -> {left}, {left}"
+    rule = f"{', '.join([whole] * count)} -> {', '.join([left] * count)}"
     reduced = tuple(names[i] for i in summed)
     return partitioned_call(
-        local, partition, rule, (local, kept), reduction_factors=reduced
+        local, partition, rule, (local, kept, count), reduction_factors=reduced
     )
 
 

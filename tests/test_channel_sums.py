@@ -147,7 +147,7 @@ def test_a_sharded_batch_is_summed_where_it_lies(mesh):
     a, b = operands((16, 5, 8), "float32")
 
     spread = put(mesh, (a, b), P("data"), P("data"))
-    step = jax.jit(partition.partitioned_sums(stock_sums, 3, (2,)))
+    step = jax.jit(partition.partitioned_sums(stock_sums, 3, (2,), 2))
     compiled = step.lower(*spread).compile()
     assert collectives(compiled) == {"all-reduce"}
     for got, want in zip(compiled(*spread), stock_sums(a, b), strict=True):
