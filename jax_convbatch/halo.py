@@ -207,8 +207,11 @@ def _exchange(array, axis: int, before: int, behind: int, axes, parts: int):
     def rows(start: int, stop: int) -> jax.Array:
         return jax.lax.slice_in_dim(array, start, stop, axis=axis)
 
+    order, numbers = _in_mesh_order(axes)
+
     def sent(a, pairs: Iterable[tuple[int, int]]) -> jax.Array:
-        return jax.lax.ppermute(a, axes, list(pairs))
+        pairs = [(numbers[i], numbers[j]) for i, j in pairs]
+        return jax.lax.ppermute(a, order, pairs)
 
     size, devices = array.shape[axis], range(parts - 1)
     pieces = [array]
@@ -218,3 +221,15 @@ def _exchange(array, axis: int, before: int, behind: int, axes, parts: int):
     if behind:
         pieces.append(sent(rows(0, behind), ((i + 1, i) for i in devices)))
     return jax.lax.concatenate(pieces, axis) if len(pieces) > 1 else array
+
+
+def _in_mesh_order(axes) -> tuple[tuple[str, ...], list[int]]:
+    """`axes` in the mesh's order, and the number there of each device along `axes`.
+
+    `ppermute` numbers devices in the mesh's order, whatever that of its axes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    order = tuple(a for a in mesh.axis_names if a in axes)
+    numbers = np.arange(math.prod(mesh.shape[a] for a in order))
+    numbers = numbers.reshape([mesh.shape[a] for a in order])
+    return order, numbers.transpose([order.index(a) for a in axes]).ravel().tolist()

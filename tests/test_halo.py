@@ -117,6 +117,15 @@ def test_rows_and_columns_at_once(mesh_2d, layout):
     assert_spec(found[0], *spec)
 
 
+@pytest.mark.parametrize("axes", [("data", "model"), ("model", "data")])
+def test_rows_are_cut_by_two_axes_in_either_order(mesh_2d, axes):
+    """Devices that are neighbours on the image are not those of the mesh."""
+    args = operands((2, 16, 5, 3), (3, 3, 3, 4))
+    step = gradients(jc.conv)
+    _, found = compiled_and_result(step, put(mesh_2d, args, P(None, axes), P()))
+    assert_same(found, jax.jit(step)(*args))
+
+
 WITH_ROWS = {
     "samples": (P("data", "model"), P()),
     "output channels": (P(None, "data"), P(None, None, None, "model")),
