@@ -4,6 +4,7 @@ A JAX primitive that behaves as a built-in one (sharding in types, varying manua
 axes, lowering under a mesh) cannot be written with public names alone.
 """
 
+import math
 import os
 import weakref
 from functools import partial
@@ -328,6 +329,15 @@ def partitions(ctx) -> bool:
 
 
 def on_one_device(ctx) -> bool:
-    """Whether what is lowered runs whole on one device."""
+    """Whether what is lowered runs whole on one device, with nothing to cut.
+
+    So it does within a `shard_map` over some of a mesh's axes where all others have
+    one device, whose shardings JAX cannot read. (Over all axes JAX lowers a partitioned
+    call as it is.)
+    """
     context = ctx.module_context.axis_context
-    return isinstance(context, ShardingContext) and context.num_devices == 1
+    if isinstance(context, ShardingContext):
+        return context.num_devices == 1
+    shape, manual = context.mesh.shape, context.manual_axes
+    free = [size for name, size in shape.items() if name not in manual]
+    return bool(free) and math.prod(free) == 1

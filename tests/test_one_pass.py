@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import normal, whole
 from promises import bits
@@ -136,15 +136,19 @@ def test_the_backward_pass_is_one_primitive(composed, residual):
     assert names == ["conv_layer", "conv_layer_cotangent"]
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_samples_over_devices_give_what_one_device_gives(composed, mesh, mapped):
+@pytest.mark.parametrize("mapped", [(), ("data",), ("data", "model")])
+def test_samples_over_devices_give_what_one_device_gives(composed, mapped):
     args, dy = operands((16, 3, 4), 8, 16, "float32", functools.partial(whole, most=1))
     want = jax.jit(functools.partial(gradients, layer))(args, dy)
     over, same = P("data"), P()
     specs = (over, same, same, over)
     fun = layer
+    names, types = ("data", "model"), (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((8, 1), names, types, devices=jax.devices("cpu"))
     if mapped:
-        fun = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=over)
+        fun = jax.shard_map(
+            layer, mesh=mesh, in_specs=specs, out_specs=over, axis_names={*mapped}
+        )
     shardings = [NamedSharding(mesh, spec) for spec in (*specs, over)]
     *args, dy = map(jax.device_put, [*args, dy], shardings)
     found = jax.jit(functools.partial(gradients, fun))(args, dy)

@@ -196,3 +196,15 @@ def test_other_axes_than_manual_ones_change_no_number(fun, names, free):
     step = jax.jit(training_step(in_groups(fun, "data", mesh)))
     found = step(*put(mesh, args, P(batch), of_w, P()))
     assert_same(found, jax.jit(training_step(fun))(*args))
+
+
+@each_layer
+@pytest.mark.parametrize("sizes", [(8, 1), (1, 8)])
+def test_other_axes_may_have_one_device(fun, sizes):
+    """As in the mesh of a program that cuts models, too, where there are more."""
+    devices, types = jax.devices("cpu"), (AxisType.Auto,) * 2
+    names = ("data", "model") if sizes[0] > 1 else ("model", "data")
+    mesh = jax.make_mesh(sizes, names, axis_types=types, devices=devices)
+    args = arrays(whole)
+    step = jax.jit(training_step(in_groups(fun, "data", mesh)))
+    assert_same(step(*args), jax.jit(training_step(fun))(*args))
