@@ -106,7 +106,12 @@ cudaError_t Launch(const GroupTf32Problem& problem, int blocks, Stage stage,
                     kConsumers * Config::kOutBytes +
                     problem.taps_count * Config::kTapBytes +
                     static_cast<int>(sizeof(GroupTf32Barriers));
+  // As many blocks for each line, where that leaves few without work: a line's
+  // filter is what a block waits for longest.
   const int64_t tiles = int64_t{problem.lines} * problem.tiles;
+  if (const int left = blocks % problem.lines; 16 * left <= blocks) {
+    blocks -= left;
+  }
   kernel<<<static_cast<int>(std::min<int64_t>(tiles, blocks)), kThreads, bytes,
            stream>>>(problem);
   return cudaGetLastError();

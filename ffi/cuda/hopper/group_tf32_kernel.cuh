@@ -140,7 +140,7 @@ __device__ __forceinline__ void LoadGroupFilter(const GroupTf32Problem& problem,
                                                 int line, uint32_t to) {
   constexpr int kN = Config::kN, kThreads = kConsumers * kWarpgroup;
   constexpr int kTap = kN * kGroupLine / 4;  // fours
-  constexpr int kAtOnce = 6;
+  constexpr int kAtOnce = 9;                 // all of 3x3 filters
   const int count = problem.taps_count * kTap;
   auto word_at = [&](int tap, int row, int column) {
     return to + tap * Config::kTapBytes + row * 128 +
@@ -218,6 +218,7 @@ __device__ __forceinline__ void WriteGroupTile(
     const float (&acc)[Config::kBlocks][Config::kSums], uint32_t to,
     int barrier) {
   constexpr int kEights = Config::kN / 8;  // of a tap and a group
+  constexpr int kPairs = Config::kGroups * kEights;
   const GroupTiling& tiling = problem.tiling;
   const int lane = threadIdx.x % 32;
   const int first = threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
@@ -226,27 +227,43 @@ __device__ __forceinline__ void WriteGroupTile(
     if (tap > 0) NamedBarrier(barrier, kWarpgroup);
 #pragma unroll
     for (int m = 0; m < Config::kBlocks; ++m) {
+      // Two pixels of eight channels each: all are read before any is written.
+      uint32_t line[2];
+      int swizzle[2];
+      bool is_there[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int pixel = m * 64 + first + half * 8 - tap * problem.tap_pixels;
         const int row = pixel * problem.reciprocal >> 16;
         const int col = pixel - row * tiling.width;
-        if (pixel < 0 || row >= tiling.rows || col >= tiling.cols) continue;
+        is_there[half] = pixel >= 0 && row < tiling.rows && col < tiling.cols;
         const int place = row * tiling.cols + col;
+        line[half] = to + place * 128 + lane % 2 * 8;
+        swizzle[half] = place % 8;
+      }
+      auto at = [&](int half, int pair) {
+        const int chunk = 2 * pair + lane % 4 / 2;
+        return line[half] + ((chunk ^ swizzle[half]) << 4);
+      };
+      float2 sum[2][kPairs];
 #pragma unroll
-        for (int j = 0; j < Config::kGroups * kEights; ++j) {
-          const int group = j / kEights, eight = j % kEights;
-          const float* v = &acc[m][group * Config::kColumns / 2 +
-                                   (tap * kEights + eight) * 4 + 2 * half];
-          const int chunk = 2 * j + lane % 4 / 2;
-          const uint32_t at =
-              to + place * 128 + ((chunk ^ place % 8) << 4) + lane % 2 * 8;
-          float2 sum = make_float2(v[0], v[1]);
-          if (tap > 0) {
-            const float2 before = LoadShared2(at);
-            sum = make_float2(before.x + sum.x, before.y + sum.y);
-          }
-          StoreShared2(at, sum);
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+          sum[half][j] =
+              tap > 0 && is_there[half] ? LoadShared2(at(half, j)) : float2{};
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (!is_there[half]) continue;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+          const float* v =
+              &acc[m][j / kEights * Config::kColumns / 2 +
+                      (tap * kEights + j % kEights) * 4 + 2 * half];
+          StoreShared2(at(half, j), make_float2(sum[half][j].x + v[0],
+                                                sum[half][j].y + v[1]));
         }
       }
     }
