@@ -57,10 +57,11 @@ bool AddPart(const ConvCall& call, const Activations& in,
       part.output_data = call.result;
       return true;
     default:
-      return EncodeIm2col(
-          &part.output, call.type, call.result,
-          OutputWalk(out, axes, boxes.store_pixels, MapGroups(call.g)),
-          Copy::kStore);
+      const int64_t groups = MapGroups(call.g);
+      const int pixels =
+          groups > 1 ? GroupStorePixels(part.pixels) : boxes.store_pixels;
+      return EncodeIm2col(&part.output, call.type, call.result,
+                          OutputWalk(out, axes, pixels, groups), Copy::kStore);
   }
 }
 
@@ -73,7 +74,8 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   const int block = 128 / ElementBytes(call.type);
   const int64_t units = GroupUnits(g), of_maps = MapGroups(g);
-  const int64_t inputs = in.c / units, outputs = out.c / units;
+  const int64_t inputs = UnitChannels(g, in.c);
+  const int64_t outputs = UnitChannels(g, out.c);
   problem->channels = static_cast<int>(out.c / of_maps);
   problem->channel_blocks = static_cast<int>((inputs + block - 1) / block);
   problem->filter_width = static_cast<int>(g.S);

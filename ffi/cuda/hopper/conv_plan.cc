@@ -259,8 +259,6 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   if (IsGroupTf32(g, type)) return PlanGroupTf32(g, true, multiprocessors);
   if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
-  // A box that hangs over the last image would go on in the next group's first.
-  if (MapGroups(g) > 1 && !g.stride.all(1)) return std::nullopt;
   const auto parts = DgradParts(g);
   const Activations in = OutputOf(g), out = InputOf(g);
   const bool walkable =

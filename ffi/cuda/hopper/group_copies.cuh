@@ -7,6 +7,13 @@
 
 namespace jax_convbatch::hopper {
 
+// Pixels of a box that stores some of a part's: no box may hang over the last
+// image, as it would go on in the next group's first.
+__host__ __device__ inline int GroupStorePixels(int pixels) {
+  const int divisor = pixels & -pixels;
+  return divisor < 64 ? divisor : 64;
+}
+
 __device__ __forceinline__ void LoadGroupIm2col(uint32_t to,
                                                 const CUtensorMap& map,
                                                 uint32_t barrier, int c, int w,

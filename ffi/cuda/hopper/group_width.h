@@ -26,9 +26,7 @@ inline int GroupWidth(const ConvGeometry& g) {
   const int64_t c = g.group_C(), k = g.group_K();
   if (g.groups == 1) return kOneGroup;
   if (c % kWideGroups == 0 && k % kWideGroups == 0) return kWideGroups;
-  if (c == k && (c == 16 || c == 32) && g.C % kWideGroups == 0) {
-    return static_cast<int>(c);
-  }
+  if (c == k && (c == 16 || c == 32)) return static_cast<int>(c);
   return kAnyGroups;
 }
 
@@ -37,9 +35,15 @@ inline int64_t MapGroups(const ConvGeometry& g) {
   return GroupWidth(g) == kAnyGroups ? g.groups : 1;
 }
 
-// Groups, or sets of narrow ones.
+// Groups, or sets of narrow ones, of which the last may be smaller.
 inline int64_t GroupUnits(const ConvGeometry& g) {
-  return IsNarrow(GroupWidth(g)) ? g.C / kWideGroups : g.groups;
+  return IsNarrow(GroupWidth(g)) ? (g.C + kWideGroups - 1) / kWideGroups
+                                 : g.groups;
+}
+
+// Of a tensor's channels, those of a group, or of a set of narrow ones.
+inline int64_t UnitChannels(const ConvGeometry& g, int64_t channels) {
+  return IsNarrow(GroupWidth(g)) ? kWideGroups : channels / g.groups;
 }
 
 }  // namespace jax_convbatch::hopper

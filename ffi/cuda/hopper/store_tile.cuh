@@ -69,16 +69,19 @@ struct OutputPixel {
 // pixels and channels. Boxes are box_bytes apart: 0 where one box of zeros is
 // the whole tile. A paced store waits for each box before the next, so that it
 // does not hold up the loads of tiles that the tensor cores wait for.
-// kGroups: `channel` is one of `group`, which has so many.
+// kGroups: `channel` is one of `group`, which has so many. Its boxes have
+// GroupStorePixels().
 template <int kM, int kN, bool kDense, bool kGroups = false>
 __device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
                                           int box_bytes, bool paced, int pixel,
                                           int channel, int channels,
                                           int group = 0) {
-  for (int m = 0; m < kM && pixel + m < part.pixels; m += 64) {
+  const int step = kGroups && !kDense ? GroupStorePixels(part.pixels) : 64;
+  for (int m = 0; m < kM && pixel + m < part.pixels; m += step) {
     const OutputPixel at(part, pixel + m);
     for (int n = 0; n < kN && channel + n < channels; n += 64) {
-      const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes;
+      const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes +
+                           (kGroups && !kDense ? m % 64 * 128 : 0);
       if constexpr (kGroups && kDense) {
         StoreTile3(part.output, box, channel + n, group, pixel + m);
       } else if constexpr (kGroups) {

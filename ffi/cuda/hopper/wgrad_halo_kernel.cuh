@@ -33,7 +33,7 @@ __device__ __forceinline__ BlockOrigin HaloOrigin(const WgradTiles& tiles,
   if constexpr (kWidth == kOneGroup) return {tap, c * 64, n * 64, tiles.K};
   const int group = c / tiles.group_blocks, first = group * tiles.group_outputs;
   return {tap, (c - group * tiles.group_blocks) * 64, first + n * 64,
-          first + tiles.group_outputs};
+          min(tiles.K, first + tiles.group_outputs)};
 }
 
 // The first of the tile's input channels.

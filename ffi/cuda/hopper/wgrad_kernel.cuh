@@ -120,7 +120,8 @@ struct WgradConfig {
     const int column = kTransposed ? Row(block, thread) : Column(block, thread);
     const int first = at.unit * tiles.group_outputs;
     return {tap, (rows - tap * tiles.channel_blocks) * 64,
-            first + at.n * kN + column * 64, first + tiles.group_outputs};
+            first + at.n * kN + column * 64,
+            min(tiles.K, first + tiles.group_outputs)};
   }
 };
 

@@ -31,8 +31,8 @@ struct WgradUnits {
   WgradUnits(const ConvGeometry& g, Type type)
       : count(IsNarrowTf32(g, type) ? (g.C + kWideGroups - 1) / kWideGroups
                                     : GroupUnits(g)),
-        inputs(IsNarrowTf32(g, type) ? kWideGroups : g.C / count),
-        outputs(IsNarrowTf32(g, type) ? kWideGroups : g.K / count) {}
+        inputs(IsNarrowTf32(g, type) ? kWideGroups : UnitChannels(g, g.C)),
+        outputs(IsNarrowTf32(g, type) ? kWideGroups : UnitChannels(g, g.K)) {}
 };
 
 // Filter rows come in blocks of channels of one tap, 128 bytes each, or where

@@ -22,8 +22,7 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
           ? TileGroupWindow(g, call.type, in, out, part, call.plan.tile_m)
           : TileWindow(call.type, in, out, part, call.plan.tile_m);
   if (!tiling) return false;
-  const int units =
-      g.groups > 1 ? static_cast<int>(out.c / kWindowChannels) : 1;
+  const int units = g.groups > 1 ? static_cast<int>(GroupUnits(g)) : 1;
   const int blocks = call.plan.blocks / units;  // that share tiles
   if (blocks == 0) return false;
   problem->units = units;

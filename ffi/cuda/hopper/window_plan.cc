@@ -77,8 +77,8 @@ std::optional<WindowTiling> TileGroupWindow(const ConvGeometry& g, Type type,
     return std::nullopt;
   }
   Activations unit_in = in, unit_out = out;
-  unit_in.c /= GroupUnits(g);
-  unit_out.c /= GroupUnits(g);
+  unit_in.c = UnitChannels(g, in.c);
+  unit_out.c = UnitChannels(g, out.c);
   return TileWindow(type, unit_in, unit_out, part, pixels,
                     narrow ? width : kWideGroups);
 }
