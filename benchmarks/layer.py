@@ -311,7 +311,7 @@ def parts_table(rows, title: str) -> Table:
     return view
 
 
-def main(arguments=None) -> None:
+def _options(arguments) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks layer",
         description=__doc__,
@@ -328,7 +328,11 @@ def main(arguments=None) -> None:
     add("--parts", action="store_true")
     add("--limit", type=float, default=math.inf, metavar="SECONDS")
     add("--out", type=Path)
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None) -> None:
+    options = _options(arguments)
     dtype = DTYPES[options.dtype]
     console = Console(width=None if Console().is_terminal else 100, soft_wrap=True)
     torch = options.peers == "torch" and jax.default_backend() == "gpu"

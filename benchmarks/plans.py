@@ -88,7 +88,7 @@ def rules(entry: dict, times: Times) -> bool:
     return entry["engine"] == engine and not entry["configs"]
 
 
-def main(arguments=None) -> None:
+def _options(arguments) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks plans",
         description=__doc__,
@@ -103,11 +103,13 @@ def main(arguments=None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--into", type=Path, default=choices.TABLES)
     parser.add_argument("--out", type=Path, help="path without suffix")
-    options = parser.parse_args(arguments)
-    start = time.perf_counter()
+    return parser.parse_args(arguments)
+
+
+def _cases(options) -> list[Case]:
     dtypes = options.dtype and [DTYPES.get(d, d) for d in options.dtype.split(",")]
     batches = options.batch and [int(n) for n in options.batch.split(",")]
-    todo = [
+    return [
         case
         for table in options.table.split(",")
         for case in cases(
@@ -118,6 +120,12 @@ def main(arguments=None) -> None:
             options.rows,
         )
     ]
+
+
+def main(arguments=None) -> None:
+    options = _options(arguments)
+    start = time.perf_counter()
+    todo = _cases(options)
     console = Console(width=None if Console().is_terminal else 120, soft_wrap=True)
     environment = record.environment()
     times = {}

@@ -107,13 +107,7 @@ def conv_bias_act(
             out_sharding=out_sharding,
         )
         axis = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).out_spec[1]
-        _check(bias, residual, scale, y.shape, axis, y.dtype)
-        if scale is not None:
-            y = y * jax.lax.broadcast_in_dim(scale, y.shape, (axis,))
-        if bias is not None:
-            y = y + jax.lax.broadcast_in_dim(bias, y.shape, (axis,))
-        if residual is not None:
-            y = y + residual
+        y = _composed(y, axis, bias, residual, scale)
         y = chosen.fn(y) if chosen else y
         return outside(y) if outside else y
     params, dtype = call.params, np.dtype(call.out_dtype)
@@ -142,6 +136,16 @@ def conv_bias_act(
             outside=_name_of(outside),
         )
     return outside(y) if outside else y
+
+
+def _composed(y, axis: int, bias, residual, scale):
+    """scale * y + bias + residual, with channels at `axis` of y."""
+    _check(bias, residual, scale, y.shape, axis, y.dtype)
+    if scale is not None:
+        y = y * jax.lax.broadcast_in_dim(scale, y.shape, (axis,))
+    if bias is not None:
+        y = y + jax.lax.broadcast_in_dim(bias, y.shape, (axis,))
+    return y if residual is None else y + residual
 
 
 def _name_of(function) -> str:

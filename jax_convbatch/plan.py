@@ -139,40 +139,54 @@ def make_plan(
     if algorithm != "auto":
         names = [algorithm]
     if names and not config and targets.available(platform):
-        for choice in choices.measured(
+        found = choices.measured(
             op, geometry, dtype.name, out_dtype.name, precision, platform
-        ):
-            if choice.engine not in names:
-                continue
-            # Without its configuration where this version has it no more: the
-            # engine, and with it the bits, must not depend on N. Not at all where
-            # the limit is too small.
-            for its_config in dict.fromkeys((choice.config, "")):
-                with contextlib.suppress(Unable, ValueError):
-                    plan = planned(choice.engine, its_config)
-                    asked = algorithm != "auto"
-                    return plan if asked else replace(plan, source=choice.source)
+        )
+        for choice in found:
+            plan = _measured(choice, planned) if choice.engine in names else None
+            if plan is not None:
+                asked = algorithm != "auto"
+                return plan if asked else replace(plan, source=choice.source)
+    if algorithm == "auto":
+        return _by_rule(names, platform, lambda name: planned(name, config))
+    try:
+        return planned(algorithm, config)
+    except Unable as unable:
+        raise ValueError(
+            f"algorithm={algorithm!r} cannot run this {op} on platform {platform!r}: "
+            f"{algorithm} does not cover {unable}. algorithm='xla' and "
+            "algorithm='auto' can."
+        ) from None
+
+
+def _measured(choice: choices.Choice, planned) -> Plan | None:
+    """The plan of a choice, if it can run.
+
+    Without its configuration where this version has it no more: the engine, and with
+    it the bits, must not depend on N. None where the limit is too small.
+    """
+    for config in dict.fromkeys((choice.config, "")):
+        with contextlib.suppress(Unable, ValueError):
+            return planned(choice.engine, config)
+    return None
+
+
+def _by_rule(names: list[str], platform: str, planned) -> Plan:
+    """The first of the engines that covers it and is worth while; else `jax.lax`."""
     refusals: list[str] = []
     for name in names:
         try:
-            chosen = planned(name, config)
+            chosen = planned(name)
         except Unable as unable:
             refusals.append(f"{name} does not cover {unable}")
             continue
-        if algorithm == "auto" and chosen.by_name_only:
+        if chosen.by_name_only:
             refusals.append(f"{name} ({chosen.reason}) would take longer")
             continue
-        if algorithm != "auto":
-            return chosen
         if name == "im2col_gemm" and targets.is_other_gpu(platform):
             refusals.append("algorithm='xla' may be faster there")
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
-    if algorithm == "auto":
-        return Plan("xla", refusals[-1] if refusals else _no_code(platform))
-    raise ValueError(
-        f"algorithm={algorithm!r} cannot run this {op} on platform {platform!r}: "
-        f"{refusals[0]}. algorithm='xla' and algorithm='auto' can."
-    )
+    return Plan("xla", refusals[-1] if refusals else _no_code(platform))
 
 
 def configs(
