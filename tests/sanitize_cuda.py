@@ -36,6 +36,7 @@ import test_quads
 import test_small_images
 import test_tf32
 import test_true_f32
+import test_wave
 from problems import whole
 from promises import arrays
 
@@ -66,6 +67,7 @@ EDGES = {
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
     **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
     **{f"true f32, {name}": case for name, case in test_true_f32.CASES.items()},
+    **{f"wave, {name}": case for name, (case, *_) in test_wave.WAVES.items()},
 }
 # Large problems take the tools too long; these reach the same kernels.
 LONG = (
@@ -212,7 +214,7 @@ def runs():
         ops = {}
         if name.startswith("wgrad"):
             ops = {"ops": ("wgrad",)}
-        if name.startswith("deep"):  # wgrad is from copies that XLA makes
+        if name.startswith(("deep", "wave")):  # wgrad is another's, or of XLA's copies
             ops = {"ops": ("fprop", "dgrad")}
         for dtype in dtypes(name):
             call = functools.partial(convolution, case, dtype, precision, **ops)
