@@ -45,7 +45,9 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
 
 cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
   ConvCall call = given;
-  call.plan = WithEpilogue(given.g, given.type, given.plan);
+  if (!given.epilogue->is_plain()) {
+    call.plan = WithEpilogue(given.g, given.type, given.plan);
+  }
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

@@ -1,4 +1,6 @@
 #include "cuda/hopper/fprop_launch.cuh"
+#include "cuda/hopper/wave.h"
+#include "cuda/hopper/wave_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -19,6 +21,9 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t FpropPlain(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (IsWave(call.type, call.plan)) {
+    return WaveFpropPlain(call, stage, stream);
+  }
   return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
                                   : Run<__half>(call, stage, stream);
 }

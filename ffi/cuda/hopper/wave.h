@@ -12,6 +12,10 @@ namespace jax_convbatch::hopper {
 cudaError_t WaveFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t WaveDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
+// As FpropPlain.
+cudaError_t WaveFpropPlain(const ConvCall& call, Stage stage,
+                           cudaStream_t stream);
+
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_HOPPER_WAVE_H_

@@ -26,8 +26,8 @@ Plan OrWave(const Plan& plan, Type type, const Activations& in,
             const Activations& out, const std::vector<PartAxes>& parts,
             int multiprocessors);
 
-// What has an epilogue in place of a plan of the kernel: a plan of
-// conv_kernel.cuh or window_kernel.cuh, with the same bits.
+// What has an epilogue that is not plain in place of a plan of the kernel: a
+// plan of conv_kernel.cuh or window_kernel.cuh, with the same bits.
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan);
 
 }  // namespace jax_convbatch::hopper
