@@ -9,7 +9,7 @@
 
 #include "cuda/add_teams.cuh"
 #include "cuda/dependent_launch.cuh"
-#include "cuda/dtypes.h"
+#include "cuda/floats.h"
 #include "cuda/load_in_order.cuh"
 
 namespace jax_convbatch {

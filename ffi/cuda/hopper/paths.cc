@@ -6,14 +6,15 @@
 #include "cuda/hopper/deep.h"
 #include "cuda/hopper/gather_plan.h"
 #include "cuda/hopper/group_tf32_plan.h"
+#include "cuda/hopper/narrow_plan.h"
 #include "cuda/hopper/one_channel.h"
 #include "cuda/hopper/pad_plan.h"
 #include "cuda/hopper/patch_plan.h"
 #include "cuda/hopper/small_plan.h"
 #include "cuda/hopper/small_wgrad.h"
 #include "cuda/hopper/strip_plan.h"
+#include "cuda/hopper/strip_tf32_plan.h"
 #include "cuda/hopper/sweep_plan.h"
-#include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -81,6 +82,30 @@ bool PrefersStrips(Op op, const ConvGeometry& g) {
   }
 }
 
+std::optional<Plan> PlanNarrow(Op op, const ConvGeometry& g, Type type,
+                               int multiprocessors) {
+  switch (op) {
+    case Op::kFprop:
+      return PlanNarrowFprop(g, type, multiprocessors);
+    case Op::kDgrad:
+      return PlanNarrowDgrad(g, type, multiprocessors);
+    default:
+      return PlanNarrowWgrad(g, type, multiprocessors);
+  }
+}
+
+cudaError_t RunNarrow(Op op, const ConvCall& call, Stage stage,
+                      cudaStream_t stream) {
+  switch (op) {
+    case Op::kFprop:
+      return NarrowFprop(call, stage, stream);
+    case Op::kDgrad:
+      return NarrowDgrad(call, stage, stream);
+    default:
+      return NarrowWgrad(call, stage, stream);
+  }
+}
+
 std::optional<Plan> PlanSweeps(Op op, const ConvGeometry& g,
                                int multiprocessors) {
   switch (op) {
@@ -116,11 +141,7 @@ ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
 
 bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
   if (g.is_pointwise()) return false;
-  ConvGeometry one = g;
-  one.groups = 1;
-  const bool few =
-      op == Op::kWgrad && IsFew16Bit(g, type) && IsPlain2d(one, type);
-  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !few) return false;
+  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type)) return false;
   switch (op) {
     case Op::kFprop:
       return PlanFprop(g, type, multiprocessors).has_value();
@@ -145,6 +166,13 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   }
   if (type == Type::kTf32) {
     if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
+    if (op != Op::kWgrad) {
+      const auto strips = PlanStripTf32(g, op == Op::kDgrad, multiprocessors);
+      if (strips) return strips;
+    }
+  }
+  if (const auto narrow = PlanNarrow(op, g, type, multiprocessors)) {
+    return narrow;
   }
   const bool gatherable = type != Type::kTf32 && IsGatherable(g);
   if (gatherable && PrefersStrips(op, g)) {
@@ -176,7 +204,7 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
       return g.K * ElementBytes(type) % 16 == 0;
     case Path::kStrips:
       // As the stems of networks are.
-      return g.K % 8 == 0 && !StripShape(g).odd;
+      return type == Type::kTf32 || (g.K % 8 == 0 && !StripShape(g).odd);
     default:
       return false;
   }
@@ -184,7 +212,7 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
 
 bool HasSigns(const Plan& plan, const ConvGeometry& given, Type type) {
   const ConvGeometry g = Fold(Op::kFprop, given, type);
-  return plan.path != Path::kStrips && g.K % 8 == 0 &&
+  return (plan.path != Path::kStrips || type == Type::kTf32) && g.K % 8 == 0 &&
          HasEpilogue(plan, g, type);
 }
 
@@ -207,6 +235,9 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
     case Path::kPads:
       return RunPads(op, call, multiprocessors, stage, stream);
     case Path::kStrips:
+      if (call.type == Type::kTf32) {
+        return StripTf32(call, op == Op::kDgrad, stage, stream);
+      }
       switch (op) {
         case Op::kFprop:
           return StripFprop(call, stage, stream);
@@ -216,6 +247,7 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
           return StripWgrad(call, stage, stream);
       }
     case Path::kSmall:
+      if (g.taps() == 1) return RunNarrow(op, call, stage, stream);
       switch (op) {
         case Op::kFprop:
           return SmallFprop(call, stage, stream);

@@ -1,0 +1,24 @@
+// Tiles of the kernel of strip_tf32.cuh.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_TILING_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_TILING_H_
+
+namespace jax_convbatch::hopper {
+
+inline constexpr int kStripTf32Threads = 256, kStripTf32Resident = 2;
+
+// Eights of a sum that there are kernels for, which are those of so many at
+// least.
+inline constexpr int kStripTf32Steps[] = {2, 4, 5, 6, 8};
+
+// Output channels of a block: as many as leave its registers room.
+constexpr int StripTf32Channels(int steps) { return steps <= 4 ? 64 : 32; }
+
+// Outputs of a tile, and at most of a row of it.
+inline constexpr int kStripTf32Pixels = 256, kStripTf32Columns = 32;
+
+// Fewer fill no columns.
+inline constexpr int kStripTf32FewestOutputs = 16;
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_TILING_H_

@@ -1,0 +1,87 @@
+"""f32 convolutions of few input channels on Hopper GPUs: strips of the image."""
+
+import numpy as np
+import pytest
+from problems import exact, normal, run
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+)
+from test_few_channels import fields
+from test_hopper_plan import H200
+from test_implicit_gemm import SAME, problem
+from test_layer_hopper import assert_exact as assert_layer_exact
+
+TWO = ((2, 2), (2, 2))
+# Of fprop: one tile and more in a row, sums of 2 to 8 eights, columns left over.
+FORWARD = {
+    "3->64": problem(5, (32, 33), 3, 64, (3, 3), padding=SAME),
+    "3->128, wide": problem(1, (9, 150), 3, 128, (3, 3), padding=SAME),
+    "3->20, strided": problem(3, (37, 29), 3, 20, (3, 3), (2, 1), ((1, 0), (2, 3))),
+    "4->328": problem(2, (16, 24), 4, 328, (3, 3), padding=SAME),
+    "2->32, dilated": problem(2, (23, 40), 2, 32, (5, 5), (1, 1), TWO, (2, 3)),
+    "1->24": problem(2, (9, 70), 1, 24, (3, 3)),
+    "7->16": problem(3, (8, 7), 7, 16, (3, 3), padding=SAME),
+    "patches": problem(3, (24, 20), 3, 96, (4, 4), (4, 4)),
+    "one pixel": problem(1, (3, 3), 3, 16, (3, 3)),
+}
+# And of dgrad.
+BACKWARD = {
+    "64->3": problem(5, (32, 33), 64, 3, (3, 3), padding=SAME),
+    "320->4": problem(2, (16, 24), 320, 4, (3, 3), padding=((0, 2), (1, 0))),
+    "32->2, dilated": problem(2, (23, 40), 32, 2, (5, 5), (1, 1), TWO, (1, 2)),
+    "one pixel": problem(1, (1, 1), 16, 3, (3, 3), padding=SAME),
+}
+CASES = [("fprop", name) for name in FORWARD] + [("dgrad", name) for name in BACKWARD]
+
+
+def case_of(op, name):
+    return (FORWARD if op == "fprop" else BACKWARD)[name]
+
+
+@pytest.mark.parametrize(("op", "name"), CASES)
+def test_this_kernel_is_the_plan(native, op, name):
+    case = case_of(op, name)
+    for n in (1, 3, 1000):
+        plan = native(op, fields(case._replace(x=(n, *case.x[1:]))), "float32", H200)
+        assert plan["path"] == "strips" and plan["preferred"]
+        assert plan["workspace"] == 0
+        assert plan["epilogue"] == (op == "fprop")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "name"), CASES)
+def test_whole_numbers_are_exact(hopper, op, name):
+    assert_exact(case_of(op, name), "float32")
+    if op == "fprop":
+        assert_layer_exact(case_of(op, name), "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("fprop", "3->64"), ("fprop", "3->20, strided"), ("dgrad", "64->3")],
+)
+def test_promises(hopper, op, name):
+    case = case_of(op, name)
+    assert_batch_invariant(case, "float32")
+    assert_a_hundred_runs_agree(case, "float32", algorithm="implicit_gemm")
+    x, w, dy = arrays(case, normal, "float32")
+    found = run(case, x, w, dy, algorithm="implicit_gemm")
+    for a, b in zip(found, exact(case, x, w, dy), strict=True):
+        assert np.linalg.norm(a - b) < 5e-4 * np.linalg.norm(b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "name"), [("fprop", "3->64"), ("dgrad", "64->3")])
+def test_what_is_not_finite_stays_where_it_belongs(hopper, op, name):
+    case = case_of(op, name)
+    x, w, dy = arrays(case, normal, "float32")
+    x[-1, 4, 5, 0] = dy[-1, 3, 2, 1] = np.inf
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b in zip(got[:2], columns[:2], strict=True):
+        assert not np.isfinite(a).all()
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
