@@ -78,11 +78,11 @@ def columns(x, corners, cells, g: ConvGeometry, offset_groups: int) -> jax.Array
     x = x.astype(corners.dtype).reshape(g.N, g.H * g.W, offset_groups, count)
     x = x.transpose(0, 2, 1, 3)
 
-    def by_group(a):
-        a = a.reshape(g.N, g.P * g.Q, offset_groups, taps, -1)
-        return a.transpose(0, 2, 1, 3, 4).reshape(g.N, offset_groups, rows, -1)
+    def by_group(a, each: int):
+        a = a.reshape(g.N, g.P * g.Q, offset_groups, taps, each)
+        return a.transpose(0, 2, 1, 3, 4).reshape(g.N, offset_groups, rows, each)
 
-    cell, weight = by_group(cells), by_group(corners)
+    cell, weight = by_group(cells, 1), by_group(corners, 4)
     h0, w0 = cell // (g.W + 1) - 1, cell % (g.W + 1) - 1
     total = jnp.zeros((), corners.dtype)
     for corner in range(4):

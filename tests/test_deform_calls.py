@@ -56,6 +56,20 @@ def test_no_output_pixels(platform):
     assert not got.dx.any() and not got.dw.any()
 
 
+@pytest.mark.parametrize("size", ["N", "H", "C", "K"])
+def test_a_size_of_zero(sampler, size):
+    sizes = dict(N=2, H=4, C=4, K=4) | {size: 0}
+    n, h, c, k = sizes.values()
+    x, offset = np.ones((n, h, 4, c)), np.full((n, h, 4, 2 * 2 * 9), 0.3)
+    w = np.ones((3, 3, c, k))
+    fun = functools.partial(jc.deform_conv, offset_groups=2, algorithm=sampler)
+    args = [a.astype("float32") for a in (x, offset, w)]
+    y, pullback = jax.vjp(fun, *args)
+    assert y.shape == (n, h, 4, k) and not y.any()
+    for a, gradient in zip(args, pullback(y), strict=True):
+        assert gradient.shape == a.shape and not gradient.any()
+
+
 @pytest.mark.parametrize("activation", ["relu", jax.nn.softplus])
 def test_activation(platform, activation):
     a = expected("3x3")[0].cast("float32")

@@ -1,6 +1,7 @@
 """Every engine's y, dx, dw and db are within rounding of the exact ones."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -238,3 +239,12 @@ def test_a_call_of_known_sizes_is_not_worked_out_again(monkeypatch):
     canonical._native.cache_clear()
     with pytest.raises(AssertionError, match="again"):
         jc.conv(x, w, strides=[2, 1])
+
+
+def test_a_call_that_is_known_asks_again_whether_there_is_float64():
+    x, w = np.ones((1, 4, 4, 2), "float32"), np.ones((3, 3, 2, 2), "float32")
+    for wanted in ("float32", "float64", "float32"):
+        with jax.enable_x64(wanted == "float64"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that float32 is all there is
+            y = jc.conv(x, w, preferred_element_type="float64")
+        assert y.dtype == wanted
