@@ -55,8 +55,7 @@ gpu-test gpu-sanitize:
 # padded channels off do, nor a filter that XLA turned round), racecheck that one
 # thread may arrive at a barrier for its warp, as in strips (elsewhere a warning) and
 # in layers' backward pass, where it reports sums that a barrier of the whole block
-# keeps apart; clusters whose blocks copy more after they have arrived at a barrier of
-# all do not end under it; cuBLAS does not run under it.
+# keeps apart; cuBLAS does not run under it.
 SANITIZE_CUDA := compute-sanitizer --kernel-name kns=jax_convbatch \
   --error-exitcode 1 --print-limit 20
 SHAPES := $(BIN)/python -W ignore tests/sanitize_cuda.py
@@ -66,8 +65,7 @@ SHAPES := $(BIN)/python -W ignore tests/sanitize_cuda.py
 	  --kernel-name-exclude kns=Resize $(SHAPES) \
 	  --without layer deformable transposed
 	@$(SANITIZE_CUDA) --tool racecheck --print-level error \
-	  --kernel-name-exclude kns=Strip,kns=LayerBackward,kns=WgradShort \
-	  $(SHAPES) \
+	  --kernel-name-exclude kns=Strip,kns=LayerBackward $(SHAPES) \
 	  --without im2col_gemm deformable
 	@echo "make gpu-sanitize: memcheck, initcheck and racecheck found nothing"
 

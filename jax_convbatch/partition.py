@@ -101,10 +101,10 @@ def _cut_of_sum(array, mesh, kept) -> list:
     ]
 
 
-def _inside(array, shape, spec, mesh, kept):
+def _inside(array, shape, spec, mesh):
     """A device's part of an array of `shape`, cut as `_cut_of_sum` says."""
     for i, axes in enumerate(spec):
-        if i not in kept and axes and shape[i] % meshes.parts(mesh, axes):
+        if axes and shape[i] % meshes.parts(mesh, axes):
             array = halo.within(array, i, shape[i], axes)
     return array
 
@@ -223,7 +223,7 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...], count: int):
         axes = [a for i in summed for a in spec[i] or ()]
 
         def of_device(*parts):
-            return local(*(_inside(a, first.shape, spec, mesh, kept) for a in parts))
+            return local(*(_inside(a, first.shape, spec, mesh) for a in parts))
 
         lower = per_device(of_device, mesh, axes)
         out = meshes.place(mesh, [spec[i] for i in kept])
@@ -262,7 +262,7 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
         axes = [a for i in summed for a in spec[i] or ()]
 
         def of_device(*parts):
-            return local(*(_inside(a, of_dy.shape, spec, mesh, kept) for a in parts))
+            return local(*(_inside(a, of_dy.shape, spec, mesh) for a in parts))
 
         lower = per_device(of_device, mesh, axes, first=1)
         same = meshes.place(mesh, spec)

@@ -8,7 +8,7 @@ import oracle
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import Problem, exact, normal, whole
+from problems import Problem, exact, normal, run, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -60,8 +60,18 @@ DEPTHWISE = {
     "3x3, whole tiles": problem(5, (14, 28), 64, (3, 3)),
     "3x3, shifted": problem(3, (28, 28), 72, (3, 3), padding=((-2, 3), (0, -1))),
     "strided": problem(2, (15, 14), 64, (3, 3), stride=(2, 2)),
+    # dgrad of both residue classes that may have one tap more.
+    "strided, even taps first": problem(2, (18, 23), 64, (3, 3), (1, 1), (2, 2), NONE),
     "5x5": problem(2, (15, 14), 72, (5, 5), padding=((2, 2), (2, 2))),
     "5x5, strided": problem(2, (15, 14), 72, (5, 5), stride=(2, 2)),
+    "5x5, strided, odd taps first": problem(
+        3, (31, 27), 40, (5, 5), (1, 1), (2, 2), ((1, 2), (1, 2))
+    ),
+    # Planes on Hopper: images of several segments, and segments of several images.
+    "5x5, high and wide": problem(2, (67, 150), 40, (5, 5), padding=((2, 2), (2, 2))),
+    "5x5, shifted": problem(3, (9, 20), 64, (5, 5), padding=((6, -1), (-3, 9))),
+    "7x7, high": problem(2, (75, 57), 32, (7, 7), padding=((3, 3), (3, 3))),
+    "7x7, small": problem(37, (7, 5), 48, (7, 7), padding=((3, 3), (3, 3))),
     "7x7": problem(2, (14, 14), 96, (7, 7), padding=((3, 3), (3, 3))),
     "11x11": problem(2, (12, 13), 32, (11, 11), padding=((5, 5), (5, 5))),
     "dilated": problem(
@@ -183,7 +193,7 @@ def test_dilated_inputs_are_exact(gpu, channels):
     np.testing.assert_array_equal(dx, want.dx.astype(dx.dtype))
 
 
-REAL = ["3x3", "3x3, whole tiles", "strided", "7x7", "dilated", "4 to 4", "24 to 24"]
+REAL = ["3x3", "3x3, whole tiles", "strided", "5x5, strided", "5x5", "7x7", "dilated", "4 to 4", "24 to 24"]
 
 
 @pytest.mark.gpu
@@ -200,7 +210,8 @@ def test_a_samples_bits_do_not_depend_on_its_batch(gpu, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "name", ["many samples", "3x3, whole tiles", "strided", "4 to 4", "24 to 24"]
+    "name",
+    ["many samples", "3x3, whole tiles", "strided", "7x7, small", "4 to 4", "24 to 24"],
 )
 def test_a_hundred_runs_give_the_same_bits(gpu, name):
     assert_a_hundred_runs_agree(EDGES[name], "bfloat16")
@@ -208,12 +219,37 @@ def test_a_hundred_runs_give_the_same_bits(gpu, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "name", ["3x3", "3x3, whole tiles", "4 to 4", "two outputs a channel"]
+    "name", ["3x3", "3x3, whole tiles", "7x7", "4 to 4", "two outputs a channel"]
 )
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_stays_in_its_group(gpu, name, value):
     """Small groups share matrices, in which infinity meets other groups' zeros."""
     assert_not_finite_stays_in_its_group(EDGES[name], value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["5x5", "7x7", "7x7, high"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_reaches_only_what_meets_it(gpu, name, value):
+    """Though on Hopper outputs share products, with zeros for what is not theirs."""
+    case = EDGES[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    w = abs(w) + 1
+    clean = run(case, x, w, dy, algorithm="implicit_gemm")
+    x[1, 0, 5, 7] = dy[1, -1, 2, 7] = value
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    # What meets a pixel is where its image under the filter is not zero.
+    spot_x, spot_dy = np.zeros_like(x), np.zeros_like(dy)
+    spot_x[1, 0, 5, 7] = spot_dy[1, -1, 2, 7] = 1
+    one = np.ones_like
+    of_x = exact(case, spot_x, one(w), one(dy))
+    of_dy = exact(case, one(x), one(w), spot_dy)
+    meet = (of_x.y, of_dy.dx, of_x.dw + of_dy.dw)
+    for a, b, hit in zip(got, clean, meet, strict=True):
+        a, b, hit = np.asarray(a), np.asarray(b), hit != 0
+        assert hit.any() and not hit.all()
+        np.testing.assert_array_equal(a[~hit], b[~hit])
+        assert not np.isfinite(oracle.float64(a[hit])).any()
 
 
 @pytest.mark.gpu

@@ -34,6 +34,22 @@ def test_the_copy_engine_brings_tiles_on_hopper(native, size):
             assert elsewhere["path"] == "direct tiles"
 
 
+@pytest.mark.parametrize("taps", [5, 7])
+@pytest.mark.parametrize("n", [1, 64, 4096])
+@pytest.mark.parametrize("size", [5, 14, 56, 113, 300])
+def test_the_tensor_cores_multiply_planes_on_hopper(native, n, size, taps):
+    for stride in (1, 2):
+        row = (size, size, 40, 40, taps, taps, stride, taps // 2, 1, 40)
+        for op in OPS:
+            for dtype in DTYPES:
+                plan = native(op, geometry(n, row), dtype, H200)
+                planes = stride == 1 and dtype != "float32"
+                assert plan["path"] == ("planes" if planes else "direct tiles")
+                assert plan["blocks"] <= H200 or not planes
+                elsewhere = native(op, geometry(n, row), dtype, H200, False)
+                assert elsewhere["path"] == "direct tiles"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [2, 3, 17, 40, 96, 672, 1025])
 @pytest.mark.parametrize("taps", [2, 3, 4, 5, 7, 11])

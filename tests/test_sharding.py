@@ -72,6 +72,23 @@ def test_whole_numbers_are_exact_on_any_number_of_devices(mesh, model):
     assert_same(step(*put(mesh, args, P("data"), P(), P())), step(*args))
 
 
+@pytest.mark.parametrize("part", ["x", "y", "w"])
+def test_parts_that_are_not_even_are_gathered(mesh, part):
+    """12 samples, or 4 filters, over 8 devices, as a constraint within jit may say."""
+
+    def cut(name, a):
+        spec = P(*[None] * 3, "data") if name == "w" else P("data")
+        sharding = NamedSharding(mesh, spec)
+        return jax.lax.with_sharding_constraint(a, sharding) if part == name else a
+
+    def fun(x, w, bias):
+        return cut("y", layer(cut("x", x), cut("w", w), bias))
+
+    args = arrays(whole, batch=12)
+    found = jax.jit(training_step(fun))(*args)
+    assert_same(found, jax.jit(training_step(layer))(*args))
+
+
 def test_the_forward_pass_needs_no_collective(mesh):
     x, w, bias = put(mesh, arrays(), P("data"), P(), P())
     assert collectives(jax.jit(layer).lower(x, w, bias).compile()) == set()

@@ -119,7 +119,9 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   const std::string name = direct::PlanName(op, *plan);
   nb::dict fields;
   fields["config"] = name.c_str();
-  fields["path"] = plan->copies ? "copied tiles" : "direct tiles";
+  fields["path"] = plan->copies   ? "copied tiles"
+                   : plan->planes ? "planes"
+                                  : "direct tiles";
   fields["preferred"] = plan->preferred;
   fields["epilogue"] = false;
   fields["signs"] = false;

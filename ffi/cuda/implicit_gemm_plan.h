@@ -15,8 +15,8 @@ namespace jax_convbatch {
 // "float16" or "float32" (multiplied as TF32 where there is one group and it is
 // not to be `exact`). Each is
 // a dict: config (its name, see hopper/configs.h), path ("tiles", "gathered
-// tiles" or "strips": see hopper/conv.h; "direct tiles" or
-// "copied tiles" of several groups; "true f32 tiles", also "true
+// tiles" or "strips": see hopper/conv.h; "direct tiles",
+// "copied tiles" or "planes" of several groups; "true f32 tiles", also "true
 // f32 by six products, tiles"),
 // preferred (whether it beats columns), workspace (bytes), blocks (thread
 // blocks). `hopper`: of several groups; of one it is taken for granted.

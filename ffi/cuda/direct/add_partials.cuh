@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cuda/direct/direct.h"
-#include "cuda/dtypes.h"
+#include "cuda/floats.h"
 
 namespace jax_convbatch::direct {
 
@@ -15,13 +15,11 @@ namespace jax_convbatch::direct {
 // each, then their sums are added in order.
 inline constexpr int kColumns = 32, kTeams = 16;
 
-template <typename T>
-__global__ void __launch_bounds__(kColumns* kTeams)
-    AddPartials(int workers, int64_t size, const float* __restrict__ partials,
-                T* __restrict__ dw) {
+// The sum at `at` in the threads of team 0.
+__device__ inline float SumInOrder(int workers, int64_t size, int64_t at,
+                                   const float* __restrict__ partials) {
   __shared__ float sums[kTeams][kColumns];
   const int column = threadIdx.x % kColumns, team = threadIdx.x / kColumns;
-  const int64_t at = int64_t{blockIdx.x} * kColumns + column;
   float sum = 0.0f;
   if (at < size) {
 #pragma unroll 8
@@ -31,9 +29,19 @@ __global__ void __launch_bounds__(kColumns* kTeams)
   }
   sums[team][column] = sum;
   __syncthreads();
-  if (team != 0 || at >= size) return;
-  for (int i = 1; i < kTeams; ++i) sum += sums[i][column];
-  dw[at] = Convert<T>(sum);
+  if (team == 0) {
+    for (int i = 1; i < kTeams; ++i) sum += sums[i][column];
+  }
+  return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kColumns* kTeams)
+    AddPartials(int workers, int64_t size, const float* __restrict__ partials,
+                T* __restrict__ dw) {
+  const int64_t at = int64_t{blockIdx.x} * kColumns + threadIdx.x % kColumns;
+  const float sum = SumInOrder(workers, size, at, partials);
+  if (threadIdx.x < kColumns && at < size) dw[at] = Convert<T>(sum);
 }
 
 template <typename T>

@@ -9,9 +9,9 @@
 namespace jax_convbatch::direct {
 namespace {
 
-template <int kTaps, int kStep, bool kAligned>
+template <int kTaps, int kStep, bool kAligned, int kLonger = -1>
 struct Variant {
-  static constexpr int taps = kTaps, step = kStep;
+  static constexpr int taps = kTaps, step = kStep, longer = kLonger;
   static constexpr bool aligned = kAligned;
 };
 
@@ -32,6 +32,18 @@ cudaError_t DispatchKind(Kind kind, bool aligned, F&& f) {
     default:
       return aligned ? f(Variant<0, 0, true>()) : f(Variant<0, 0, false>());
   }
+}
+
+// The same where the kind may be strided.
+template <typename F>
+cudaError_t DispatchPatches(Kind kind, bool aligned, F&& f) {
+  if (!kind.strided()) return DispatchKind(kind, aligned, f);
+  if (kind.taps == 3) {
+    return kind.longer == 0 ? f(Variant<3, 1, true, 0>())
+                            : f(Variant<3, 1, true, 1>());
+  }
+  return kind.longer == 0 ? f(Variant<5, 1, true, 0>())
+                          : f(Variant<5, 1, true, 1>());
 }
 
 template <typename T>
@@ -73,21 +85,23 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
   p.patch_rows = FastDivmod<uint32_t>(patch_rows);
   p.patch_cols = FastDivmod<uint32_t>(patch_cols);
   p.classes_w = FastDivmod<uint32_t>(p.w.classes);
-  p.patches = patch_rows * patch_cols * p.h.classes * p.w.classes;
+  p.patches = patch_rows * patch_cols *
+              (kind.strided() ? 1 : p.h.classes * p.w.classes);
   const int shared = PatchStages(kind, sizeof(T)) * p.in.bytes() +
                      static_cast<int>(g.taps()) * plan.tile_channels * 4;
-  return DispatchKind(kind, pixel_bytes % 16 == 0, [&](auto v) {
+  return DispatchPatches(kind, pixel_bytes % 16 == 0, [&](auto v) {
     auto launch = [&](auto kernel) {
       return LaunchOrPrepare(kernel, p, plan.blocks(), kThreads, shared, stage,
                              stream);
     };
-    if constexpr (IsWide({v.taps, v.step}, sizeof(T))) {
+    if constexpr (IsWide({v.taps, v.step, v.longer}, sizeof(T))) {
       if (lanes == kManyLanes) {
-        return launch(
-            &DepthwiseKernel<T, v.taps, v.step, kManyLanes, v.aligned>);
+        return launch(&DepthwiseKernel<T, v.taps, v.step, v.longer, kManyLanes,
+                                       v.aligned>);
       }
     }
-    return launch(&DepthwiseKernel<T, v.taps, v.step, kLanes, v.aligned>);
+    return launch(
+        &DepthwiseKernel<T, v.taps, v.step, v.longer, kLanes, v.aligned>);
   });
 }
 

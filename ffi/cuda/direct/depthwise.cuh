@@ -6,16 +6,17 @@
 #define JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_CUH_
 
 #include "cuda/direct/depthwise_problem.h"
+#include "cuda/direct/depthwise_strided.cuh"
 #include "cuda/direct/pairs.cuh"
 #include "cuda/direct/staging.cuh"
 #include "cuda/dtypes.h"
 
 namespace jax_convbatch::direct {
 
-template <typename T, int kTaps, int kStep, int kLanesOf>
+template <typename T, int kTaps, int kStep, int kLonger, int kLanesOf>
 struct Patch {
-  static constexpr Kind kKind = {kTaps, kStep};
-  static constexpr bool kAny = kTaps == 0;
+  static constexpr Kind kKind = {kTaps, kStep, kLonger};
+  static constexpr bool kAny = kTaps == 0, kStrided = kLonger >= 0;
   static constexpr int kRows = PatchRows(kKind, sizeof(T));
   static constexpr int kCols = PatchCols(kKind, sizeof(T));
   static constexpr int kLanes = kLanesOf, kSlots = kThreads / kLanes;
@@ -85,11 +86,12 @@ __device__ void SumAny(const char* at, const DepthwiseProblem& p,
   }
 }
 
-template <typename T, int kTaps, int kStep, int kLanes, bool kAligned>
-__global__ void __launch_bounds__(kThreads,
-                                  Patch<T, kTaps, kStep, kLanes>::kBlocks)
+template <typename T, int kTaps, int kStep, int kLonger, int kLanes,
+          bool kAligned>
+__global__ void __launch_bounds__(
+    kThreads, Patch<T, kTaps, kStep, kLonger, kLanes>::kBlocks)
     DepthwiseKernel(const __grid_constant__ DepthwiseProblem p) {
-  using P = Patch<T, kTaps, kStep, kLanes>;
+  using P = Patch<T, kTaps, kStep, kLonger, kLanes>;
   constexpr int kStages = P::kStages;
   constexpr int kPixel = P::kPixel, kSlots = P::kSlots;
   constexpr int kTileChannels = kLanes * 2;
@@ -135,13 +137,18 @@ __global__ void __launch_bounds__(kThreads,
   const int col_taps = p.w.tap_step, row_taps = p.h.tap_step * p.w.filter_size;
   const float2* const first_weight =
       weights + lane +
-      (p.h.taps[0].first * p.w.filter_size + p.w.taps[0].first) * kLanes;
+      (P::kStrided ? 0
+                   : p.h.taps[0].first * p.w.filter_size + p.w.taps[0].first) *
+          kLanes;
   float2 kept[P::kWeights];
   if constexpr (P::kWeightsStay) {
 #pragma unroll
     for (int i = 0; i < P::kWeights; ++i) {
       kept[i] =
-          first_weight[(i / kTaps * row_taps + i % kTaps * col_taps) * kLanes];
+          P::kStrided
+              ? first_weight[i * kLanes]
+              : first_weight[(i / kTaps * row_taps + i % kTaps * col_taps) *
+                             kLanes];
     }
   }
 
@@ -168,54 +175,70 @@ __global__ void __launch_bounds__(kThreads,
         channel;
     const char* const origin =
         tiles + stage * stage_bytes + lane * 2 * sizeof(T);
-    for (int patch = slot; patch < p.patches; patch += kSlots) {
-      if constexpr (P::kAny) {
-        rest = patch;
-        row = TakeDigit(p.patch_rows, rest) * P::kRows;
-        col = TakeDigit(p.patch_cols, rest) * P::kCols;
-        class_w = TakeDigit(p.classes_w, rest);
-        class_h = rest;
+    if constexpr (P::kStrided) {
+      if (slot < p.patches) {
+        StridedSums<P::kRows, P::kCols> sums = {};
+        SumStrided<T, kTaps, kLonger, P::kRows, P::kCols, kLanes,
+                   P::kWeightsStay>(
+            origin + row * p.in.row_bytes + col * kPixel, p.in.row_bytes,
+            first_weight, kept, sums);
+        const int h = (place.row + row) * 2, w = (place.col + col) * 2;
+        StoreStrided<T, P::kRows, P::kCols>(
+            sums, result + (h * p.w.out_size + w) * p.channels,
+            p.w.out_size * p.channels, p.channels, p.h.out_size - h,
+            left > 0 ? p.w.out_size - w : 0);
       }
-      const ClassTaps& taps_h = p.h.taps[class_h];
-      const ClassTaps& taps_w = p.w.taps[class_w];
-      const char* at = origin +
-                       (taps_h.input + row * p.h.in_step) * p.in.row_bytes +
-                       (taps_w.input + col * p.w.in_step) * kPixel;
-      float2 sums[P::kRows][P::kCols] = {};
-      if constexpr (P::kAny) {
-        SumAny<T>(at, p, weights + lane, taps_h, taps_w, sums);
-      } else {
-        SumPatch<P, T, kTaps, kStep>(at, p.in.row_bytes, first_weight, kept,
-                                     row_taps, col_taps, sums);
-      }
-      const int h = (place.row + row) * p.h.classes + class_h;
-      const int w = (place.col + col) * p.w.classes + class_w;
-      T* to = result + (h * p.w.out_size + w) * p.channels;
-      const int pixel_stride = p.w.classes * p.channels;
-      const int last_w = left > 0 ? p.w.out_size : 0;
-      if (!P::kAny && h + P::kRows <= p.h.out_size && w + P::kCols <= last_w) {
+    } else {
+      for (int patch = slot; patch < p.patches; patch += kSlots) {
+        if constexpr (P::kAny) {
+          rest = patch;
+          row = TakeDigit(p.patch_rows, rest) * P::kRows;
+          col = TakeDigit(p.patch_cols, rest) * P::kCols;
+          class_w = TakeDigit(p.classes_w, rest);
+          class_h = rest;
+        }
+        const ClassTaps& taps_h = p.h.taps[class_h];
+        const ClassTaps& taps_w = p.w.taps[class_w];
+        const char* at = origin +
+                         (taps_h.input + row * p.h.in_step) * p.in.row_bytes +
+                         (taps_w.input + col * p.w.in_step) * kPixel;
+        float2 sums[P::kRows][P::kCols] = {};
+        if constexpr (P::kAny) {
+          SumAny<T>(at, p, weights + lane, taps_h, taps_w, sums);
+        } else {
+          SumPatch<P, T, kTaps, kStep>(at, p.in.row_bytes, first_weight, kept,
+                                       row_taps, col_taps, sums);
+        }
+        const int h = (place.row + row) * p.h.classes + class_h;
+        const int w = (place.col + col) * p.w.classes + class_w;
+        T* to = result + (h * p.w.out_size + w) * p.channels;
+        const int pixel_stride = p.w.classes * p.channels;
+        const int last_w = left > 0 ? p.w.out_size : 0;
+        if (!P::kAny && h + P::kRows <= p.h.out_size &&
+            w + P::kCols <= last_w) {
+#pragma unroll
+          for (int i = 0; i < P::kRows; ++i) {
+#pragma unroll
+            for (int j = 0; j < P::kCols; ++j) {
+              StorePair<kAligned>(to + j * p.channels, sums[i][j], left);
+            }
+            to += p.w.out_size * p.channels;
+          }
+          break;
+        }
 #pragma unroll
         for (int i = 0; i < P::kRows; ++i) {
+          if (h + i * p.h.classes >= p.h.out_size) break;
 #pragma unroll
           for (int j = 0; j < P::kCols; ++j) {
-            StorePair<kAligned>(to + j * p.channels, sums[i][j], left);
+            if (w + j * p.w.classes < last_w) {
+              StorePair<kAligned>(to + j * pixel_stride, sums[i][j], left);
+            }
           }
-          to += p.w.out_size * p.channels;
+          to += p.h.classes * p.w.out_size * p.channels;
         }
-        break;
+        if constexpr (!P::kAny) break;
       }
-#pragma unroll
-      for (int i = 0; i < P::kRows; ++i) {
-        if (h + i * p.h.classes >= p.h.out_size) break;
-#pragma unroll
-        for (int j = 0; j < P::kCols; ++j) {
-          if (w + j * p.w.classes < last_w) {
-            StorePair<kAligned>(to + j * pixel_stride, sums[i][j], left);
-          }
-        }
-        to += p.h.classes * p.w.out_size * p.channels;
-      }
-      if constexpr (!P::kAny) break;
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }

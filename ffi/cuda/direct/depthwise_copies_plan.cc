@@ -21,7 +21,9 @@ std::optional<Plan> PlanDepthwiseCopies(Op op, const ConvGeometry& g, Type type,
     return std::nullopt;
   }
   const Kind kind = KindOf(walks, g.C * 2);
-  if (kind.taps != Tile::kTaps || kind.step != 1) return std::nullopt;
+  if (kind.taps != Tile::kTaps || kind.step != 1 || kind.strided()) {
+    return std::nullopt;
+  }
   const int64_t rows = Tiles(walks.h.out_size), cols = Tiles(walks.w.out_size);
   const double pixels = 1.0 * walks.h.out_size * walks.w.out_size;
   const double multiplied = 1.0 * rows * cols * Tile::kSize * Tile::kSize;

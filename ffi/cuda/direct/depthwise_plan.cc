@@ -13,7 +13,9 @@ double PatchCost(Kind kind, const Walks& walks, int bytes) {
   const double outputs = PatchRows(kind, bytes) * PatchCols(kind, bytes);
   const double taps = 1.0 * walks.h.filter_size * walks.w.filter_size /
                       (walks.h.classes * walks.w.classes);
-  return outputs * (kind.taps == 0 ? 5 * taps + 6 : 2.6 * taps + 5) + 30;
+  return outputs * (kind.strided() ? 4 : 1) *
+             (kind.taps == 0 ? 5 * taps + 6 : 2.6 * taps + 5) +
+         30;
 }
 
 double WgradPatchCost(Kind kind, int64_t taps, int64_t chunks, int bytes) {
@@ -44,7 +46,13 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
   rules.patches_at_once = kThreads / lanes;
   rules.input_cost = 5 * size;
   if (op != Op::kWgrad) {
-    if (kind.taps != 0) rules.most_patches = kThreads / lanes;
+    if (kind.strided()) {
+      // A thread's patch is one of each of the four classes.
+      rules.patches_at_once *= 4;
+      rules.most_patches = rules.patches_at_once;
+      rules.input_cost *= 4;
+    } else if (kind.taps != 0)
+      rules.most_patches = kThreads / lanes;
     rules.patch_rows = PatchRows(kind, size);
     rules.patch_cols = PatchCols(kind, size);
     rules.patch_cost = PatchCost(kind, walks, size);

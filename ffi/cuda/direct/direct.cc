@@ -5,6 +5,7 @@
 
 #include "cuda/direct/depthwise.h"
 #include "cuda/direct/depthwise_copies.h"
+#include "cuda/direct/depthwise_planes.h"
 #include "cuda/direct/grouped.h"
 #include "cuda/direct/quads.h"
 
@@ -36,6 +37,8 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {
     if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
+    if (hopper && !plan)
+      plan = PlanDepthwisePlanes(op, g, type, multiprocessors);
     if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors);
   } else if (std::max(g.group_C(), g.group_K()) <= kMostGroupChannels) {
     plan = type == Type::kF32 ? PlanQuads(op, g, multiprocessors)
@@ -67,6 +70,7 @@ std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
 
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
   if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
+  if (call.plan.planes) return RunDepthwisePlanes(op, call, stage, stream);
   if (call.plan.quads) return RunQuads(op, call, stage, stream);
   return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
                              : RunGrouped(op, call, stage, stream);

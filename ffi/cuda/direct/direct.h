@@ -34,6 +34,8 @@ struct Plan {
   bool preferred;
   // Whether tiles come and go by the copy engine, see depthwise_copies.h.
   bool copies = false;
+  // Whether runs of outputs are products, see depthwise_planes.h.
+  bool planes = false;
   // Whether threads load what they need, four channels at a time, see quads.h.
   bool quads = false;
 

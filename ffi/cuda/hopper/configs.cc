@@ -81,10 +81,8 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
     return tiles;
   }
   tiles = {{32, 64}, {64, 64}, {256, 64}};
-  if (g.groups > 1 &&
-      (op == Op::kFprop ? g.group_K() : g.group_C()) % 128 != 0) {
-    return tiles;
-  }
+  const int64_t channels = op == Op::kFprop ? g.group_K() : g.group_C();
+  if (g.groups > 1 && (channels + 63) / 64 % 2 != 0) return tiles;
   if (op == Op::kDgrad) {
     tiles.push_back({128, 128});
   } else {

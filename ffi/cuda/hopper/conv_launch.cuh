@@ -58,8 +58,9 @@ bool AddPart(const ConvCall& call, const Activations& in,
       return true;
     default:
       const int64_t groups = MapGroups(call.g);
-      const int pixels =
-          groups > 1 ? GroupStorePixels(part.pixels) : boxes.store_pixels;
+      const int pixels = groups > 1
+                             ? GroupStorePixels(part.pixels, boxes.store_pixels)
+                             : boxes.store_pixels;
       return EncodeIm2col(&part.output, call.type, call.result,
                           OutputWalk(out, axes, pixels, groups), Copy::kStore);
   }

@@ -71,8 +71,9 @@ bool IsPlain2d(const ConvGeometry& g, Type type) {
 bool IsGroups2d(const ConvGeometry& g, Type type) {
   if (g.groups <= 1) return false;
   const int width = GroupWidth(g);
+  const int vector = 16 / ElementBytes(type);
   if (width == kAnyGroups &&
-      (type == Type::kTf32 || g.group_C() % 8 != 0 || g.group_K() % 8 != 0 ||
+      (g.group_C() % vector != 0 || g.group_K() % vector != 0 ||
        std::max(g.group_C(), g.group_K()) < 32)) {
     return false;
   }

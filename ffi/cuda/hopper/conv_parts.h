@@ -46,9 +46,8 @@ inline Activations OutputOf(const ConvGeometry& g) {
 // C and K multiples of 16 bytes, and no number so large that it could overflow.
 bool IsPlain2d(const ConvGeometry& g, Type type);
 
-// The same for several groups (group_width.h): of multiples of 64 channels, or
-// in bf16 and f16 of multiples of 8 of which either is 32 or more, or of 16 to
-// 16 channels.
+// The same for several groups (group_width.h): of multiples of 16 bytes of
+// channels of which either is 32 or more, or in bf16 and f16 of 16 to 16.
 bool IsGroups2d(const ConvGeometry& g, Type type);
 
 // Whether the filter cuts x into patches, each pixel in one.

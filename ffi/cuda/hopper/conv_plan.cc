@@ -198,10 +198,12 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
 Plan LargestTf32Tile(const Activations& in, const Activations& out,
                      int64_t groups, const PartAxes& part, bool dgrad,
                      int multiprocessors) {
-  // A tile has channels of one group.
-  const bool wide = groups == 1 ? out.c > 64 : out.c / groups % 128 == 0;
+  // A tile has channels of one group, of which it should be full.
+  const int64_t channels = out.c / groups;
+  const bool wide = groups == 1 ? channels > 64 : (channels + 63) / 64 % 2 == 0;
   auto tiles = [&](int m, int n) {
-    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
+    return (out.n * out.h * out.w + m - 1) / m * groups *
+           ((channels + n - 1) / n);
   };
   // What takes as long as one pixel of 128 channels, in units of its own.
   auto length = [&](int m, int n) {
@@ -216,7 +218,8 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
   const int64_t stages = int64_t{part.h.taps.count} * part.w.taps.count *
                          ((in.c / groups + 31) / 32);
   const bool dense = part.h.input_step == 1 && part.w.input_step == 1;
-  if (!dgrad && wide && stages >= (dense ? 36 : 72) &&
+  const int64_t least = groups > 1 ? 24 : 36;
+  if (!dgrad && wide && stages >= (dense ? least : 72) &&
       4 * tiles(192, 128) >= 3 * multiprocessors) {
     const int m = length(192, 128) < length(256, 128) ? 192 : 256;
     if (length(m, 128) <= length(256, 64)) {

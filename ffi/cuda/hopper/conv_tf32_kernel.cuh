@@ -65,10 +65,17 @@ struct Tf32Config {
       kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
 };
 
+// The first output channel of a tile, among those that problem.channels counts.
+template <typename Config>
+__device__ __forceinline__ int StoredChannel(const ConvTile& tile) {
+  return Config::kWidth == kAnyGroups ? tile.in_group : tile.channel;
+}
+
 template <typename Config, Operand kOperand, int kParts>
 __device__ __forceinline__ void IssueTf32Copies(
     const ConvProblem<kParts>& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
+  constexpr bool kInGroups = Config::kWidth == kAnyGroups;
   RingPosition<Config::kStages> at;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const ConvTile tile = TileAt<Config>(problem, t);
@@ -86,7 +93,8 @@ __device__ __forceinline__ void IssueTf32Copies(
     // Boxes past the last channel are left out, and what they would have given
     // is not written.
     const int boxes =
-        (min(Config::kN, problem.channels - tile.channel) + kTf32Block - 1) /
+        (min(Config::kN, problem.channels - StoredChannel<Config>(tile)) +
+         kTf32Block - 1) /
         kTf32Block;
 
     // Taps of a row follow each other, then come the next channels. Every
@@ -101,9 +109,16 @@ __device__ __forceinline__ void IssueTf32Copies(
         BarrierArriveExpect(full, Config::kInputBytes);
 #pragma unroll
         for (int b = 0; b < Config::kInputBoxes; ++b) {
-          LoadIm2col(input + b * Config::kBoxPixels * 128, part.input, full,
-                     tile.input_channel + c, w[b], h[b], image[b],
-                     s * part.taps_w.offset_step, r * part.taps_h.offset_step);
+          const uint32_t to = input + b * Config::kBoxPixels * 128;
+          const int offset_w = s * part.taps_w.offset_step;
+          const int offset_h = r * part.taps_h.offset_step;
+          if constexpr (kInGroups) {
+            LoadGroupIm2col(to, part.input, full, c, w[b], h[b], image[b],
+                            tile.group, offset_w, offset_h);
+          } else {
+            LoadIm2col(to, part.input, full, tile.input_channel + c, w[b], h[b],
+                       image[b], offset_w, offset_h);
+          }
         }
       } else {
         constexpr bool kRows = Config::kWeights == Contiguous::kRows;
@@ -121,9 +136,18 @@ __device__ __forceinline__ void IssueTf32Copies(
 #pragma unroll
             for (int n = 0; n < Config::kN / kTf32Block; ++n) {
               if (n >= boxes) break;
-              LoadTile3(weights + n * kTf32BoxBytes, problem.weights, full,
-                        tile.channel + n * kTf32Block, c, filter_tap);
+              const uint32_t to = weights + n * kTf32BoxBytes;
+              const int k = StoredChannel<Config>(tile) + n * kTf32Block;
+              if constexpr (kInGroups) {
+                LoadTile4(to, problem.weights, full, k, tile.group, c,
+                          filter_tap);
+              } else {
+                LoadTile3(to, problem.weights, full, k, c, filter_tap);
+              }
             }
+          } else if constexpr (kInGroups) {
+            LoadTile4(weights, problem.weights, full, c, tile.group,
+                      tile.in_group, filter_tap);
           } else {
             LoadTile3(weights, problem.weights, full, tile.input_channel + c,
                       tile.in_group, filter_tap);
@@ -201,7 +225,11 @@ __device__ __forceinline__ void ConsumeTf32(
   int turn = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
     const ConvTile tile = TileAt<Config>(problem, t);
-    const int channel = tile.channel + rows;
+    const int channel = StoredChannel<Config>(tile) + rows;
+    if constexpr (Config::kWidth == kAnyGroups) {
+      out.EnterGroup(tile.group, problem.channels *
+                                     (problem.n_tiles / problem.group_tiles));
+    }
     const int stages = tile.iterations / Config::kTaps;
     // From tap to tap, in the pixels of a stage.
     const int step = tile.part->taps_w.offset_step * 128;

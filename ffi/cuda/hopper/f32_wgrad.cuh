@@ -39,18 +39,21 @@ struct F32WgradTile {
   static constexpr int kPieceFloats = kM * kN;
 };
 
-// Where a tile lies among a group's filter rows, and its first output channel
-// and its group's first input channel, among all.
+// Where a tile lies among a group's filter rows, and its first output channel,
+// those of its group up to k_end and its group's first input channel, among
+// all.
 template <typename Config>
 struct F32TilePlace {
-  int m, k, input_channel = 0;
+  int m, k, k_end, input_channel = 0;
 
   __device__ F32TilePlace(const WgradTiles& tiles, int tile) {
     int first = 0;
+    k_end = tiles.K;
     if constexpr (Config::kWidth != kOneGroup) {
       const int group = tile / tiles.group_tiles;
       tile -= group * tiles.group_tiles;
       first = group * tiles.group_outputs;
+      k_end = min(k_end, first + tiles.group_outputs);
       input_channel = group * tiles.group_inputs;
     }
     m = tile / tiles.n_tiles;
@@ -97,7 +100,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
     i += piece.end - piece.begin;
     const F32TilePlace<Config> place(problem, piece.tile);
     const int channel = place.k, m_tile = place.m;
-    const int channels = min(Config::kN, problem.K - channel);
+    const int channels = min(Config::kN, place.k_end - channel);
     // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
     int x_boxes;
     constexpr int kMine =

@@ -7,11 +7,11 @@
 
 namespace jax_convbatch::hopper {
 
-// Pixels of a box that stores some of a part's: no box may hang over the last
-// image, as it would go on in the next group's first.
-__host__ __device__ inline int GroupStorePixels(int pixels) {
+// Pixels of a box that stores some of a part's, at most so many: no box may
+// hang over the last image, as it would go on in the next group's first.
+__host__ __device__ inline int GroupStorePixels(int pixels, int most) {
   const int divisor = pixels & -pixels;
-  return divisor < 64 ? divisor : 64;
+  return divisor < most ? divisor : most;
 }
 
 __device__ __forceinline__ void LoadGroupIm2col(uint32_t to,

@@ -15,6 +15,7 @@
 #include "cuda/hopper/strip_plan.h"
 #include "cuda/hopper/strip_tf32_plan.h"
 #include "cuda/hopper/sweep_plan.h"
+#include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -141,7 +142,11 @@ ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
 
 bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
   if (g.is_pointwise()) return false;
-  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type)) return false;
+  ConvGeometry one = g;
+  one.groups = 1;
+  const bool few =
+      op == Op::kWgrad && IsFew16Bit(g, type) && IsPlain2d(one, type);
+  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !few) return false;
   switch (op) {
     case Op::kFprop:
       return PlanFprop(g, type, multiprocessors).has_value();

@@ -5,6 +5,8 @@
 
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/epilogue_f32.cuh"
+#include "cuda/hopper/group_copies.cuh"
+#include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 
@@ -39,6 +41,13 @@ class Tf32Store {
       chunk_ = warp % 2 * 4 + g / 4;
       offset_ = warp / 2 * Config::kStoreBoxBytes + 2 * t * 128 + g % 4 * 4;
     }
+  }
+
+  // Of kAnyGroups: the channels of what is stored next are those of `group`,
+  // and a pixel has `line` of them in all.
+  __device__ __forceinline__ void EnterGroup(int group, int line) {
+    group_ = group;
+    line_ = line;
   }
 
   __device__ __forceinline__ void Store(
@@ -178,6 +187,21 @@ class Tf32Store {
 
   __device__ __forceinline__ void Send(const ConvPart& part, int pixel,
                                        int channel, int channels) {
+    if constexpr (kInGroups && kOutput == Output::kWalk) {
+      const int step = GroupStorePixels(part.pixels, Config::kStorePixels);
+      const int end = min(Config::kStorePixels, part.pixels - pixel);
+      for (int p = 0; p < end; p += step) {
+        SendBoxes(part, pixel + p, channel, channels, p * 128);
+      }
+    } else {
+      SendBoxes(part, pixel, channel, channels, 0);
+    }
+    StoreCommit();
+  }
+
+  // Those of pixels that lie `at` bytes into the buffer's.
+  __device__ __forceinline__ void SendBoxes(const ConvPart& part, int pixel,
+                                            int channel, int channels, int at) {
     const int row = pixel / part.cols;
     const int image = row / part.rows;
     const int w =
@@ -188,14 +212,17 @@ class Tf32Store {
     for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
       const int c = channel + n * kTf32Block;
       if (c >= channels) break;
-      const uint32_t box = buffer_ + n * Config::kStoreBoxBytes;
-      if constexpr (kOutput == Output::kMatrix) {
+      const uint32_t box = buffer_ + n * Config::kStoreBoxBytes + at;
+      if constexpr (kInGroups && kOutput == Output::kMatrix) {
+        StoreTile3(part.output, box, c, group_, pixel);
+      } else if constexpr (kInGroups) {
+        StoreGroupIm2col(part.output, box, c, w, h, image, group_);
+      } else if constexpr (kOutput == Output::kMatrix) {
         StoreTile2(part.output, box, c, pixel);
       } else {
         StoreIm2col(part.output, box, c, w, h, image);
       }
     }
-    StoreCommit();
   }
 
   // Calls visit(line, place) for the buffer's pixels that are stored, eight
@@ -225,7 +252,8 @@ class Tf32Store {
     const int chunk = threadIdx.x % 8;
     ForLines(part, pixel, [&](int line, int64_t place) {
       float* const to =
-          static_cast<float*>(part.output_data) + place * channels;
+          static_cast<float*>(part.output_data) +
+          (kInGroups ? place * line_ + group_ * channels : place * channels);
       const uint32_t from = buffer_ + line * 128 + ((chunk ^ line % 8) << 4);
 #pragma unroll
       for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
@@ -260,7 +288,10 @@ class Tf32Store {
     });
   }
 
+  static constexpr bool kInGroups = Config::kWidth == kAnyGroups;
+
   int barrier_, chunk_, next_ = Config::kStoreBytes;
+  int group_ = 0, line_ = 0;
   uint32_t buffer_, offset_;
 };
 

@@ -76,7 +76,7 @@ __device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
                                           int box_bytes, bool paced, int pixel,
                                           int channel, int channels,
                                           int group = 0) {
-  const int step = kGroups && !kDense ? GroupStorePixels(part.pixels) : 64;
+  const int step = kGroups && !kDense ? GroupStorePixels(part.pixels, 64) : 64;
   for (int m = 0; m < kM && pixel + m < part.pixels; m += step) {
     const OutputPixel at(part, pixel + m);
     for (int n = 0; n < kN && channel + n < channels; n += 64) {

@@ -114,7 +114,7 @@ template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   if (call.g.groups > 1) {
-    switch (GroupWidth(call.g)) {
+    switch (IsFew16Bit(call.g, call.type) ? kFewWidth : GroupWidth(call.g)) {
       case 16:
         return RunGroups<T, 16>(call, stage, stream);
       case 32:

@@ -117,7 +117,8 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
 
 // Of narrow groups, only what lies on a tile's diagonal.
 double InDw(const ConvGeometry& g) {
-  return IsNarrow(GroupWidth(g)) ? 1.0 * g.group_C() / kWideGroups : 1;
+  const int width = IsFew16Bit(g, Type::kBf16) ? kFewWidth : GroupWidth(g);
+  return IsNarrow(width) ? 1.0 * width / kWideGroups : 1;
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
@@ -243,9 +244,8 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   // x is read as fprop reads it. The bound is the one of a launch's blocks.
   const bool walks =
-      IsGroupTf32(g, type)
-          ? IsNarrowTf32(g, type) &&
-                IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))
+      IsGroupTf32(g, type) || IsFew16Bit(g, type)
+          ? IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))
           : PlanFprop(g, type, multiprocessors).has_value();
   if (!walks || 1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
     return std::nullopt;

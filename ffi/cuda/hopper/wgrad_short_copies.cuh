@@ -278,7 +278,14 @@ __device__ __forceinline__ void CopyLaterRounds(
   WgradSource<Config> source(problem, share);
   source.FindBoxes();
   __syncthreads();
-  if (problem.splits > 1) ClusterArrive();
+  const bool more = stage + Config::kStages < share.steps;
+  if (problem.splits > 1) {
+    ClusterArrive();
+    // Costs nothing: no stage is empty before the block's other warps have
+    // waited. Under racecheck clusters that leave it out do not end.
+    if (more) ClusterWait();
+  }
+  if (!more) return;
   uint32_t round = 0;
   for (int i = stage + Config::kStages; i < share.steps; i += Config::kStages) {
     const auto at = source.At(i);

@@ -12,6 +12,7 @@
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_problem.h"
+#include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 
@@ -51,6 +52,9 @@ struct QuadsPlace {
   int64_t quad_stride, row_stride;
   int quads;                   // that are in dw
   bool has_first, has_second;  // of the two rows
+  // Groups of 8 channels or fewer: of even quads only the first row is in dw,
+  // of odd ones the second.
+  bool in_eights = false;
 };
 
 template <typename Config>
@@ -99,6 +103,18 @@ __device__ __forceinline__ QuadsPlace<typename Config::T> PlaceOf(
     place.has_first = c < tiles.C;
     place.has_second = c + 8 < tiles.C;
   }
+  if constexpr (Config::kWidth == kFewWidth && !std::is_same_v<T, float>) {
+    if (tiles.C < kFewWidth) {
+      // Both rows are those of one input channel of a group, as is every quad.
+      const int row_of_eight = thread % 32 / 4, column = thread % 4 * 2;
+      const bool together = (row_of_eight ^ column) < tiles.C;
+      c = row_of_eight & (tiles.C - 1);
+      (Config::kTransposed ? place.quad_stride : place.row_stride) = 0;
+      place.has_first = together && (!Config::kTransposed || place.has_first);
+      place.has_second = together && (!Config::kTransposed || place.has_second);
+      place.in_eights = true;
+    }
+  }
   place.first =
       static_cast<T*>(tiles.dw) + (int64_t{tap} * tiles.C + c) * tiles.K + k;
   return place;
@@ -122,8 +138,11 @@ __device__ __forceinline__ void WriteQuad(
     }
     if (quad >= place.quads) return;
     T* to = place.first + quad * place.quad_stride;
-    if (place.has_first) *reinterpret_cast<uint32_t*>(to) = first;
-    if (place.has_second) {
+    const bool odd = quad % 2 != 0;
+    if (place.has_first && !(place.in_eights && odd)) {
+      *reinterpret_cast<uint32_t*>(to) = first;
+    }
+    if (place.has_second && !(place.in_eights && !odd)) {
       *reinterpret_cast<uint32_t*>(to + place.row_stride) = second;
     }
   }

@@ -48,7 +48,7 @@ __device__ __forceinline__ float4* PlaceOfQuadTf32(const WgradProblem& problem,
     if (k % kWideGroups / problem.C != group) return nullptr;
     c -= group * problem.C;
   }
-  if (tap >= problem.taps || c >= problem.C || k >= problem.K) return nullptr;
+  if (tap >= problem.taps || c >= problem.C || k >= place.k_end) return nullptr;
   return reinterpret_cast<float4*>(static_cast<float*>(problem.dw) +
                                    (int64_t{tap} * problem.C + c) * problem.K +
                                    k);

@@ -79,8 +79,12 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
   };
   for (const auto& [m, n] : kShapes) {
     if (m == kTapRowTile && !TapsShare(FpropPart(g).w)) continue;
-    // A tile has output channels of one group, or of one set of narrow ones.
-    if (g.groups > 1 && WgradUnits(g, Type::kTf32).outputs % n != 0) continue;
+    // A tile has output channels of one group, or of one set of narrow ones;
+    // it is filled up where no tile is full.
+    const int64_t outputs = WgradUnits(g, Type::kTf32).outputs;
+    if (g.groups > 1 && outputs % kWideGroups == 0 && outputs % n != 0) {
+      continue;
+    }
     const WgradTiling tiling(g, Type::kTf32, m, n);
     for_blocks(tiling.tiles(), tiling.steps, [&, m = m, n = n](int blocks) {
       Plan plan{m, n, blocks, 0};

@@ -23,16 +23,29 @@ inline bool IsNarrowTf32(const ConvGeometry& g, Type type) {
          (c == 8 || c == 16 || c == 32);
 }
 
+// The same of bf16 and f16, of 2, 4 or 8 channels: their tiles are those of
+// kFewWidth channels a group, of which wgrad_store.cuh writes what is in dw.
+inline constexpr int kFewWidth = 16;
+
+inline bool IsFew16Bit(const ConvGeometry& g, Type type) {
+  const int64_t c = g.group_C();
+  return type != Type::kTf32 && g.groups > 1 && c == g.group_K() &&
+         (c == 2 || c == 4 || c == 8);
+}
+
 // What has tiles of its own: groups, or sets of narrow ones; and how many
 // channels of x and of dy it takes, but for the last set.
 struct WgradUnits {
   int64_t count, inputs, outputs;
 
   WgradUnits(const ConvGeometry& g, Type type)
-      : count(IsNarrowTf32(g, type) ? (g.C + kWideGroups - 1) / kWideGroups
-                                    : GroupUnits(g)),
-        inputs(IsNarrowTf32(g, type) ? kWideGroups : UnitChannels(g, g.C)),
-        outputs(IsNarrowTf32(g, type) ? kWideGroups : UnitChannels(g, g.K)) {}
+      : count(GroupUnits(g)),
+        inputs(UnitChannels(g, g.C)),
+        outputs(UnitChannels(g, g.K)) {
+    if (!IsNarrowTf32(g, type) && !IsFew16Bit(g, type)) return;
+    count = (g.C + kWideGroups - 1) / kWideGroups;
+    inputs = outputs = kWideGroups;
+  }
 };
 
 // Filter rows come in blocks of channels of one tap, 128 bytes each, or where
@@ -120,9 +133,10 @@ struct HaloTiling {
 
   static bool Covers(const ConvGeometry& g, Type type) {
     // f32 has kernels for 16 images and whole boxes of channels.
-    return (type != Type::kTf32 ||
-            (g.N > 8 && g.C % 32 == 0 && g.K % 32 == 0)) &&
-           g.T == 1 && g.R == 3 && g.S == 3 && g.stride.all(1) &&
+    const bool boxes = g.C % 32 == 0 && g.K % 32 == 0 &&
+                       (IsNarrowTf32(g, type) || GroupWidth(g) != kAnyGroups);
+    return (type != Type::kTf32 || (g.N > 8 && boxes)) && g.T == 1 &&
+           g.R == 3 && g.S == 3 && g.stride.all(1) &&
            (g.filter_dilation.all(1) ||
             (type != Type::kTf32 && CoversDilation(g))) &&
            // What the copy engine can stride over.

@@ -1,0 +1,47 @@
+// What the host tells the kernels of depthwise_planes.h.
+#ifndef JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_PLANES_PROBLEM_H_
+#define JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_PLANES_PROBLEM_H_
+
+#include "cuda/direct/depthwise_planes_tiling.h"
+#include "cuda/fast_divmod.h"
+
+namespace jax_convbatch::direct {
+
+// The rows of an operand that a group takes one by one, of so many runs for
+// each segment; the first lies at the segment's first output moved by the
+// origin.
+struct PlanesRows {
+  const void* data;
+  int height, width, origin_h, origin_w, runs;
+  int steps;  // of a group, the rest of which bring zeros
+};
+
+// fprop and dgrad.
+struct PlanesProblem {
+  PlanesRows in;
+  const void* filter;
+  void* result;
+  int out_h, out_w, channels;
+  int channel_tiles, workers;
+  // The filter's first tap in the order of the walk, and those below and
+  // beside it.
+  int first_tap, row_taps, col_taps;
+  int runs, rows, segments, groups, all_segments;
+  FastDivmod<uint32_t> down, across;
+};
+
+// wgrad: each worker's sums over its groups, [worker][tap][channel].
+struct PlanesWgradProblem {
+  PlanesRows x, dy;
+  float* partials;
+  void* dw;
+  int channels;
+  int channel_tiles, workers;
+  int batch;
+  int runs, rows, segments, groups, all_segments;
+  FastDivmod<uint32_t> down, across;
+};
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_PLANES_PROBLEM_H_

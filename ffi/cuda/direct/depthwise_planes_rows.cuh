@@ -1,0 +1,149 @@
+// Rows of images on their way from memory, pixel by pixel, to planes of shared
+// memory, one for each channel.
+#ifndef JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_PLANES_ROWS_CUH_
+#define JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_PLANES_ROWS_CUH_
+
+#include "cuda/direct/depthwise_planes_problem.h"
+#include "cuda/direct/mma.cuh"
+#include "cuda/direct/staging.cuh"
+#include "cuda/floats.h"
+
+namespace jax_convbatch::direct {
+
+__device__ inline void StoreMatrices(uint32_t row, const uint32_t (&from)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+          row),
+      "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+      : "memory");
+}
+__device__ inline void StoreTransposed(uint32_t row, const uint4& from) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, "
+      "%4};" ::"r"(row),
+      "r"(from.x), "r"(from.y), "r"(from.z), "r"(from.w)
+      : "memory");
+}
+
+template <typename T>
+__device__ inline uint32_t PackPair(float low, float high) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+// A block has a barrier every other step. A filter of an odd number of rows is
+// gone through in as many steps, so that the last is alone between two
+// barriers. What step u brings to planes is for after the next barrier, what it
+// takes away is from before the last.
+__device__ constexpr bool HasBarrier(int u) { return u % 2 == 0; }
+__device__ constexpr int RowsBrought(int taps, int u) {
+  return u == taps - 1 ? 2 : u == taps - 2 ? 0 : 1;
+}
+__device__ constexpr int FirstTaken(int taps, int u) {
+  return u == 0 ? -1 : u == 1 ? 0 : u - 2;
+}
+__device__ constexpr int RowsTaken(int taps, int u) {
+  return u == taps - 1 ? 2 : u == 1 ? 0 : 1;
+}
+
+// Where a segment's first output lies.
+struct SegmentPlace {
+  int sample, row, col;
+
+  template <typename Problem>
+  __device__ SegmentPlace(const Problem& p, uint32_t segment) {
+    col = TakeDigit(p.across, segment) * p.runs * Planes::kRun;
+    row = TakeDigit(p.down, segment) * p.rows;
+    sample = static_cast<int>(segment);
+  }
+};
+
+// A thread's part of copying rows of a worker's groups, some steps ahead of
+// their use: eight channels of a pixel of each of kCopies runs.
+template <typename T, int kCopies, typename Problem>
+class RowCopies {
+ public:
+  __device__ RowCopies(const Problem& p, const PlanesRows& rows, char* raw,
+                       int first_channel, int worker)
+      : p_(p), rows_(rows), to_(raw + threadIdx.x * 16), group_(worker) {
+    channel_ = first_channel + threadIdx.x % 4 * 8;
+    Enter();
+  }
+
+  // Starts to copy the next row into `stage`, of groups of so many steps.
+  __device__ void Next(int stage, int steps) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const bool inside =
+          static_cast<unsigned>(row_[i]) < height_[i] && step_ < rows_.steps;
+      CopyAsync16(to_ + (stage * kCopies + i) * Planes::kRawBytes, from_[i],
+                  inside);
+      from_[i] += rows_.width * p_.channels;
+      ++row_[i];
+    }
+    if (++step_ == steps) {
+      group_ += p_.workers;
+      Enter();
+    }
+  }
+
+ private:
+  // The first row of a group.
+  __device__ void Enter() {
+    step_ = 0;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int run = threadIdx.x / 32 + i * Planes::kWarps;
+      const int of_group = run / rows_.runs;
+      const int segment = group_ * p_.segments + of_group;
+      const bool exists = group_ < p_.groups && of_group < p_.segments &&
+                          segment < p_.all_segments;
+      const SegmentPlace place(p_, exists ? segment : 0);
+      const int col = place.col + rows_.origin_w +
+                      run % rows_.runs * Planes::kRun + threadIdx.x % 32 / 4;
+      row_[i] = place.row + rows_.origin_h;
+      const bool some = exists && static_cast<unsigned>(col) < rows_.width &&
+                        channel_ < p_.channels;
+      height_[i] = some ? rows_.height : 0;
+      from_[i] =
+          static_cast<const T*>(rows_.data) +
+          ((int64_t{place.sample} * rows_.height + row_[i]) * rows_.width +
+           col) *
+              p_.channels +
+          channel_;
+    }
+  }
+
+  const Problem& p_;
+  const PlanesRows& rows_;
+  char* to_;
+  int group_, channel_, step_;
+  int row_[kCopies];
+  unsigned height_[kCopies];
+  const T* from_[kCopies];
+};
+
+// What this thread has copied into `stage`, to the planes of a row.
+template <int kCopies>
+__device__ void ToPlanes(const char* raw, int stage, uint32_t planes) {
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    StoreTransposed(planes + i * Planes::kRuns * Planes::kRunBytes,
+                    *reinterpret_cast<const uint4*>(
+                        raw + (stage * kCopies + i) * Planes::kRawBytes +
+                        threadIdx.x * 16));
+  }
+}
+
+__device__ inline void Advance(int& stage) {
+  stage = stage == Planes::kStages - 1 ? 0 : stage + 1;
+}
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_DIRECT_DEPTHWISE_PLANES_ROWS_CUH_
