@@ -193,7 +193,17 @@ def test_dilated_inputs_are_exact(gpu, channels):
     np.testing.assert_array_equal(dx, want.dx.astype(dx.dtype))
 
 
-REAL = ["3x3", "3x3, whole tiles", "strided", "5x5, strided", "5x5", "7x7", "dilated", "4 to 4", "24 to 24"]
+REAL = [
+    "3x3",
+    "3x3, whole tiles",
+    "strided",
+    "5x5, strided",
+    "5x5",
+    "7x7",
+    "dilated",
+    "4 to 4",
+    "24 to 24",
+]
 
 
 @pytest.mark.gpu
