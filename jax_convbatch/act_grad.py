@@ -150,7 +150,7 @@ def _cotangent_lowering(
     else:
         fun = partial(local_cotangent, platform, activation, kept, bias)
         if _compat.partitions(ctx):
-            fun = partition.partitioned_cotangent(fun, aval.ndim, kept, bias, signs)
+            fun = partition.partitioned_cotangent(fun, aval.shape, kept, bias, signs)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, saved, dy)
     return _compat.with_sharding(ctx, out)
 

@@ -70,14 +70,16 @@ def sharding_rule(op, params):
     return rule, kinds_of(params, [*names.values()], reduced)
 
 
-# Eight channels make one element of signs: K is that many times eight.
-EIGHTS = {"o": 8}
+def eights(channels: int) -> dict[str, int]:
+    """Sizes of factors: eight channels make one element of signs."""
+    return {"o": 8} if channels > 8 else {}
 
 
-def by_eights(k: str, rule: str) -> str:
-    """`rule` with factor `k` for K / 8."""
+def by_eights(k: str, rule: str, channels: int) -> str:
+    """`rule` with factor `k` for K / 8; Shardy takes no (k o) where that is one."""
+    both = f"({k} o)" if channels > 8 else "o"
     return " ".join(
-        word.replace(k, f"({k} o)") if word.strip(",") == k else word
+        word.replace(k, both) if word.strip(",") == k else word
         for word in rule.split(" ")
     )
 
@@ -237,19 +239,20 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...], count: int):
     )
 
 
-def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
-    """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule.
+def partitioned_cotangent(local, shape, kept, bias: bool, signs: bool):
+    """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule; dy has `shape`.
 
     Everything is elementwise but db, which sums the axes not in `kept`. Shardy
     takes no factor for a reduction that is an axis of another result, and needs
     not be told: the sum over devices is ours. `signs`: eight channels of dy are one
     element of `saved`.
     """
+    ndim, channels = len(shape), shape[kept[-1]]
     names = [f"a{i}" for i in range(ndim)]
     whole = " ".join(names)
     rest = f", {whole} -> {whole}"
     rest += f", {' '.join(names[i] for i in kept)}" if bias else ""
-    rule = whole + (by_eights(names[kept[-1]], rest) if signs else rest)
+    rule = whole + (by_eights(names[kept[-1]], rest, channels) if signs else rest)
     summed = [i for i in range(ndim) if i not in kept]
 
     def partition(mesh, arg_shapes, result_shape):
@@ -272,7 +275,8 @@ def partitioned_cotangent(local, ndim: int, kept, bias: bool, signs: bool):
         return mesh, lower, out, (same, same)
 
     of = (local, kept, bias, signs)
-    return partitioned_call(local, partition, rule, of, **(EIGHTS if signs else {}))
+    sizes = eights(channels) if signs else {}
+    return partitioned_call(local, partition, rule, of, **sizes)
 
 
 def partitioned_samples(local, operands, results, of):

@@ -13,9 +13,9 @@ import jax
 
 from jax_convbatch import halo, meshes
 from jax_convbatch.partition import (
-    EIGHTS,
     assigned_axes,
     by_eights,
+    eights,
     factors,
     kinds_of,
     per_device,
@@ -41,9 +41,12 @@ def partitioned_layer(local, op, params, epilogue):
     operands += f", {result}" * epilogue.residual
     results = ", ".join([result] * (1 + epilogue.save_input))
     if epilogue.save_signs:
-        operands, results = (by_eights(k, text) for text in (operands, results))
+        channels = params.geometry.K
+        operands, results = (
+            by_eights(k, text, channels) for text in (operands, results)
+        )
         results += f", {result}"
-        kinds |= EIGHTS
+        kinds |= eights(channels)
     multiple = {"K": 8} if epilogue.save_signs else {}
 
     def partition(mesh, arg_shapes, result_shapes):
@@ -89,7 +92,8 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
     text = {role: text_of(names[role]) for role in "xwy"} | {"b": k}
     saved = text["y"]
     if signs:
-        text = {role: by_eights(k, t) for role, t in text.items()}
+        channels = params.geometry.K
+        text = {role: by_eights(k, t, channels) for role, t in text.items()}
     rule = ", ".join([saved, *(text[role] for role in "xwy")])
     rule += " -> " + ", ".join(text[role] for role in roles)
 
@@ -128,5 +132,5 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
         rule,
         (local, params, residual, signs),
         **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
-        **(EIGHTS if signs else {}),
+        **(eights(params.geometry.K) if signs else {}),
     )

@@ -92,6 +92,13 @@ def test_a_cut_layer_has_the_gradients_of_a_whole_one(calls, mesh_2d, cut, resid
     assert_spec(found[1], *w)
 
 
+def test_signs_are_not_cut_within_a_byte(calls, mesh_2d):
+    """Of 8 filters each of the devices along "model" would have half of one."""
+    args = operands(False, k=8)
+    sharded = put(mesh_2d, args, *CUTS["output channels"])
+    assert_same(jax.jit(gradients)(*sharded), jax.jit(gradients)(*args))
+
+
 @pytest.mark.parametrize("taps, stride", [(1, 1), (1, 2), (3, 1)])
 def test_rows_are_one_call_where_no_neighbour_is_needed(calls, mesh, taps, stride):
     shapes = [
