@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from jax_convbatch import depth, dual, targets, tf32x3, wide_groups
+from jax_convbatch import depth, dual, multipliers, targets, tf32x3, wide_groups
 from jax_convbatch.geometry import ConvGeometry
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -51,7 +51,8 @@ class Plan:
       rest: of three products, what multiplies the low parts, see `tf32x3.py`.
       pieces: of three spatial axes, the plans of the convolutions of two that make up
         the result, see `depth.py`; None for slices that no tap meets.
-      group: of wide groups, the plan of each, see `wide_groups.py`.
+      group: of wide groups, the plan of each, see `wide_groups.py`; of a channel
+        multiplier that of a depthwise convolution, see `multipliers.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -96,6 +97,10 @@ def _plan_implicit_gemm(
             op, geometry, one, dtype, workspace_limit, precision, config
         )
     if isinstance(native, str):
+        if dtype.name == "float32" and (one := multipliers.geometry(geometry)):
+            return _plan_multiplier(
+                op, geometry, one, dtype, workspace_limit, precision, config
+            )
         raise Unable(native)
     plans = [n for n in native if config in ("", n["config"])]
     if not plans:
@@ -156,6 +161,28 @@ def _plan_wide_groups(
         f"groups one by one, {plan.reason}",
         workspace_bytes=plan.workspace_bytes,
         by_name_only=plan.by_name_only,
+        epilogue=False,
+        group=plan,
+    )
+
+
+def _plan_multiplier(
+    op, geometry, one, dtype, workspace_limit, precision, config
+) -> Plan:
+    """Of a channel multiplier, see `multipliers.py`."""
+    plan = _plan_implicit_gemm(
+        op, one, dtype, dtype, "cuda", workspace_limit, precision, config
+    )
+    size = plan.workspace_bytes + multipliers.copy_bytes(geometry, dtype.itemsize)
+    if workspace_limit is not None and size > workspace_limit:
+        raise Unable(
+            f"its copies of channels take {size} bytes, over the workspace_limit of "
+            f"{workspace_limit}"
+        )
+    return Plan(
+        "implicit_gemm",
+        f"depthwise with copies of channels, {plan.reason}",
+        workspace_bytes=size,
         epilogue=False,
         group=plan,
     )

@@ -20,7 +20,16 @@ import numpy as np
 from jax.lax import ConvDimensionNumbers, Precision
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, depth, dual, partition, plan, tf32x3, wide_groups
+from jax_convbatch import (
+    _compat,
+    depth,
+    dual,
+    multipliers,
+    partition,
+    plan,
+    tf32x3,
+    wide_groups,
+)
 from jax_convbatch import geometry as geo
 from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
@@ -284,7 +293,8 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
     if chosen.dual:
         return _dual_call(op, chosen, (a, b), params, out_dtype)
     if chosen.group:
-        return wide_groups.call(native_call, op, chosen, (a, b), params, out_dtype)
+        parts = multipliers if multipliers.geometry(params.geometry) else wide_groups
+        return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
     if chosen.pieces:
         return depth.call(native_call, op, chosen, (a, b), params, out_dtype)
     layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}

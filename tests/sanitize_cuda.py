@@ -25,6 +25,7 @@ import test_deep
 import test_deform_fused
 import test_direct
 import test_few_channels
+import test_few_group_wgrad
 import test_groups
 import test_hopper_wgrad
 import test_implicit_gemm
@@ -61,7 +62,11 @@ EDGES = {
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
     **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
-    **{f"lines, {name}": case for name, case in test_groups.LINES.items()},
+    **{f"group wgrad, {name}": c for name, c in test_few_group_wgrad.CASES.items()},
+    **{
+        f"lines, {name}": case
+        for name, case in (test_groups.LINES | test_groups.FOURS).items()
+    },
     **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},

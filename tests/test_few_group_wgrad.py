@@ -1,4 +1,4 @@
-"""wgrad of groups of 2, 4 and 8 channels in bf16 and f16: tiles of wider groups."""
+"""wgrad of groups of 2, 4, 8 and 24 channels in bf16 and f16: tiles of wider ones."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,12 +26,14 @@ CASES = {
     "6 of 4, 5x4": problem(
         4, (12, 9), 6, (5, 4), (4, 4), (1, 3), padding=((2, 2), (1, 3))
     ),
+    "10 of 24": problem(19, (14, 14), 10, (3, 3), (24, 24)),
+    "3 of 16 to 24, stride 2": problem(5, (15, 13), 3, (3, 3), (16, 24), stride=(2, 2)),
     "24 of 8, dilated": problem(
         9, (12, 13), 24, (3, 3), (8, 8), padding=((2, 2), (3, 3)), dilation=(2, 3)
     ),
 }
 DTYPES = ("bfloat16", "float16")
-SOME = ["16 of 8", "26 of 4, many images", "36 of 2, stride 2"]
+SOME = ["16 of 8", "26 of 4, many images", "10 of 24", "36 of 2, stride 2"]
 
 
 @pytest.mark.gpu
@@ -46,7 +48,8 @@ def test_whole_numbers_are_exact(hopper, name, dtype):
 
 @pytest.mark.gpu
 @given(
-    case=supported([(9, 8, 8), (6, 4, 4), (20, 2, 2)]), dtype=st.sampled_from(DTYPES)
+    case=supported([(9, 8, 8), (6, 4, 4), (20, 2, 2), (3, 24, 24)]),
+    dtype=st.sampled_from(DTYPES),
 )
 @settings(max_examples=40)
 def test_any_problem_is_exact(hopper, case, dtype):
@@ -66,7 +69,7 @@ def test_a_hundred_runs_give_the_same_bits(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", SOME[:2])
+@pytest.mark.parametrize("name", SOME[:3])
 def test_what_is_not_finite_stays_in_its_group(hopper, name):
     assert_not_finite_stays_in_its_group(CASES[name], float("nan"))
 
@@ -78,6 +81,8 @@ def test_what_is_not_finite_stays_in_its_group(hopper, name):
         (7, 8, 8, True),
         (64, 4, 4, True),
         (36, 2, 2, True),
+        (10, 24, 24, True),
+        (4, 24, 16, True),
         (8, 8, 16, False),
         (5, 4, 4, False),  # 20 channels are no whole 16 bytes
     ],

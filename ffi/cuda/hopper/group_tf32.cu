@@ -45,8 +45,7 @@ bool MakeProblem(const ConvCall& call, bool dgrad, GroupTf32Problem* problem) {
   problem->outputs = static_cast<int>(out.c / g.groups);
   problem->all_outputs = static_cast<int>(g.K);
   problem->eights = (problem->inputs + 7) / 8;
-  problem->lines = static_cast<int>(
-      line_groups > 1 ? (g.C + kGroupLine - 1) / kGroupLine : g.groups);
+  problem->lines = static_cast<int>(GroupLines(g));
   problem->per_image = tiling->tiles;
   problem->tiles = static_cast<int>(out.n * tiling->tiles);
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
@@ -106,9 +105,12 @@ cudaError_t Launch(const GroupTf32Problem& problem, int blocks, Stage stage,
                     kConsumers * Config::kOutBytes +
                     problem.taps_count * Config::kTapBytes +
                     static_cast<int>(sizeof(GroupTf32Barriers));
-  // As many blocks for each line, where that leaves few without work: a line's
+  // Two blocks of a multiprocessor need tiles for the warpgroups of both. As
+  // many blocks for each line, where that leaves few without work: a line's
   // filter is what a block waits for longest.
   const int64_t tiles = int64_t{problem.lines} * problem.tiles;
+  const int64_t both = int64_t{blocks} * tiling.resident;
+  if (tiles >= kConsumers * both) blocks = static_cast<int>(both);
   if (const int left = blocks % problem.lines; 16 * left <= blocks) {
     blocks -= left;
   }

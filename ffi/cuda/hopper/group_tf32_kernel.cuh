@@ -15,6 +15,8 @@
 // the multiplier wants it; threads bring it. A block has a range of the tiles
 // of all lines. One warp loads, two warpgroups take turns with tiles, and each
 // stores what it has multiplied by tensor copies from a buffer of its own.
+// Where a thread has few sums two blocks share a multiprocessor, as a warpgroup
+// mostly waits for what it has begun itself.
 //
 // A product reads its pixels from shared memory in 32 cycles, as long as it
 // takes to multiply them by 64 columns. So the three taps of a filter row are
@@ -48,6 +50,12 @@ struct GroupTf32Config {
   static constexpr int kSums =
       kGroups * kColumns / 2;  // a thread's, of a block
   static_assert(kGroups == 1 || kGroups * kN == kGroupLine);
+  // Blocks of a multiprocessor, of whose registers each has as many as another.
+  static constexpr int kResident = kBlocks * kSums <= kFewGroupSums ? 2 : 1;
+  static constexpr int kProducerRegisters =
+      kResident > 1 ? 32 : hopper::kProducerRegisters;
+  static constexpr int kConsumerRegisters =
+      kResident > 1 ? 104 : hopper::kConsumerRegisters;
 };
 
 inline constexpr int kMostGroupStages = 4;
@@ -329,7 +337,7 @@ __device__ __forceinline__ void MultiplyGroupTiles(
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, Config::kResident)
     GroupTf32Kernel(const __grid_constant__ GroupTf32Problem problem) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const GroupTiling& tiling = problem.tiling;
@@ -351,10 +359,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);
   if (warpgroup == 0) {
-    GiveRegisters<kProducerRegisters>();
+    GiveRegisters<Config::kProducerRegisters>();
     if (threadIdx.x == 0) LoadGroupTiles<Config>(problem, ring, barriers);
   } else {
-    TakeRegisters<kConsumerRegisters>();
+    TakeRegisters<Config::kConsumerRegisters>();
     MultiplyGroupTiles<Config>(problem, warpgroup - 1, filter, ring, out,
                                barriers);
   }

@@ -12,7 +12,7 @@ constexpr int kLineBytes = 128;   // of a pixel
 constexpr int kMostBlocks = 4;    // of a tile
 constexpr int kConsumers = 2;     // warpgroups, each with a tile's outputs
 constexpr int kBarrierBytes = 1 << 10;  // at most
-constexpr int kMostStages = 4;
+constexpr int64_t kMostStages = 4;
 
 int64_t FloorDiv(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
@@ -36,6 +36,10 @@ int GroupsOfLine(const ConvGeometry& g) {
   return c == g.group_K() && (c == 8 || c == 16)
              ? static_cast<int>(kGroupLine / c)
              : 1;
+}
+
+int64_t GroupLines(const ConvGeometry& g) {
+  return GroupsOfLine(g) > 1 ? (g.C + kGroupLine - 1) / kGroupLine : g.groups;
 }
 
 int GroupColumns(int64_t outputs) {
@@ -102,8 +106,15 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
   const int64_t kept = g.taps() * GroupColumns(outputs) * kLineBytes +
                        int64_t{kConsumers} * blocks * 64 * kLineBytes +
                        kBarrierBytes;
-  const int64_t stages = std::min<int64_t>(
-      (kMostShared - kept) / (classes * class_bytes), kMostStages);
+  auto stages_of = [&](int64_t bytes) {
+    return std::min((bytes - kept) / (classes * class_bytes), kMostStages);
+  };
+  // Two blocks a multiprocessor where there is room for both.
+  const int64_t sums = GroupsOfLine(g) * GroupColumns(outputs) *
+                       (shares ? kSharedTaps : 1) / 2 * blocks;
+  constexpr int64_t kHalf = kMostShared / 2;
+  const bool pair = sums <= kFewGroupSums && stages_of(kHalf) >= 2;
+  const int64_t stages = stages_of(pair ? kHalf : kMostShared);
   if (kept > kMostShared || stages < 2) return std::nullopt;
   // Tiles of all groups are counted by an int.
   if (1.0 * g.N * tiles * g.groups >= 1 << 30) return std::nullopt;
@@ -115,18 +126,26 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
                      static_cast<int>(tiles),
                      static_cast<int>(class_bytes),
                      static_cast<int>(stages),
-                     shares};
+                     shares,
+                     pair ? 2 : 1};
 }
 
 std::optional<Plan> PlanGroupTf32(const ConvGeometry& g, bool dgrad,
                                   int multiprocessors) {
+  // What a tile costs besides its blocks of pixels, where its block has a
+  // multiprocessor to itself and where two share it. Fitted to times of 3x3
+  // layers.
+  constexpr double kAlone = 1, kShared = 0.4;
   std::optional<Plan> best;
-  int64_t least = 0;
+  double least = 0;
   for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
     const auto tiling = TileGroupTf32(g, dgrad, blocks);
     if (!tiling) continue;
-    // Blocks of pixels that an image takes; a tile costs about one more.
-    const int64_t cost = int64_t{tiling->tiles} * (blocks + 1);
+    const int64_t tiles = GroupLines(g) * g.N * tiling->tiles;
+    const int64_t rounds =
+        (tiles - 1) / (int64_t{kConsumers} * multiprocessors) + 1;
+    const double cost = static_cast<double>(rounds) *
+                        (blocks + (tiling->resident > 1 ? kShared : kAlone));
     if (best && cost >= least) continue;
     least = cost;
     best = Plan{64 * blocks, kGroupLine, multiprocessors, 0};

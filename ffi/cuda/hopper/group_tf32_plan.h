@@ -18,6 +18,9 @@ bool IsGroupTf32(const ConvGeometry& g, Type type);
 // divide it, otherwise one.
 int GroupsOfLine(const ConvGeometry& g);
 
+// Lines of a pixel.
+int64_t GroupLines(const ConvGeometry& g);
+
 // Columns of a product: a group's output channels, rounded up to eights.
 int GroupColumns(int64_t outputs);
 
@@ -26,8 +29,8 @@ int GroupColumns(int64_t outputs);
 std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
                                          int blocks);
 
-// The plan of fprop or dgrad, by the same tiles at any batch; nothing where
-// there is none. tile_m: pixels of a product, tile_n: kGroupLine.
+// The plan of fprop or dgrad, whose bits no tile changes; nothing where there
+// is none. tile_m: pixels of a product, tile_n: kGroupLine.
 std::optional<Plan> PlanGroupTf32(const ConvGeometry& g, bool dgrad,
                                   int multiprocessors);
 

@@ -21,8 +21,13 @@ struct GroupTiling {
   int tiles;        // down an image
   int class_bytes;  // a box and what products read behind it
   int stages;
-  bool shares;  // taps, kSharedTaps each
+  bool shares;   // taps, kSharedTaps each
+  int resident;  // blocks of a multiprocessor
 };
+
+// Sums of a thread up to which two blocks may share a multiprocessor's
+// registers.
+inline constexpr int kFewGroupSums = 48;
 
 }  // namespace jax_convbatch::hopper
 

@@ -144,9 +144,9 @@ bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
   if (g.is_pointwise()) return false;
   ConvGeometry one = g;
   one.groups = 1;
-  const bool few =
-      op == Op::kWgrad && IsFew16Bit(g, type) && IsPlain2d(one, type);
-  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !few) return false;
+  const bool alone =
+      op == Op::kWgrad && IsWgradAlone(g, type) && IsPlain2d(one, type);
+  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !alone) return false;
   switch (op) {
     case Op::kFprop:
       return PlanFprop(g, type, multiprocessors).has_value();

@@ -33,6 +33,16 @@ inline bool IsFew16Bit(const ConvGeometry& g, Type type) {
          (c == 2 || c == 4 || c == 8);
 }
 
+// Groups of bf16 and f16 that only wgrad has these tiles for: few channels, and
+// 16 to 24 of which fprop and dgrad would fill boxes of 64 up with zeros.
+inline bool IsWgradAlone(const ConvGeometry& g, Type type) {
+  const int64_t c = g.group_C(), k = g.group_K();
+  return IsFew16Bit(g, type) ||
+         (type != Type::kTf32 && g.groups > 1 && c % 8 == 0 && k % 8 == 0 &&
+          std::min(c, k) >= 16 && std::max(c, k) < 32 &&
+          GroupWidth(g) == kAnyGroups);
+}
+
 // What has tiles of its own: groups, or sets of narrow ones; and how many
 // channels of x and of dy it takes, but for the last set.
 struct WgradUnits {

@@ -1,0 +1,112 @@
+"""Channel multipliers in f32 on CUDA: depthwise convolutions of copied channels."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from problems import exact, normal, whole
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    assert_not_finite_stays_in_its_group,
+    assert_right_but_for_rounding,
+)
+from test_direct import NONE, problem
+from test_groups import both
+from test_transposed import params_of
+from test_wide_groups import grouped
+
+import jax_convbatch as jc
+from jax_convbatch import multipliers, planners, primitives
+from jax_convbatch.planners import Plan
+
+CASES = {
+    "8 to 16": problem(3, (9, 8), 8, (3, 3), (1, 2)),
+    "7 to 21": problem(2, (6, 7), 7, (3, 3), (1, 3)),
+    "12 to 48, stride 2": problem(4, (15, 14), 12, (3, 3), (1, 4), stride=(2, 2)),
+    "5 to 10, 5x4": problem(2, (9, 9), 5, (5, 4), (1, 2), padding=((2, 2), (1, 3))),
+    "6 to 12, no padding": problem(2, (8, 8), 6, (3, 3), (1, 2), padding=NONE),
+    "channels first": grouped(2, (5, 6), 6, 12, 6, specs=("NCHW", "OIHW", "NCHW")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_depthwise_convolution_gives_the_same_sums(name):
+    case = CASES[name]
+    x, w, dy = arrays(case, whole, "float32")
+    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
+    given = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    params = params_of(case, given["x"], given["w"])
+    depthwise = params.with_sizes(**multipliers.geometry(params.geometry)._asdict())
+    for op in primitives.OPS.values():
+        group = depthwise.plan(op.name, "float32", "float32", "cpu")
+        call = functools.partial(
+            primitives.native_call,
+            op,
+            Plan("implicit_gemm", "", group=group),
+            params=params,
+            out_dtype=np.dtype("float32"),
+        )
+        got = jax.jit(call)(*(given[role] for role in op.operands))
+        np.testing.assert_array_equal(case.canonical(op.result, got), right[op.result])
+
+
+def test_which_are_multipliers():
+    case = CASES["8 to 16"]
+    x, w, _ = arrays(case, whole, "float32")
+    g = params_of(case, x, w).geometry
+    assert multipliers.geometry(g) == g._replace(C=16, groups=16)
+    assert multipliers.copy_bytes(g, 4) == 3 * 9 * 8 * 16 * 4
+    assert multipliers.geometry(g._replace(K=8)) is None
+    assert multipliers.geometry(g._replace(groups=4)) is None
+    assert multipliers.geometry(g._replace(C=1, groups=1)) is None
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_copies_count_as_workspace(monkeypatch, limit):
+    case = CASES["8 to 16"]
+    x, w, _ = arrays(case, whole, "float32")
+    g = params_of(case, x, w).geometry
+    fields = {"path": "direct tiles", "config": "", "preferred": True, "workspace": 8}
+    depthwise = [fields | {"epilogue": False, "signs": False}]
+    monkeypatch.setattr(
+        planners.targets,
+        "implicit_gemm_plans",
+        lambda _, g, *__: depthwise if g.groups == g.C == g.K else "none",
+    )
+    f32 = np.dtype("float32")
+    args = ("fprop", g, f32, f32, "cuda", limit, 0, "")
+    if limit is None:
+        plan = planners._plan_implicit_gemm(*args)
+        assert plan.group.workspace_bytes == 8
+        assert plan.workspace_bytes == 8 + multipliers.copy_bytes(g, 4)
+    else:
+        with pytest.raises(planners.Unable, match="over the workspace_limit"):
+            planners._plan_implicit_gemm(*args)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_whole_numbers_are_exact(hopper, name):
+    case = CASES[name]
+    if name != "channels first":
+        for row in jc.explain(both(case), *arrays(case, normal, "float32")):
+            assert "copies of channels" in row.reason, row
+    assert_exact(case, "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", [None, "highest"])
+def test_real_numbers_are_right_but_for_rounding(hopper, precision):
+    assert_right_but_for_rounding(CASES["7 to 21"], "float32", precision=precision)
+
+
+@pytest.mark.gpu
+def test_promises(hopper):
+    case = CASES["12 to 48, stride 2"]
+    assert_batch_invariant(case, "float32")
+    assert_a_hundred_runs_agree(case, "float32")
+    assert_not_finite_stays_in_its_group(case, np.inf, "float32")
