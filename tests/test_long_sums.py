@@ -31,7 +31,8 @@ LONG = {
     "one pixel": problem(3, (1, 1), 520, 136),
     "many tiles": problem(300, (7, 7), 512, 136),
 }
-FEW, MANY = "64x128", "128x128"  # clusters of blocks; two warpgroups in turns
+# Clusters of blocks, with channels and with pixels as rows; two warpgroups in turns.
+FEW, SOME, MANY = "56x128", "64x128", "128x128"
 
 
 def tiles(case, n):
@@ -62,10 +63,11 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_both_ways_to_add_chunks_give_the_same_bits(hopper, dtype):
+def test_all_ways_to_add_chunks_give_the_same_bits(hopper, dtype):
     case = LONG["both"]
     for op in ("fprop", "dgrad"):
         assert FEW in tiles(case, 8)[op]
+        assert SOME in tiles(case, 9)[op]
         assert MANY in tiles(case, 256)[op]
     assert_batch_invariant(case._replace(x=(256, *case.x[1:])), dtype)
 

@@ -38,6 +38,16 @@ WAVES = {
         "48x64",
         "64x128",
     ),
+    "chunks": (
+        problem(8, (7, 7), 512, 520, (3, 3), padding=SAME),
+        "104x128",
+        "56x128",
+    ),
+    "chunks, one warpgroup": (
+        problem(2, (7, 7), 512, 1024, (3, 3), padding=SAME),
+        "104x64",
+        "56x64",
+    ),
     "few channels of long sums": (
         problem(
             3, (23, 21), 520, 24, (3, 2), padding=((2, 2), (1, 2)), dilation=(2, 3)

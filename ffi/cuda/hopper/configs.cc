@@ -28,7 +28,13 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
     }
   }
   if (parts.size() != 1) return tiles;
-  if (SumsInChunks(in, out, parts[0])) return {{64, 64}, {64, 128}, {128, 128}};
+  if (SumsInChunks(in, out, parts[0])) {
+    tiles = {{64, 64}, {64, 128}, {128, 128}};
+    for (const int pixels : kChunkPixels) {
+      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
+    }
+    return tiles;
+  }
   for (const int pixels : {kWindowPixels, kStripPixels}) {
     if (TileWindow(type, in, out, parts[0], pixels)) {
       tiles.push_back({pixels, kWindowChannels});

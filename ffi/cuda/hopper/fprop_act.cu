@@ -23,13 +23,16 @@ Plan TileOf(const ConvCall& call) {
   return plan;
 }
 
+// Whether kernels of a plain epilogue alone run it.
+bool IsPlain(const ConvCall& call) {
+  return call.epilogue->is_plain() &&
+         !SumsInChunks(InputOf(call.g), OutputOf(call.g), FpropPart(call.g));
+}
+
 template <typename T>
 cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
+  if (IsPlain(given)) return FpropPlain(given, stage, stream);
   const Activations out = OutputOf(given.g);
-  if (given.epilogue->is_plain() &&
-      !SumsInChunks(InputOf(given.g), out, FpropPart(given.g))) {
-    return FpropPlain(given, stage, stream);
-  }
   ConvCall call = given;
   call.plan = TileOf(given);
   Epilogue epilogue = *call.epilogue;
@@ -45,7 +48,7 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
 
 cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
   ConvCall call = given;
-  if (!given.epilogue->is_plain()) {
+  if (!IsPlain(given)) {
     call.plan = WithEpilogue(given.g, given.type, given.plan);
   }
   switch (call.type) {

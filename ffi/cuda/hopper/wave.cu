@@ -9,6 +9,9 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr Contiguous kWeights = Contiguous::kReduction;
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
   const WaveParts parts = DgradParts(call.g);
+  if (parts.size() == 1 && SumsInChunks(in, out, parts[0])) {
+    return WaveChunks(call, true, stage, stream);
+  }
   return parts.size() == 1
              ? RunWave<T, kWeights, 1>(call, in, out, parts, stage, stream)
              : RunWave<T, kWeights, kMaxWaveParts>(call, in, out, parts, stage,
@@ -18,6 +21,9 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t WaveFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (SumsInChunks(InputOf(call.g), OutputOf(call.g), FpropPart(call.g))) {
+    return WaveChunks(call, false, stage, stream);
+  }
   return call.type == Type::kBf16
              ? RunWaveFprop<__nv_bfloat16>(call, stage, stream)
              : RunWaveFprop<__half>(call, stage, stream);

@@ -12,6 +12,10 @@ namespace jax_convbatch::hopper {
 cudaError_t WaveFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t WaveDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
+// Of sums that come in chunks.
+cudaError_t WaveChunks(const ConvCall& call, bool dgrad, Stage stage,
+                       cudaStream_t stream);
+
 // As FpropPlain.
 cudaError_t WaveFpropPlain(const ConvCall& call, Stage stage,
                            cudaStream_t stream);

@@ -28,7 +28,9 @@ cudaError_t LaunchWave(const ConvProblem<kParts>& problem, const After& after,
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   const int blocks = problem.tiles / int(problem.parts);
-  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(problem, after);
+  const int columns = problem.n_tiles;
+  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(
+      problem, std::min(columns, blocks / columns), after);
   return cudaGetLastError();
 }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
+#include "cuda/hopper/sum_chunks.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -10,6 +12,26 @@ namespace {
 
 int64_t Taps(const PartAxes& part) {
   return int64_t{part.h.taps.count} * part.w.taps.count;
+}
+
+// OrWave() of sums that come in chunks, where each tile is a cluster's.
+template <typename Tiles>
+Plan OrClusters(const Plan& plan, Tiles tiles, int multiprocessors) {
+  // Some multiprocessors are left out: of 132, 30 clusters of four run at once.
+  const int64_t room = 10 * multiprocessors / 11 / kSumChunks;
+  Plan best = plan;
+  int64_t least = tiles(plan.tile_m, plan.tile_n) <= room
+                      ? plan.tile_m + plan.tile_n
+                      : std::numeric_limits<int64_t>::max();
+  for (const int n : {64, 128}) {
+    for (const int m : kChunkPixels) {
+      if (tiles(m, n) <= room && m + n < least) {
+        best.tile_m = m, best.tile_n = n;
+        least = m + n;
+      }
+    }
+  }
+  return best;
 }
 
 }  // namespace
@@ -25,7 +47,6 @@ bool TakesWave(Type type, const Activations& in, const Activations& out,
   if (type == Type::kTf32 || parts.empty() || parts.size() > kMaxWaveParts) {
     return false;
   }
-  if (parts.size() == 1) return !SumsInChunks(in, out, parts[0]);
   return std::all_of(parts.begin() + 1, parts.end(),
                      [](const PartAxes& part) { return Taps(part) == 0; });
 }
@@ -39,6 +60,9 @@ Plan OrWave(const Plan& plan, Type type, const Activations& in,
   auto tiles = [&](int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };
+  if (parts.size() == 1 && SumsInChunks(in, out, parts[0])) {
+    return OrClusters(plan, tiles, multiprocessors);
+  }
   const int64_t rounds =
       (tiles(plan.tile_m, plan.tile_n) - 1) / multiprocessors + 1;
   // Many short tiles in turns hide how they are stored.

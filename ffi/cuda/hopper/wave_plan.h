@@ -13,11 +13,14 @@ namespace jax_convbatch::hopper {
 // tiles of so many, so that they tell the kernel.
 inline constexpr int kWavePixels[] = {32, 48, 56, 96, 104, 192};
 inline constexpr int kMaxWaveParts = 4;  // of a stride
+// Where sums come in chunks, of which the blocks of a cluster form one each
+// (wave_chunks_kernel.cuh): of images of 7x7 pixels.
+inline constexpr int kChunkPixels[] = {56, 104};
 
 bool IsWave(Type type, const Plan& plan);
 
-// Whether the kernel can run the parts: of 16-bit types and one group, sums
-// that do not come in chunks; of a stride's parts the first alone has taps.
+// Whether the kernel can run the parts: of 16-bit types and one group; of a
+// stride's parts the first alone has taps.
 bool TakesWave(Type type, const Activations& in, const Activations& out,
                const std::vector<PartAxes>& parts);
 
