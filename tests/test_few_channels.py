@@ -26,6 +26,12 @@ EDGES = {
     "stem": problem(3, (30, 32), 3, 64, (7, 7), (2, 2), THREE),
     "stem, odd rows": problem(2, (31, 29), 3, 64, (7, 7), (2, 2), THREE),
     "stem, four channels": problem(2, (24, 24), 4, 64, (7, 7), (2, 2), THREE),
+    "stem, tiles of 112": problem(33, (40, 40), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, more than blocks": problem(140, (20, 18), 3, 64, (7, 7), (2, 2), THREE),
+    "one channel, more than blocks": problem(
+        134, (14, 14), 1, 16, (3, 3), padding=SAME
+    ),
+    "to three, more than blocks": problem(140, (10, 12), 64, 3, (3, 3), padding=SAME),
     "stem, wide": problem(2, (9, 300), 3, 200, (3, 3), padding=SAME),
     "one channel": problem(5, (28, 28), 1, 16, (3, 3), padding=SAME),
     "three, unit stride": problem(4, (32, 32), 3, 64, (3, 3), padding=SAME),
@@ -122,6 +128,18 @@ def test_which_patches_have_a_kernel_for_dgrad(native, name, path):
     assert f"{plan['path']} of {plan['config']}" == path
 
 
+def test_strips_of_wgrad_are_a_tile_a_block_where_there_are_few(native):
+    def config(name, n=None):
+        case = EDGES[name]
+        case = case._replace(x=(n or case.x[0], *case.x[1:]))
+        return native("wgrad", fields(case), "bfloat16", H200)["config"]
+
+    assert config("stem, tiles of 112") == "112x64/132"
+    assert config("stem") == "64x64/12"
+    assert config("stem, more than blocks", 132) == "96x64/132"
+    assert config("stem, more than blocks") == "64x64/132"
+
+
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("name", EDGES)
 def test_the_path_does_not_depend_on_the_batch(native, name, op):
@@ -194,7 +212,10 @@ def test_a_hundred_runs_give_the_same_bits(hopper, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "name",
-    ["stem", "three, unit stride", "odd channels", "to three", "strided by four"],
+    [
+        *("stem", "stem, tiles of 112", "stem, more than blocks", "three, unit stride"),
+        *("odd channels", "to three", "strided by four"),
+    ],
 )
 def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
     # Columns are padded, and tiles are larger than what is left of an image: what

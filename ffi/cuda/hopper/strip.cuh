@@ -87,10 +87,31 @@ __device__ __forceinline__ int FilterRow(const StripLayout& layout, int j) {
              : -1;
 }
 
-// By a warpgroup: the strip of a tile and its table of pixels, at `to`.
+// By kThreads threads: where in the strip at `to` each pixel of a tile begins.
+template <int kThreads>
+__device__ __forceinline__ void FillTable(const StripProblem& problem,
+                                          const StripTile& tile, uint32_t to) {
+  const StripLayout& layout = problem.layout;
+  const int last = min(tile.pixel + problem.tile, problem.pixels) - 1;
+  const int first_p = problem.Q.Divide(tile.pixel);
+  const uint32_t table = to + StripBytes(problem);
+  for (int i = threadIdx.x % kThreads; i < problem.tile; i += kThreads) {
+    const int pixel = tile.pixel + i;
+    const int p = problem.Q.Divide(pixel);
+    const int q = pixel - p * int(problem.Q.divisor());
+    const int at = (p - first_p) * problem.stride_h * layout.pitch +
+                   q * problem.pixel_step + layout.first;
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(table + 4 * i),
+                 "r"(pixel <= last ? 2 * at : -1)
+                 : "memory");
+  }
+}
+
+// By kThreads threads: the strip of a tile and its table of pixels, at `to`.
+template <int kThreads = kWarpgroup>
 __device__ __forceinline__ void FillStrip(const StripProblem& problem,
                                           const StripTile& tile, uint32_t to) {
-  const int thread = threadIdx.x % kWarpgroup;
+  const int thread = threadIdx.x % kThreads;
   const StripLayout& layout = problem.layout;
   const int last = min(tile.pixel + problem.tile, problem.pixels) - 1;
   const int first_p = problem.Q.Divide(tile.pixel);
@@ -98,7 +119,7 @@ __device__ __forceinline__ void FillStrip(const StripProblem& problem,
   const int first_h = first_p * problem.stride_h - problem.pad_h;
   const int rows = problem.rows -
                    (problem.rows_p - 1 - (last_p - first_p)) * problem.stride_h;
-  for (int row = thread / 32; row < rows; row += kWarpgroup / 32) {
+  for (int row = thread / 32; row < rows; row += kThreads / 32) {
     const int h = first_h + row;
     const bool in_image = unsigned(h) < unsigned(problem.H);
     const uint16_t* from =
@@ -134,17 +155,7 @@ __device__ __forceinline__ void FillStrip(const StripProblem& problem,
         copy(std::integral_constant<int, 1>());
     }
   }
-  const uint32_t table = to + StripBytes(problem);
-  for (int i = thread; i < problem.tile; i += kWarpgroup) {
-    const int pixel = tile.pixel + i;
-    const int p = problem.Q.Divide(pixel);
-    const int q = pixel - p * int(problem.Q.divisor());
-    const int at = (p - first_p) * problem.stride_h * layout.pitch +
-                   q * problem.pixel_step + layout.first;
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(table + 4 * i),
-                 "r"(pixel <= last ? 2 * at : -1)
-                 : "memory");
-  }
+  FillTable<kThreads>(problem, tile, to);
 }
 
 }  // namespace jax_convbatch::hopper

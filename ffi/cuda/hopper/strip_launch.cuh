@@ -2,6 +2,8 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_STRIP_LAUNCH_CUH_
 
+#include <algorithm>
+
 #include "cuda/hopper/gather_plan.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/strip_plan.h"
@@ -25,6 +27,8 @@ inline StripProblem MakeStripProblem(const ConvCall& call, bool wgrad) {
       static_cast<int>(shape.length),    static_cast<int>(shape.lead),
       FastDivmod<uint32_t>(shape.pairs), FastDivmod<uint32_t>(shape.run_cols),
       static_cast<int>(shape.run_row),   static_cast<int>(shape.run_col)};
+  problem.copied_row =
+      static_cast<int>(std::min(g.W * g.C, shape.pitch + shape.origin));
   problem.Q = FastDivmod<uint32_t>(g.Q);
   problem.pixels = static_cast<int>(g.P * g.Q);
   problem.pad_h = static_cast<int>(g.pad.h);

@@ -35,6 +35,18 @@ int64_t BestTile(const ConvGeometry& g, bool wgrad, int multiprocessors) {
   return best;
 }
 
+// Pixels of a tile where each block has one, or 0 where it does not fit.
+int64_t ShortTile(const ConvGeometry& g, int64_t n_tiles, int multiprocessors) {
+  const int64_t of_image =
+      multiprocessors / (n_tiles * std::max<int64_t>(g.N, 1));
+  if (of_image == 0) return 0;
+  const int64_t pixels = g.P * g.Q;
+  const int64_t tile =
+      std::max<int64_t>(64, RoundUp((pixels + of_image - 1) / of_image, 16));
+  const int64_t blocks = g.N * ((pixels + tile - 1) / tile) * n_tiles;
+  return IsShortStrip(g, tile, blocks) ? tile : 0;
+}
+
 }  // namespace
 
 StripShape::StripShape(const ConvGeometry& g) {
@@ -69,7 +81,7 @@ int64_t StripShape::Rows(const ConvGeometry& g, int64_t tile) {
 int64_t StripShape::StageBytes(const ConvGeometry& g, int64_t tile,
                                bool dy) const {
   const int64_t strip = RoundUp(Rows(g, tile) * pitch * 2, 128);
-  return RoundUp(strip + tile * 4, 1024) + (dy ? tile / 64 * kBox : 0);
+  return RoundUp(strip + tile * 4, 1024) + (dy ? (tile + 63) / 64 * kBox : 0);
 }
 
 int StripSteps(const StripShape& shape) {
@@ -88,6 +100,17 @@ int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad) {
   }
   const int64_t filter = (StripSteps(shape) + 3) / 4 * kBox;
   return 1024 + (g.K + 63) / 64 * filter + 6 * kBox + stages;
+}
+
+int64_t StripShortBytes(const ConvGeometry& g, int64_t tile) {
+  return 1024 + StripShape(g).StageBytes(g, tile, true);
+}
+
+bool IsShortStrip(const ConvGeometry& g, int64_t tile, int64_t blocks) {
+  const int64_t n_tiles = (g.K + 63) / 64;
+  return blocks == g.N * ((g.P * g.Q + tile - 1) / tile) * n_tiles &&
+         tile <= kStripShortBoxes * 64 &&
+         StripShortBytes(g, tile) <= kMostShared;
 }
 
 std::optional<Plan> PlanStripFprop(const ConvGeometry& g, int multiprocessors) {
@@ -126,10 +149,11 @@ std::optional<Plan> PlanStripWgrad(const ConvGeometry& given,
   if (!IsGatherable(g)) return std::nullopt;
   const StripShape shape(g);
   if (StripSteps(shape) == 0 || g.K % 8 != 0) return std::nullopt;
-  const int64_t tile = BestTile(g, true, multiprocessors);
+  const int64_t n_tiles = (g.K + 63) / 64;
+  int64_t tile = ShortTile(g, n_tiles, multiprocessors);
+  if (tile == 0) tile = BestTile(g, true, multiprocessors);
   if (tile == 0) return std::nullopt;
   const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
-  const int64_t n_tiles = (g.K + 63) / 64;
   const int64_t splits =
       std::min(tiles, std::max<int64_t>(1, multiprocessors / n_tiles));
   const int64_t piece = (shape.steps() + 3) / 4 * 2 * kBox;

@@ -42,7 +42,13 @@ ConvGeometry DgradAsFprop(const ConvGeometry& g);
 // than input channels, at unit strides.
 bool StripsOfDy(const ConvGeometry& g);
 
+// Whether wgrad has a tile a block, all of it in shared memory at once, and the
+// boxes of dy that it may have there.
+inline constexpr int kStripShortBoxes = 28;
+bool IsShortStrip(const ConvGeometry& g, int64_t tile, int64_t blocks);
+
 // Shared memory of a block.
+int64_t StripShortBytes(const ConvGeometry& g, int64_t tile);
 int64_t StripSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);
 
 // For geometries that are IsGatherable, in bf16 and f16; nothing where the

@@ -28,12 +28,14 @@ struct StripProblem {
   const uint16_t* x;
   int H, image_row;  // image rows, and elements of one
   int vector;        // elements of a load
+  int copied_row;    // elements of an image row that are in a strip
   StripLayout layout;
   FastDivmod<uint32_t> Q;
   int pixels;                       // of an image, P Q
   int pad_h, stride_h, pixel_step;  // pixel_step: elements from pixel to pixel
   int K;
-  // Tiles of `tile` pixels of an image, a multiple of 64.
+  // Tiles of `tile` pixels of an image, a multiple of 64, or of 16 in
+  // strip_wgrad_short.cuh.
   int tile, rows, rows_p;  // of the largest strip: image rows, rows of y
   FastDivmod<uint32_t> tiles_image;
   int tiles;

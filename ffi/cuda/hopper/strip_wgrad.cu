@@ -3,6 +3,7 @@
 #include "cuda/hopper/multiply_then_add.cuh"
 #include "cuda/hopper/strip_launch.cuh"
 #include "cuda/hopper/strip_wgrad.cuh"
+#include "cuda/hopper/strip_wgrad_short.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -10,21 +11,41 @@ namespace {
 template <typename Config>
 cudaError_t LaunchWgrad(const ConvCall& call, const StripProblem& problem,
                         Stage stage, cudaStream_t stream) {
-  const auto kernel = &StripWgradKernel<Config>;
+  const bool is_short =
+      IsShortStrip(call.g, call.plan.tile_m, call.plan.blocks);
+  auto kernel = &StripWgradKernel<Config>;
+  if (is_short) {
+    // Elements of images begin in a strip at its first, or after.
+    const bool copies = problem.vector == 8 && problem.layout.origin <= 0 &&
+                        problem.copied_row > 0;
+    const bool walks = call.g.Q % 16 == 0;
+    kernel = copies ? (walks ? &StripWgradShortKernel<Config, true, true>
+                             : &StripWgradShortKernel<Config, false, true>)
+                    : (walks ? &StripWgradShortKernel<Config, true, false>
+                             : &StripWgradShortKernel<Config, false, false>);
+  }
+  const int threads = is_short ? kStripShortThreads<Config> : kThreads;
   const int bytes =
-      static_cast<int>(StripSharedBytes(call.g, problem.tile, true));
+      static_cast<int>(is_short ? StripShortBytes(call.g, problem.tile)
+                                : StripSharedBytes(call.g, problem.tile, true));
   const cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
   if (error != cudaSuccess) return error;
   const auto adds = &AddStripPieces<Config>;
   return MultiplyThenAdd(
       stage, /*whole=*/false, adds,
       [&] {
-        return LaunchOne(kernel, call.plan.blocks, kThreads, bytes, stream,
+        return LaunchOne(kernel, call.plan.blocks, threads, bytes, stream,
                          problem);
       },
       [&] {
-        return LaunchOne(adds, problem.n_tiles * Config::kQuads, kWarpgroup, 0,
-                         stream, problem);
+        const int64_t quads = problem.n_tiles * Config::kQuads * kWarpgroup;
+        // Few sums: where they are long, sixteen threads share one.
+        const AddTeams teams = problem.splits >= 64
+                                   ? AddTeams{kAddBits - 4}
+                                   : AddTeams::For(quads, problem.splits);
+        return LaunchKernel(adds,
+                            {quads / teams.lanes(), kAddThreads, Start::kEarly},
+                            stream, problem, teams);
       });
 }
 

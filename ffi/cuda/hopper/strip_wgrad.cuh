@@ -5,6 +5,8 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_STRIP_WGRAD_CUH_
 
+#include "cuda/dependent_launch.cuh"
+#include "cuda/hopper/add_in_order.cuh"
 #include "cuda/hopper/strip.cuh"
 #include "cuda/hopper/wgmma_registers.cuh"
 
@@ -20,13 +22,32 @@ struct StripWgradConfig {
   static constexpr int kQuads = kBlocks * 8;
 };
 
+// The first of the two elements of a column that a thread's quad is of.
+__device__ __forceinline__ int ElementOfQuad(int quad, int thread) {
+  return quad / 8 * 64 + thread / 32 * 16 + thread % 32 / 4 * 2;
+}
+// Whether the quad is of any filter row.
+__device__ __forceinline__ bool HasStripQuad(const StripLayout& layout,
+                                             int quad, int thread) {
+  const int j = ElementOfQuad(quad, thread);
+  return FilterRow(layout, j) >= 0 || FilterRow(layout, j + 1) >= 0;
+}
+
+// A block's piece.
+template <typename Config>
+__device__ __forceinline__ float4* StripPiece(const StripProblem& problem,
+                                              int block) {
+  return reinterpret_cast<float4*>(problem.pieces) +
+         int64_t{block} * Config::kQuads * kWarpgroup;
+}
+
 template <typename Config>
 __device__ __forceinline__ void WriteStripQuad(const StripProblem& problem,
                                                int n_tile, int quad, int thread,
                                                float4 v) {
   using T = typename Config::T;
   const int lane = thread % 32;
-  const int j = quad / 8 * 64 + thread / 32 * 16 + lane / 4 * 2;
+  const int j = ElementOfQuad(quad, thread);
   const int k = n_tile * 64 + quad % 8 * 8 + lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -71,6 +92,42 @@ __device__ __forceinline__ void FillStripsAndDy(
   }
 }
 
+// The multiplier's left operand of 16 pixels, of which a thread has those that
+// begin at `from`: kBlocks times 64 elements of their columns. kSome: a place
+// below zero stands for a pixel that is not there.
+template <bool kOdd, bool kSome, int kBlocks>
+__device__ __forceinline__ void LoadColumnsAt(uint32_t (&a)[kBlocks][4],
+                                              uint32_t strip,
+                                              const int (&from)[4],
+                                              const int (&offset)[kBlocks]) {
+#pragma unroll
+  for (int m = 0; m < kBlocks; ++m) {
+    uint32_t pair[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int at = kSome ? max(0, from[j]) : from[j];
+      pair[j] = LoadPair<kOdd>(strip + at + offset[m]);
+      // A pixel that is not there must not meet dy's zeros as a nan.
+      if (kSome && from[j] < 0) pair[j] = 0;
+    }
+    a[m][0] = __byte_perm(pair[0], pair[1], 0x5410);
+    a[m][1] = __byte_perm(pair[0], pair[1], 0x7632);
+    a[m][2] = __byte_perm(pair[2], pair[3], 0x5410);
+    a[m][3] = __byte_perm(pair[2], pair[3], 0x7632);
+  }
+}
+
+// The same, places from a table.
+template <bool kOdd, int kBlocks>
+__device__ __forceinline__ void LoadColumns(uint32_t (&a)[kBlocks][4],
+                                            uint32_t strip, uint32_t table,
+                                            const int (&offset)[kBlocks]) {
+  // Pixels 2 t and 2 t + 1 of 16, and 8 further.
+  table += threadIdx.x % 4 * 8;
+  const int2 near = LoadTwo(table), far = LoadTwo(table + 32);
+  LoadColumnsAt<kOdd, true>(a, strip, {near.x, near.y, far.x, far.y}, offset);
+}
+
 template <typename Config>
 __device__ __forceinline__ void ConsumeStripsAndDy(
     const StripProblem& problem, int split, int group, uint32_t ring,
@@ -103,26 +160,9 @@ __device__ __forceinline__ void ConsumeStripsAndDy(
         uint32_t a[2][Config::kBlocks][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          // Pixels 2 t and 2 t + 1 of 16, and 8 further.
-          const int first = sub + (2 * half + i) * 16 + lane % 4 * 2;
-          const uint32_t table = strip + table_offset + first * 4;
-          const int2 near = LoadTwo(table), far = LoadTwo(table + 32);
-          const int from[4] = {near.x, near.y, far.x, far.y};
-#pragma unroll
-          for (int m = 0; m < Config::kBlocks; ++m) {
-            uint32_t pair[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              // A pixel that is not there must not meet dy's zeros as a nan.
-              pair[j] =
-                  LoadPair<Config::kOdd>(strip + max(0, from[j]) + offset[m]);
-              pair[j] = from[j] < 0 ? 0 : pair[j];
-            }
-            a[i][m][0] = __byte_perm(pair[0], pair[1], 0x5410);
-            a[i][m][1] = __byte_perm(pair[0], pair[1], 0x7632);
-            a[i][m][2] = __byte_perm(pair[2], pair[3], 0x5410);
-            a[i][m][3] = __byte_perm(pair[2], pair[3], 0x7632);
-          }
+          LoadColumns<Config::kOdd>(
+              a[i], strip,
+              strip + table_offset + (sub + (2 * half + i) * 16) * 4, offset);
         }
         WgmmaFence();
 #pragma unroll
@@ -169,13 +209,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   float acc[Config::kBlocks][32];
   ConsumeStripsAndDy<Config>(problem, split, warpgroup - 1, ring, barriers,
                              dy_offset, acc);
+  LaunchDependents();
   const int thread = threadIdx.x % kWarpgroup;
   float4* sums =
       reinterpret_cast<float4*>(shared + (ring - SharedAddress(shared))) +
       thread;
   NamedBarrier(1, kConsumers * kWarpgroup);  // the ring has been read
-  float4* piece = reinterpret_cast<float4*>(problem.pieces) +
-                  int64_t{blockIdx.x} * Config::kQuads * kWarpgroup + thread;
+  float4* piece = StripPiece<Config>(problem, blockIdx.x) + thread;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; ++quad) {
     const float* v = &acc[quad / 8][quad % 8 * 4];
@@ -194,23 +234,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Adds the pieces in order: a grid of n_tiles x quads.
+// Adds the pieces in order. A block has teams.lanes() of a tile's quads.
 template <typename Config>
-__global__ void __launch_bounds__(kWarpgroup)
-    AddStripPieces(const __grid_constant__ StripProblem problem) {
-  const int n_tile = blockIdx.x / Config::kQuads;
-  const int quad = blockIdx.x % Config::kQuads;
-  const float4* pieces =
-      reinterpret_cast<const float4*>(problem.pieces) +
-      (int64_t{n_tile} * Config::kQuads + quad) * kWarpgroup + threadIdx.x;
-  const int64_t step = int64_t{problem.n_tiles} * Config::kQuads * kWarpgroup;
-  float4 sum = pieces[0];
-#pragma unroll 16
-  for (int split = 1; split < problem.splits; ++split) {
-    const float4 v = pieces[split * step];
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-  }
-  WriteStripQuad<Config>(problem, n_tile, quad, threadIdx.x, sum);
+__global__ void __launch_bounds__(kAddThreads)
+    AddStripPieces(const __grid_constant__ StripProblem problem,
+                   AddTeams teams) {
+  constexpr int kTileQuads = Config::kQuads * kWarpgroup;
+  __shared__ AddRing ring;
+  const unsigned tile_blocks = kTileQuads >> teams.lane_bits;
+  const int n_tile = blockIdx.x / tile_blocks;
+  const int of_tile =
+      ((blockIdx.x - n_tile * tile_blocks) << teams.lane_bits) + teams.lane();
+  const int quad = of_tile / kWarpgroup, thread = of_tile % kWarpgroup;
+  const bool has = HasStripQuad(problem.layout, quad, thread);
+  const int begin = teams.Begin(teams.group(), problem.splits);
+  const int end = teams.Begin(teams.group() + 1, problem.splits);
+  PartLine line;
+  line.step = line.first_step = int64_t{problem.n_tiles} * kTileQuads;
+  line.at = StripPiece<Config>(problem, n_tile) + begin * line.step + of_tile;
+  line.count = has ? end - begin : 0;
+  float4 sum[1];
+  WaitForPrimary();
+  AddInOrder<1, kWarpgroup>(sum, line, ring, [] {});
+  if (!teams.Join(sum, ring) || !has) return;
+  WriteStripQuad<Config>(problem, n_tile, quad, thread, sum[0]);
 }
 
 }  // namespace jax_convbatch::hopper
