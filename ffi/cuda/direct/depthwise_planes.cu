@@ -47,33 +47,29 @@ cudaError_t LaunchWgrad(const PlanesWgradProblem& p, int taps, int copies,
 
 // What both problems have of the tiling.
 template <typename Problem>
-void SetTiling(const PlanesTiling& tiling, const Call& call, Problem* p) {
+void SetTiling(const PlanesTiling& tiling, int height, const Call& call,
+               Problem* p) {
   p->channels = static_cast<int>(call.g.C);
   p->channel_tiles = call.plan.channel_tiles;
   p->workers = call.plan.workers;
   p->runs = tiling.runs;
-  p->rows = tiling.rows;
+  p->rows = call.plan.tile_h;
+  p->all_rows = tiling.groups * height;
   p->segments = tiling.segments;
-  p->groups = tiling.groups;
-  p->all_segments = static_cast<int>(call.g.N * tiling.down * tiling.across);
-  p->down = FastDivmod<uint32_t>(tiling.down);
+  p->all_segments = static_cast<int>(call.g.N * tiling.across);
+  p->height = FastDivmod<uint32_t>(height);
   p->across = FastDivmod<uint32_t>(tiling.across);
 }
 
 cudaError_t RunWgrad(const Call& call, const Walks& walks, Stage stage,
                      cudaStream_t stream) {
   const AxisWalk &h = walks.h, &w = walks.w;
-  const PlanesTiling tiling = TilePlanes(walks, call.g.N, call.plan.workers);
+  const PlanesTiling tiling = TilePlanes(walks, call.g.N);
   PlanesWgradProblem p{};
-  SetTiling(tiling, call, &p);
-  p.x = {call.lhs,
-         h.in_size,
-         w.in_size,
-         h.origin,
-         w.origin,
-         tiling.input_runs,
-         tiling.rows + h.filter_size - 1};
-  p.dy = {call.rhs, h.out_size, w.out_size, 0, 0, tiling.runs, tiling.rows};
+  SetTiling(tiling, h.out_size, call, &p);
+  p.x = {call.lhs, h.in_size,         w.in_size,        h.origin,
+         w.origin, tiling.input_runs, h.filter_size - 1};
+  p.dy = {call.rhs, h.out_size, w.out_size, 0, 0, tiling.runs, 0};
   p.partials = static_cast<float*>(call.workspace);
   p.dw = call.result;
   p.batch = static_cast<int>(call.g.N);
@@ -93,16 +89,11 @@ cudaError_t RunDepthwisePlanes(Op op, const Call& call, Stage stage,
   }
   if (op == Op::kWgrad) return RunWgrad(call, walks, stage, stream);
   const AxisWalk &h = walks.h, &w = walks.w;
-  const PlanesTiling tiling = TilePlanes(walks, g.N, call.plan.workers);
+  const PlanesTiling tiling = TilePlanes(walks, g.N);
   PlanesProblem p{};
-  SetTiling(tiling, call, &p);
-  p.in = {call.lhs,
-          h.in_size,
-          w.in_size,
-          h.origin,
-          w.origin,
-          tiling.input_runs,
-          tiling.rows + h.filter_size - 1};
+  SetTiling(tiling, h.out_size, call, &p);
+  p.in = {call.lhs, h.in_size,         w.in_size,        h.origin,
+          w.origin, tiling.input_runs, h.filter_size - 1};
   p.filter = call.rhs;
   p.result = call.result;
   p.out_h = h.out_size;

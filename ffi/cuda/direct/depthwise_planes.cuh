@@ -78,20 +78,19 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
   extern __shared__ __align__(128) char shared[];
   char* const raw = shared;
   char* const planes = raw + kStages * kCopies * Planes::kRawBytes;
-  char* const out = planes + 4 * kPlanes;
-  auto* const filter = reinterpret_cast<T*>(out + 4 * kOutPlanes);
+  char* const out = planes + 2 * kPlanes;
+  auto* const filter = reinterpret_cast<T*>(out + 2 * kOutPlanes);
 
   const int channel_tile = blockIdx.x % p.channel_tiles;
   const int worker = blockIdx.x / p.channel_tiles;
   const int first_channel = channel_tile * Planes::kChannels;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  RowCopies<T, kCopies, PlanesProblem> copies(p, p.in, raw, first_channel,
-                                              worker);
-  const int steps = p.rows + kTaps - 1;
+  RowCopies<T, kTaps, kCopies, PlanesProblem> copies(p, p.in, raw,
+                                                     first_channel, worker);
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
-    copies.Next(i, steps);
+    copies.Next(i);
     CommitCopies();
   }
 
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
                     : T(0.0f);
   }
   // The run of zeros of each plane.
-  if (threadIdx.x < 4 * Planes::kChannels) {
+  if (threadIdx.x < 2 * Planes::kChannels) {
     *reinterpret_cast<uint4*>(planes + threadIdx.x * kPitch + kPitch -
                               Planes::kRunBytes) = uint4{};
   }
@@ -137,65 +136,62 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
   const int out_pitch = p.out_w * p.channels;
 
   float any = 0.0f;  // nan where one of this thread's sums is
-  // The stage that the next row goes to and the one that planes are brought
-  // from; the half of the planes that is in use, each of two rows.
-  int fill = 0, bring = 2, half = 1;
+  int stage = 0, buffer = 0;
   float sums[kTaps][2][4] = {};
-  WaitForCopies<kStages - 2>();
+  WaitForCopies<kStages - 1>();
   ToPlanes<kCopies>(raw, 0, to_plane);
-  ToPlanes<kCopies>(raw, 1, to_plane + kPlanes);
-  for (int group = worker; group < p.groups; group += p.workers) {
+  const int end = min((worker + 1) * p.rows, p.all_rows);
+  for (int at = worker * p.rows; at < end;) {
+    const Piece piece(p, at, end);
+    at += piece.rows;
     // This thread's output of step kTaps - 1, and rows of it that there are.
-    const int segment = group * p.segments + warp / p.runs;
+    const int segment = piece.group * p.segments + warp / p.runs;
     const bool exists = warp / p.runs < p.segments && segment < p.all_segments;
     const SegmentPlace place(p, exists ? segment : 0);
     const int col = place.col + warp % p.runs * Planes::kRun + lane / 4;
-    const int rows = exists && col < p.out_w && channel < p.channels
-                         ? min(p.rows, p.out_h - place.row)
-                         : 0;
+    const int rows =
+        exists && col < p.out_w && channel < p.channels ? piece.rows : 0;
     T* to = static_cast<T*>(p.result) +
-            ((int64_t{place.sample} * p.out_h + place.row) * p.out_w + col) *
+            ((int64_t{place.sample} * p.out_h + piece.row) * p.out_w + col) *
                 p.channels +
             channel;
-    // Stores row `done` of the segment.
-    auto store = [&](int done, int of_half, int which) {
+    // Stores the row that the step before has left, row `done` of the piece.
+    auto store = [&](int done) {
       uint32_t pixels[4];
-      LoadTransposed(pixels, from_out + (2 * of_half + which) * kOutPlanes);
+      LoadTransposed(pixels, from_out + (buffer ^ 1) * kOutPlanes);
       if (static_cast<unsigned>(done) < rows) {
         *reinterpret_cast<uint4*>(to) =
             uint4{pixels[0], pixels[1], pixels[2], pixels[3]};
       }
       if (done >= 0) to += out_pitch;
     };
+    const int steps = piece.rows + kTaps - 1;
     for (int step = 0; step < steps; step += kTaps) {
 #pragma unroll
       for (int u = 0; u < kTaps; ++u) {
-        if (HasBarrier(u)) {
-          // Everybody's part of the next rows is in planes, and everybody has
-          // done with the planes of those before, which more rows take.
-          __syncthreads();
-          half ^= 1;
-        }
+        if (step + u >= steps) break;
+        // Everybody's part of this row is in planes, and everybody has done
+        // with the planes of the row before, which the next one takes.
+        __syncthreads();
+        const int next = stage == kStages - 1 ? 0 : stage + 1;
+        // Half of the warps of each scheduler do this before they multiply, so
+        // that the tensor cores and the shared memory are busy at once.
+        auto move = [&] {
+          WaitForCopies<kStages - 2>();
+          ToPlanes<kCopies>(raw, next, to_plane + (buffer ^ 1) * kPlanes);
+          store(step + u - kTaps);
+        };
+        if (warp & 4) move();
         uint32_t row[2][4];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          LoadMatrices(row[c],
-                       from_plane + (2 * half + u % 2) * kPlanes + c * kPitch);
-        }
-        WaitForCopies<kStages - 3>();
-#pragma unroll
-        for (int i = 0; i < RowsBrought(kTaps, u); ++i) {
-          const int which = u == kTaps - 1 ? i : u % 2;
-          ToPlanes<kCopies>(raw, bring,
-                            to_plane + (2 * (half ^ 1) + which) * kPlanes);
-          Advance(bring);
+          LoadMatrices(row[c], from_plane + buffer * kPlanes + c * kPitch);
         }
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) sums[u][c][i] = 0.0f;
         }
-        // The row that is complete first, so that it can be rounded early.
 #pragma unroll
         for (int r = kTaps - 1; r >= 0; --r) {
 #pragma unroll
@@ -205,15 +201,10 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
                           bands[r][c][1]);
           }
         }
-#pragma unroll
-        for (int i = 0; i < RowsTaken(kTaps, u); ++i) {
-          const int taken = FirstTaken(kTaps, u) + i;
-          store(step + taken - (kTaps - 1), half ^ 1,
-                taken < 0 ? 0 : taken % 2);
-        }
-        copies.Next(fill, steps);
+        if (!(warp & 4)) move();
+        copies.Next(stage);
         CommitCopies();
-        Advance(fill);
+        stage = next;
         const float (&done)[2][4] = sums[(u + 1) % kTaps];
         uint32_t packed[4];
 #pragma unroll
@@ -223,31 +214,33 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
           any += low + high;
           packed[i] = PackPair<T>(low, high);
         }
-        StoreMatrices(to_out + (2 * half + u % 2) * kOutPlanes, packed);
+        StoreMatrices(to_out + buffer * kOutPlanes, packed);
+        buffer ^= 1;
       }
     }
     __syncthreads();
-    store(p.rows - 1, half, 0);
+    store(piece.rows - 1);
   }
   if (!__syncthreads_or(any != any)) return;
   // Zeros of the bands may have met infinities: nans that this block has
   // stored are formed again, from their taps alone.
-  for (int group = worker; group < p.groups; group += p.workers) {
-    const int segment = group * p.segments + warp / p.runs;
+  for (int at = worker * p.rows; at < end;) {
+    const Piece piece(p, at, end);
+    at += piece.rows;
+    const int segment = piece.group * p.segments + warp / p.runs;
     if (warp / p.runs >= p.segments || segment >= p.all_segments) continue;
     const SegmentPlace place(p, segment);
     const int col = place.col + warp % p.runs * Planes::kRun + lane / 4;
     if (col >= p.out_w || channel >= p.channels) continue;
-    const int rows = min(p.rows, p.out_h - place.row);
-    for (int row = place.row; row < place.row + rows; ++row) {
-      T* const at = static_cast<T*>(p.result) +
+    for (int row = piece.row; row < piece.row + piece.rows; ++row) {
+      T* const to = static_cast<T*>(p.result) +
                     ((int64_t{place.sample} * p.out_h + row) * p.out_w + col) *
                         p.channels +
                     channel;
       for (int c = 0; c < 8; ++c) {
-        const float value = Convert<float>(at[c]);
+        const float value = Convert<float>(to[c]);
         if (value != value) {
-          at[c] = Convert<T>(
+          to[c] = Convert<T>(
               SumOfTaps<T, kTaps>(p, place.sample, row, col, channel + c));
         }
       }

@@ -12,8 +12,7 @@ namespace jax_convbatch::direct {
 // origin.
 struct PlanesRows {
   const void* data;
-  int height, width, origin_h, origin_w, runs;
-  int steps;  // of a group, the rest of which bring zeros
+  int height, width, origin_h, origin_w, runs, halo;
 };
 
 // fprop and dgrad.
@@ -26,8 +25,9 @@ struct PlanesProblem {
   // The filter's first tap in the order of the walk, and those below and
   // beside it.
   int first_tap, row_taps, col_taps;
-  int runs, rows, segments, groups, all_segments;
-  FastDivmod<uint32_t> down, across;
+  // All groups have `all_rows` rows of outputs, a worker `rows` of them.
+  int runs, rows, all_rows, segments, all_segments;
+  FastDivmod<uint32_t> height, across;
 };
 
 // wgrad: each worker's sums over its groups, [worker][tap][channel].
@@ -38,8 +38,9 @@ struct PlanesWgradProblem {
   int channels;
   int channel_tiles, workers;
   int batch;
-  int runs, rows, segments, groups, all_segments;
-  FastDivmod<uint32_t> down, across;
+  // All groups have `all_rows` rows of outputs, a worker `rows` of them.
+  int runs, rows, all_rows, segments, all_segments;
+  FastDivmod<uint32_t> height, across;
 };
 
 }  // namespace jax_convbatch::direct

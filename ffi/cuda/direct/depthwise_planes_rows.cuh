@@ -36,80 +36,83 @@ __device__ inline uint32_t PackPair(float low, float high) {
   }
 }
 
-// A block has a barrier every other step. A filter of an odd number of rows is
-// gone through in as many steps, so that the last is alone between two
-// barriers. What step u brings to planes is for after the next barrier, what it
-// takes away is from before the last.
-__device__ constexpr bool HasBarrier(int u) { return u % 2 == 0; }
-__device__ constexpr int RowsBrought(int taps, int u) {
-  return u == taps - 1 ? 2 : u == taps - 2 ? 0 : 1;
-}
-__device__ constexpr int FirstTaken(int taps, int u) {
-  return u == 0 ? -1 : u == 1 ? 0 : u - 2;
-}
-__device__ constexpr int RowsTaken(int taps, int u) {
-  return u == taps - 1 ? 2 : u == 1 ? 0 : 1;
-}
-
-// Where a segment's first output lies.
+// A segment's image and its first column of outputs.
 struct SegmentPlace {
-  int sample, row, col;
+  int sample, col;
 
   template <typename Problem>
   __device__ SegmentPlace(const Problem& p, uint32_t segment) {
     col = TakeDigit(p.across, segment) * p.runs * Planes::kRun;
-    row = TakeDigit(p.down, segment) * p.rows;
     sample = static_cast<int>(segment);
   }
 };
 
-// A thread's part of copying rows of a worker's groups, some steps ahead of
-// their use: eight channels of a pixel of each of kCopies runs.
-template <typename T, int kCopies, typename Problem>
+// A worker's rows of one group.
+struct Piece {
+  int group, row, rows;
+
+  // From row `at` of all groups on, before `end`.
+  template <typename Problem>
+  __device__ Piece(const Problem& p, int at, int end) {
+    uint32_t rest = at;
+    row = TakeDigit(p.height, rest);
+    group = static_cast<int>(rest);
+    rows = min(static_cast<int>(p.height.divisor()) - row, end - at);
+  }
+};
+
+// A thread's part of copying a worker's rows, some steps ahead of their use:
+// eight channels of a pixel of each of kCopies runs. Of each piece there are
+// kTaps - 1 steps more than rows of outputs; past what is needed they bring
+// zeros.
+template <typename T, int kTaps, int kCopies, typename Problem>
 class RowCopies {
  public:
   __device__ RowCopies(const Problem& p, const PlanesRows& rows, char* raw,
                        int first_channel, int worker)
-      : p_(p), rows_(rows), to_(raw + threadIdx.x * 16), group_(worker) {
+      : p_(p), rows_(rows), to_(raw + threadIdx.x * 16) {
+    at_ = worker * p.rows;
+    end_ = min(at_ + p.rows, p.all_rows);
     channel_ = first_channel + threadIdx.x % 4 * 8;
     Enter();
   }
 
-  // Starts to copy the next row into `stage`, of groups of so many steps.
-  __device__ void Next(int stage, int steps) {
+  // Starts to copy the next row into `stage`.
+  __device__ void Next(int stage) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const bool inside =
-          static_cast<unsigned>(row_[i]) < height_[i] && step_ < rows_.steps;
+          static_cast<unsigned>(row_[i]) < height_[i] && step_ < needed_;
       CopyAsync16(to_ + (stage * kCopies + i) * Planes::kRawBytes, from_[i],
                   inside);
       from_[i] += rows_.width * p_.channels;
       ++row_[i];
     }
-    if (++step_ == steps) {
-      group_ += p_.workers;
-      Enter();
-    }
+    if (++step_ == steps_) Enter();
   }
 
  private:
-  // The first row of a group.
+  // The first row of a piece, or nothing more.
   __device__ void Enter() {
+    const bool some = at_ < end_;
+    const Piece piece(p_, some ? at_ : 0, some ? end_ : 1);
+    at_ += piece.rows;
     step_ = 0;
+    needed_ = some ? piece.rows + rows_.halo : 0;
+    steps_ = piece.rows + kTaps - 1;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int run = threadIdx.x / 32 + i * Planes::kWarps;
       const int of_group = run / rows_.runs;
-      const int segment = group_ * p_.segments + of_group;
-      const bool exists = group_ < p_.groups && of_group < p_.segments &&
-                          segment < p_.all_segments;
+      const int segment = piece.group * p_.segments + of_group;
+      const bool exists = of_group < p_.segments && segment < p_.all_segments;
       const SegmentPlace place(p_, exists ? segment : 0);
       const int col = place.col + rows_.origin_w +
                       run % rows_.runs * Planes::kRun + threadIdx.x % 32 / 4;
-      row_[i] = place.row + rows_.origin_h;
-      const bool some = exists && static_cast<unsigned>(col) < rows_.width &&
-                        channel_ < p_.channels;
-      height_[i] = some ? rows_.height : 0;
+      row_[i] = piece.row + rows_.origin_h;
+      const bool inside = exists && static_cast<unsigned>(col) < rows_.width &&
+                          channel_ < p_.channels;
+      height_[i] = inside ? rows_.height : 0;
       from_[i] =
           static_cast<const T*>(rows_.data) +
           ((int64_t{place.sample} * rows_.height + row_[i]) * rows_.width +
@@ -122,7 +125,7 @@ class RowCopies {
   const Problem& p_;
   const PlanesRows& rows_;
   char* to_;
-  int group_, channel_, step_;
+  int at_, end_, channel_, step_, needed_, steps_;
   int row_[kCopies];
   unsigned height_[kCopies];
   const T* from_[kCopies];

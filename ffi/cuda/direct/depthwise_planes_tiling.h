@@ -35,27 +35,27 @@ constexpr int PlanesBytes(int copies) {
 }
 constexpr int PlanesSharedBytes(int taps, int copies) {
   return Planes::kStages * copies * Planes::kRawBytes +
-         4 * PlanesBytes(copies) + 4 * PlanesBytes(1) +
+         2 * PlanesBytes(copies) + 2 * PlanesBytes(1) +
          taps * taps * Planes::kChannels * 2;
 }
 constexpr int PlanesWgradSharedBytes(int copies) {
   return Planes::kStages * (copies + 1) * Planes::kRawBytes +
-         4 * PlanesBytes(copies) + 4 * PlanesBytes(1);
+         2 * PlanesBytes(copies) + 2 * PlanesBytes(1);
 }
 
-// Segments, `rows` rows of `runs` runs each, of a batch of images; a group is
-// as many of them as have at most sixteen runs.
+// A segment is as many columns of an image, of all its rows; a group is as many
+// segments as have at most sixteen runs in a row. Each worker has as many rows
+// of the groups, one after the other.
 struct PlanesTiling {
   int runs, input_runs;  // of a row of a segment: of outputs, and of inputs
-  int rows, segments;    // of a segment; of a group
-  int down, across;      // segments of an image
+  int segments;          // of a group
+  int across;            // segments of an image
   int groups;
   int copies;  // of 16 bytes that a thread makes of a row of a group
 };
 
-// How the outputs of a walk are shared by so many blocks for each range of
-// channels.
-PlanesTiling TilePlanes(const Walks& walks, int64_t batch, int workers);
+// Of the outputs of a walk.
+PlanesTiling TilePlanes(const Walks& walks, int64_t batch);
 
 }  // namespace jax_convbatch::direct
 

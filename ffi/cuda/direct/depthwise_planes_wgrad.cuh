@@ -23,26 +23,25 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
   char* const raw = shared;
   char* const raw_dy = raw + kStages * kCopies * Planes::kRawBytes;
   char* const planes = raw_dy + kStages * Planes::kRawBytes;
-  char* const dy_planes = planes + 4 * kPlanes;
+  char* const dy_planes = planes + 2 * kPlanes;
 
   const int channel_tile = blockIdx.x % p.channel_tiles;
   const int worker = blockIdx.x / p.channel_tiles;
   const int first_channel = channel_tile * Planes::kChannels;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  const int steps = p.rows + kTaps - 1;
-  RowCopies<T, kCopies, PlanesWgradProblem> x(p, p.x, raw, first_channel,
-                                              worker);
-  RowCopies<T, 1, PlanesWgradProblem> dy(p, p.dy, raw_dy, first_channel,
-                                         worker);
+  RowCopies<T, kTaps, kCopies, PlanesWgradProblem> x(p, p.x, raw, first_channel,
+                                                     worker);
+  RowCopies<T, kTaps, 1, PlanesWgradProblem> dy(p, p.dy, raw_dy, first_channel,
+                                                worker);
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
-    x.Next(i, steps);
-    dy.Next(i, steps);
+    x.Next(i);
+    dy.Next(i);
     CommitCopies();
   }
   // The run of zeros of each plane.
-  if (threadIdx.x < 4 * Planes::kChannels) {
+  if (threadIdx.x < 2 * Planes::kChannels) {
     *reinterpret_cast<uint4*>(planes + threadIdx.x * kPitch + kPitch -
                               Planes::kRunBytes) = uint4{};
   }
@@ -64,40 +63,32 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
               lane % 16 * Planes::kRunBytes;
   }
 
-  int fill = 0, bring = 2, half = 1;  // as in depthwise_planes.cuh
+  int stage = 0, buffer = 0;
   float sums[kTaps][2][4] = {};
-  // The last rows of dy; those from before a group are zeros, as its last
-  // steps bring none.
-  uint32_t outputs[kTaps][4] = {};
-  WaitForCopies<kStages - 2>();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    ToPlanes<kCopies>(raw, i, to_plane + i * kPlanes);
-    ToPlanes<1>(raw_dy, i, to_dy + i * kDyPlanes);
-  }
-  for (int group = worker; group < p.groups; group += p.workers) {
+  WaitForCopies<kStages - 1>();
+  ToPlanes<kCopies>(raw, 0, to_plane);
+  ToPlanes<1>(raw_dy, 0, to_dy);
+  const int end = min((worker + 1) * p.rows, p.all_rows);
+  for (int at = worker * p.rows; at < end;) {
+    const Piece piece(p, at, end);
+    at += piece.rows;
+    uint32_t outputs[kTaps][4] = {};  // the last rows of dy
+    const int steps = piece.rows + kTaps - 1;
     for (int step = 0; step < steps; step += kTaps) {
 #pragma unroll
       for (int u = 0; u < kTaps; ++u) {
-        if (HasBarrier(u)) {
-          __syncthreads();
-          half ^= 1;
-        }
-        LoadTransposed(outputs[u], from_dy + (2 * half + u % 2) * kDyPlanes);
+        if (step + u >= steps) break;
+        __syncthreads();
+        LoadTransposed(outputs[u], from_dy + buffer * kDyPlanes);
         uint32_t row[2][4];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          LoadTransposed(row[c],
-                         from_x + (2 * half + u % 2) * kPlanes + c * kPitch);
+          LoadTransposed(row[c], from_x + buffer * kPlanes + c * kPitch);
         }
-        WaitForCopies<kStages - 3>();
-#pragma unroll
-        for (int i = 0; i < RowsBrought(kTaps, u); ++i) {
-          const int to = 2 * (half ^ 1) + (u == kTaps - 1 ? i : u % 2);
-          ToPlanes<kCopies>(raw, bring, to_plane + to * kPlanes);
-          ToPlanes<1>(raw_dy, bring, to_dy + to * kDyPlanes);
-          Advance(bring);
-        }
+        const int next = stage == kStages - 1 ? 0 : stage + 1;
+        WaitForCopies<kStages - 2>();
+        ToPlanes<kCopies>(raw, next, to_plane + (buffer ^ 1) * kPlanes);
+        ToPlanes<1>(raw_dy, next, to_dy + (buffer ^ 1) * kDyPlanes);
 #pragma unroll
         for (int r = 0; r < kTaps; ++r) {
           const uint32_t (&met)[4] = outputs[(u - r + kTaps) % kTaps];
@@ -107,10 +98,11 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
                           row[c][3], met[2 * c], met[2 * c + 1]);
           }
         }
-        x.Next(fill, steps);
-        dy.Next(fill, steps);
+        x.Next(stage);
+        dy.Next(stage);
         CommitCopies();
-        Advance(fill);
+        stage = next;
+        buffer ^= 1;
       }
     }
   }
