@@ -172,6 +172,51 @@ def test_windows_give_the_bits_of_other_tiles(hopper, kind, size):
     assert_batch_invariant(case, "bfloat16")
 
 
+# Tiles of other widths than 64 and 128 channels, in fprop and in dgrad, and sums
+# whose taps end in less than half a box of channels.
+ODD_TILES = {
+    "160 from 72": (
+        problem(16, (32, 33), 72, 160, (2, 2), padding=((1, 0), (0, 0))),
+        ("128x160", "128x96"),
+    ),
+    "96 from 160": (
+        problem(40, (28, 28), 160, 96, (3, 2), padding=((1, 1), (0, 1))),
+        ("256x96", "128x160"),
+    ),
+    "32 from 128": (
+        problem(60, (28, 28), 128, 32, (2, 2), padding=((1, 0), (0, 1))),
+        ("128x32", ""),
+    ),
+    "24 from 136": (
+        problem(43, (28, 28), 136, 24, (2, 2), padding=((1, 0), (0, 1))),
+        ("256x32", ""),
+    ),
+    "144 from 80, 1x1": (problem(50, (28, 28), 80, 144, (1, 1)), ("", "")),
+    "24 from 144, 1x1": (problem(50, (28, 28), 144, 24, (1, 1)), ("", "")),
+    "16 from 32, 1x1": (problem(50, (28, 28), 32, 16, (1, 1)), ("", "")),
+    "112 from 48, strided": (
+        problem(30, (28, 30), 48, 112, (3, 3), (2, 2), SAME),
+        ("", ""),
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ODD_TILES)
+def test_tiles_of_odd_widths_are_exact(hopper, name, dtype):
+    case, tiles = ODD_TILES[name]
+    assert_runs_as(case, *tiles)
+    assert_exact(case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["160 from 72", "96 from 160", "24 from 136"])
+def test_tiles_of_odd_widths_give_the_bits_of_others(hopper, name):
+    case, _ = ODD_TILES[name]
+    assert_batch_invariant(case, "bfloat16")
+
+
 @st.composite
 def supported(draw, multiple):
     def two(low, high):

@@ -40,6 +40,7 @@ MANY = {
     "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
     "windows": problem(64, (28, 29), 64, 56, (3, 3), padding=SAME),
     "windows in strips": problem(64, (28, 32), 48, 64, (3, 3), padding=SAME),
+    "odd widths": problem(70, (28, 28), 80, 160, (3, 3), padding=SAME),
     "long sums": problem(300, (7, 7), 512, 136, (3, 3), padding=SAME),
     "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),
     "one tile a block": problem(8, (14, 13), 256, 200, (3, 3), padding=SAME),

@@ -14,6 +14,13 @@ namespace jax_convbatch::hopper {
 bool EncodeBoxes(CUtensorMap* map, Type type, const void* data,
                  std::initializer_list<int64_t> sizes,
                  std::initializer_list<int> box);
+// EncodeIm2col of boxes of fewer channels, 16 or 32 of 16 bits.
+bool EncodeNarrowIm2col(CUtensorMap* map, Type type, const void* data,
+                        const Im2colWalk& walk, int channels);
+// EncodeTiled whose lines are 32 bytes.
+bool EncodeQuarterLines(CUtensorMap* map, Type type, const void* data,
+                        std::initializer_list<int64_t> sizes,
+                        std::initializer_list<int> box);
 // With lines of 64 bytes, swizzled by as many.
 bool EncodeHalfLines(CUtensorMap* map, Type type, const void* data,
                      std::initializer_list<int64_t> sizes,

@@ -40,6 +40,8 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
       tiles.push_back({pixels, kWindowChannels});
     }
   }
+  tiles.insert(tiles.end(),
+               {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
   if (StoresLines(in, out, parts[0])) {
     tiles.push_back({kLineTilePixels, kLineTileChannels});
   }

@@ -6,7 +6,9 @@
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/depth_copies.cuh"
 #include "cuda/hopper/group_copies.cuh"
+#include "cuda/hopper/odd_tiles.cuh"
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/tail_problem.h"
 
 namespace jax_convbatch::hopper {
 
@@ -60,67 +62,72 @@ FirstStage(const ConvProblem<kParts>& problem, const ConvTile& tile) {
 // issues.
 enum class Operand { kInput, kWeights };
 
-template <typename Config, int kParts>
-__device__ __forceinline__ void CopyInput(const ConvProblem<kParts>& problem,
+template <typename Config, typename Problem>
+__device__ __forceinline__ void CopyInput(const Problem& problem,
                                           const ConvTile& tile,
                                           const StageWalk& walk, uint32_t to,
                                           uint32_t full) {
   const ConvPart& part = *tile.part;
+  const int offset_w = walk.s * part.taps_w.offset_step;
+  const int offset_h = walk.r * part.taps_h.offset_step;
+  if constexpr (kIsTailed<Problem>) {
+    const ConvTails& tails = problem.tails;
+    if (walk.block == tails.block) {
+      BarrierArriveExpect(full, Config::kM * 2 * tails.channels);
+      LoadIm2col(to, tails.input, full, walk.block * 64, walk.w, walk.h,
+                 walk.image, offset_w, offset_h);
+      return;
+    }
+  }
   BarrierArriveExpect(full, Config::kInputBytes);
   if constexpr (Config::kDeep) {
     LoadDeepIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
-                   walk.d, walk.image, walk.s * part.taps_w.offset_step,
-                   walk.r * part.taps_h.offset_step,
+                   walk.d, walk.image, offset_w, offset_h,
                    walk.t * problem.depth.taps.offset_step);
     return;
   }
   if constexpr (Config::kWidth == kAnyGroups) {
     LoadGroupIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
-                    walk.image, tile.group, walk.s * part.taps_w.offset_step,
-                    walk.r * part.taps_h.offset_step);
-    return;
+                    walk.image, tile.group, offset_w, offset_h);
+  } else {
+    LoadIm2col(to, part.input, full, tile.input_channel + walk.block * 64,
+               walk.w, walk.h, walk.image, offset_w, offset_h);
   }
-  LoadIm2col(to, part.input, full, tile.input_channel + walk.block * 64, walk.w,
-             walk.h, walk.image, walk.s * part.taps_w.offset_step,
-             walk.r * part.taps_h.offset_step);
 }
 
-template <typename Config, int kParts>
-__device__ __forceinline__ void LoadWeights(const ConvProblem<kParts>& problem,
-                                            const ConvTile& tile, uint32_t to,
-                                            uint32_t full, int block, int tap) {
+template <typename Config>
+__device__ __forceinline__ void LoadWeights(const ConvTile& tile, uint32_t to,
+                                            uint32_t full, int block, int tap,
+                                            const CUtensorMap& map) {
   if constexpr (Config::kWidth == kAnyGroups) {
     if constexpr (Config::kWeights == Contiguous::kRows) {
 #pragma unroll
       for (int n = 0; n < Config::kN; n += 64) {
-        LoadTile4(to + n * 128, problem.weights, full, tile.in_group + n,
-                  tile.group, block * 64, tap);
+        LoadTile4(to + n * 128, map, full, tile.in_group + n, tile.group,
+                  block * 64, tap);
       }
     } else {
-      LoadTile4(to, problem.weights, full, block * 64, tile.group,
-                tile.in_group, tap);
+      LoadTile4(to, map, full, block * 64, tile.group, tile.in_group, tap);
     }
   } else if constexpr (kIsNarrow<Config::kWidth>) {
-    LoadTile3(to, problem.weights, full, tile.channel, 0, tap);
+    LoadTile3(to, map, full, tile.channel, 0, tap);
   } else if constexpr (Config::kWeights == Contiguous::kRows) {
 #pragma unroll
-    for (int n = 0; n < Config::kN; n += 64) {
-      LoadTile3(to + n * 128, problem.weights, full, tile.channel + n,
-                block * 64, tap);
+    for (int n = 0; n < Config::kN; n += kBoxChannels<Config::kN>) {
+      LoadTile3(to + n * 128, map, full, tile.channel + n, block * 64, tap);
     }
   } else {
-    LoadTile3(to, problem.weights, full, tile.input_channel + block * 64,
-              tile.in_group, tap);
+    LoadTile3(to, map, full, tile.input_channel + block * 64, tile.in_group,
+              tap);
   }
 }
 
-template <typename Config, int kParts>
-__device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
+template <typename Config, typename Problem>
+__device__ __forceinline__ void CopyWeights(const Problem& problem,
                                             const ConvTile& tile,
                                             const StageWalk& walk, uint32_t to,
                                             uint32_t full) {
   const ConvPart& part = *tile.part;
-  BarrierArriveExpect(full, Config::kWeightBytes);
   int tap =
       (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
       part.taps_w.tap + walk.s * part.taps_w.tap_step;
@@ -128,29 +135,38 @@ __device__ __forceinline__ void CopyWeights(const ConvProblem<kParts>& problem,
     const ConvDepth& depth = problem.depth;
     tap += (depth.taps.tap + walk.t * depth.taps.tap_step) * depth.slice_taps;
   }
-  LoadWeights<Config>(problem, tile, to, full, walk.block, tap);
+  if constexpr (kIsTailed<Problem>) {
+    const ConvTails& tails = problem.tails;
+    if (walk.block == tails.block) {
+      BarrierArriveExpect(full, Config::kN * 2 * tails.channels);
+      LoadWeights<Config>(tile, to, full, walk.block, tap, tails.weights);
+      return;
+    }
+  }
+  BarrierArriveExpect(full, Config::kWeightBytes);
+  LoadWeights<Config>(tile, to, full, walk.block, tap, problem.weights);
 }
 
 // Of a filter of one tap: all that a tile sums.
-template <typename Config, int kParts>
-__device__ __forceinline__ void LoadResident(const ConvProblem<kParts>& problem,
+template <typename Config, typename Problem>
+__device__ __forceinline__ void LoadResident(const Problem& problem,
                                              const ConvTile& tile, uint32_t to,
                                              uint64_t* barrier) {
   const uint32_t full = SharedAddress(barrier);
   BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
   for (int i = 0; i < tile.iterations; ++i) {
-    LoadWeights<Config>(problem, tile, to + i * Config::kWeightBytes, full, i,
-                        0);
+    LoadWeights<Config>(tile, to + i * Config::kWeightBytes, full, i, 0,
+                        problem.weights);
   }
 }
 
 // Copies the first stages of a block's first tile, by one warp and before the
 // block's other barriers stand: a short launch waits for its first copy. The
 // code stands first in the kernel, as a jump waits for its instructions.
-template <typename Config, int kParts>
+template <typename Config, typename Problem>
 __device__ __forceinline__ void CopyFirstStages(
-    const ConvProblem<kParts>& problem, const ConvTile& tile, StageWalk walk,
-    int count, uint32_t ring, RingBarriers<Config::kStages>& barriers) {
+    const Problem& problem, const ConvTile& tile, StageWalk walk, int count,
+    uint32_t ring, RingBarriers<Config::kStages>& barriers) {
 #pragma unroll
   for (int i = 0; i < kFirstStages; ++i) {
     if (i >= count) return;
@@ -166,11 +182,10 @@ __device__ __forceinline__ void CopyFirstStages(
 }
 
 // Of `count` stages those from `first` on.
-template <typename Config, Operand kOperand, int kParts>
+template <typename Config, Operand kOperand, typename Problem>
 __device__ __forceinline__ void CopyStages(
-    const ConvProblem<kParts>& problem, const ConvTile& tile, StageWalk walk,
-    int first, int count, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers,
+    const Problem& problem, const ConvTile& tile, StageWalk walk, int first,
+    int count, uint32_t ring, RingBarriers<Config::kStages>& barriers,
     RingPosition<Config::kStages>& at) {
   int i = 0;
 #pragma unroll 1
@@ -196,9 +211,9 @@ __device__ __forceinline__ void CopyStages(
 }
 
 // All stages but the first.
-template <typename Config, Operand kOperand, int kParts>
+template <typename Config, Operand kOperand, typename Problem>
 __device__ __forceinline__ void IssueCopies(
-    const ConvProblem<kParts>& problem, uint32_t ring,
+    const Problem& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
   int first = kFirstStages;

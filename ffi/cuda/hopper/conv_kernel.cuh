@@ -22,14 +22,28 @@
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/group_stages.cuh"
 #include "cuda/hopper/layer_tile.cuh"
+#include "cuda/hopper/odd_tiles.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
+#include "cuda/hopper/tail_stages.cuh"
 
 namespace jax_convbatch::hopper {
 
 // Hardware barriers of the prologue: the first stages' mbarriers stand, and
 // whatever else the block needs; all mbarriers stand.
 inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
+
+// What the kernel is told: with stages of tail_stages.cuh or without. There are
+// none before an epilogue of any kind, as two ways to multiply and all of that
+// are much code, nor where warpgroups share a stage's pixels, tiles are stored
+// as lines or sums come in chunks.
+template <typename Config, int kParts, typename After>
+using ProblemOf =
+    std::conditional_t<kParts == 1 && !Config::kTogether && !Config::kDeep &&
+                           !Config::kLines && Config::kWidth == kOneGroup &&
+                           Config::kSum == Sum::kWhole &&
+                           (After::kPlain || !After::kPresent),
+                       TailedProblem, ConvProblem<kParts>>;
 
 // The first channel of the tile that a warpgroup has after one that begins with
 // `channel`.
@@ -44,8 +58,8 @@ __device__ __forceinline__ int NextChannel(const ConvProblem<1>& problem,
 
 // After: what follows the convolution, NoEpilogue, Epilogue or PlainEpilogue. A
 // sum begins with the bias, unless it comes in chunks or is scaled.
-template <typename Config, int kParts, typename After>
-__device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
+template <typename Config, typename Problem, typename After>
+__device__ __forceinline__ void Consume(const Problem& problem,
                                         const After& after, int group,
                                         uint32_t shared,
                                         ConvBarriers<Config>& barriers) {
@@ -127,14 +141,32 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
         BeginSums(acc, [](int, int) { return 0.0f; });
       }
       wait_turn();
+      auto add_whole = [&] {
+        if constexpr (kIsOdd<Config::kN>) {
+          AddOddStages<T, Config::kWeights>(acc, tile.iterations, input,
+                                            weights, Config::kStageBytes,
+                                            barriers.ring, at, issued);
+        } else {
+          AddStages<T, Contiguous::kReduction, Config::kWeights, kResident>(
+              acc, tile.iterations, input, weights, Config::kStageBytes,
+              barriers.ring, at, issued);
+        }
+      };
       if constexpr (kIsNarrow<Config::kWidth>) {
         AddGroupStages<T, Config::kWeights, Config::kWidth>(
             acc, tile.iterations, input, weights, Config::kStageBytes,
             barriers.ring, at, issued);
+      } else if constexpr (kIsTailed<Problem>) {
+        const int channels = problem.tails.channels;
+        if (channels > 0) {
+          AddTailStages<T, Config::kWeights, kResident>(
+              acc, tile.iterations, problem.channel_blocks, channels, input,
+              weights, Config::kStageBytes, barriers.ring, at, issued);
+        } else {
+          add_whole();
+        }
       } else {
-        AddStages<T, Contiguous::kReduction, Config::kWeights, kResident>(
-            acc, tile.iterations, input, weights, Config::kStageBytes,
-            barriers.ring, at, issued);
+        add_whole();
       }
     }
     const int buffer = turn % kStores;
@@ -164,7 +196,11 @@ __device__ __forceinline__ void Consume(const ConvProblem<kParts>& problem,
       WriteLayerTile<T>(after, acc, to, written, place);
     } else {
       wait_free();
-      WriteTile<T, Config::kLines>(acc, to, written);
+      if constexpr (kIsOdd<Config::kN>) {
+        WriteOddTile<T>(acc, to, written);
+      } else {
+        WriteTile<T, Config::kLines>(acc, to, written);
+      }
     }
   });
 }
@@ -228,6 +264,9 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       const uint32_t from = stores + buffer * Config::kTileBytes;
       if constexpr (Config::kLines) {
         StoreLines<kM, kN>(*tile.part, from, tile.pixel, tile.channel);
+      } else if constexpr (kIsOdd<kN>) {
+        StoreOddTile<kM, kN>(*tile.part, from, paced, tile.pixel, tile.channel,
+                             problem.channels);
       } else {
         StoreTile<kM, kN, kParts == 1, kGroups>(
             *tile.part, from, kBoxBytes, paced, tile.pixel,
@@ -259,7 +298,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
 
 template <typename Config, int kParts, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
-    ConvKernel(const __grid_constant__ ConvProblem<kParts> problem,
+    ConvKernel(const __grid_constant__ ProblemOf<Config, kParts, After> problem,
                const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(

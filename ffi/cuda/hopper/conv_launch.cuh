@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/box_map.h"
 #include "cuda/hopper/conv.h"
 #include "cuda/hopper/conv_kernel.cuh"
 #include "cuda/hopper/conv_part_axes.h"
@@ -11,6 +12,7 @@
 #include "cuda/hopper/conv_split_kernel.cuh"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/odd_plan.h"
 #include "cuda/hopper/tensor_map.h"
 
 namespace jax_convbatch::hopper {
@@ -20,6 +22,7 @@ namespace jax_convbatch::hopper {
 struct ConvBoxes {
   int load_pixels, store_pixels, filter_channels;
   Output output;
+  bool half_filter = false;  // by 64 bytes
 };
 
 // Adds a part of what `call` computes to a problem whose other members are set.
@@ -39,6 +42,11 @@ bool AddPart(const ConvCall& call, const Activations& in,
   const int channels = 128 / ElementBytes(call.type);
   switch (boxes.output) {
     case Output::kMatrix:
+      if (IsOddTile(call.plan)) {
+        return EncodeHalfLines(&part.output, call.type, call.result,
+                               {out.c, part.pixels}, {32, boxes.store_pixels},
+                               Copy::kStore);
+      }
       if (const int64_t groups = MapGroups(call.g); groups > 1) {
         return EncodeStrided(&part.output, call.type, call.result,
                              {out.c / groups, groups, part.pixels},
@@ -89,6 +97,10 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
                           {g.group_K(), g.groups, g.group_C(), g.taps()},
                           {g.group_K(), g.K, g.group_C() * g.K},
                           {block, 1, boxes.filter_channels, 1})
+      : boxes.half_filter
+          ? EncodeHalfLines(&problem->weights, call.type, call.rhs,
+                            {g.K, g.C, g.taps()},
+                            {32, boxes.filter_channels, 1}, Copy::kLoad)
           : EncodeTiled(&problem->weights, call.type, call.rhs,
                         {g.K, g.group_C(), g.taps()},
                         {block, boxes.filter_channels, 1});
@@ -102,9 +114,38 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   return true;
 }
 
+// The maps of stages of so many channels; `filter` as in ConvBoxes. False where
+// the driver refuses.
+template <Contiguous kWeights>
+bool MakeTails(const ConvCall& call, const Activations& in,
+               const PartAxes& axes, int filter_channels, int channels,
+               int block, ConvTails* tails) {
+  tails->channels = channels;
+  tails->block = block;
+  if (!EncodeNarrowIm2col(&tails->input, call.type, call.lhs,
+                          InputWalk(in, axes, call.plan.tile_m), channels)) {
+    return false;
+  }
+  const ConvGeometry& g = call.g;
+  const std::initializer_list<int64_t> sizes = {g.K, g.C, g.taps()};
+  if (kWeights == Contiguous::kRows) {
+    return IsOddTile(call.plan)
+               ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
+                                 {32, channels, 1}, Copy::kLoad)
+               : EncodeTiled(&tails->weights, call.type, call.rhs, sizes,
+                             {64, channels, 1});
+  }
+  return channels == 32
+             ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
+                               {channels, filter_channels, 1}, Copy::kLoad)
+             : EncodeQuarterLines(&tails->weights, call.type, call.rhs, sizes,
+                                  {channels, filter_channels, 1});
+}
+
 template <typename Config, int kParts, typename After>
-cudaError_t LaunchConv(const ConvProblem<kParts>& problem, const After& after,
-                       int blocks, Stage stage, cudaStream_t stream) {
+cudaError_t LaunchConv(const ProblemOf<Config, kParts, After>& problem,
+                       const After& after, int blocks, Stage stage,
+                       cudaStream_t stream) {
   const auto kernel = &ConvKernel<Config, kParts, After>;
   const cudaError_t raised =
       RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
@@ -149,15 +190,26 @@ template <typename T, Contiguous kWeights, int kParts, typename Parts,
 cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
-  ConvProblem<kParts> problem{};
+  // Of a kernel that has no tails, what it is given of this has none either.
+  std::conditional_t<kParts == 1, TailedProblem, ConvProblem<kParts>> problem{};
   const bool lines = call.plan.tile_m == kLineTilePixels &&
                      call.plan.tile_n == kLineTileChannels;
-  const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
-                           kParts > 1 ? Output::kWalk
-                           : lines    ? Output::kLines
-                                      : Output::kMatrix};
+  const ConvBoxes boxes = {
+      call.plan.tile_m, 64, box_c,
+      kParts > 1 ? Output::kWalk
+      : lines    ? Output::kLines
+                 : Output::kMatrix,
+      IsOddTile(call.plan) && kWeights == Contiguous::kRows};
   if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
+  }
+  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+    const int tail = TailChannels(in.c);
+    if (tail > 0 &&
+        !MakeTails<kWeights>(call, in, parts[0], box_c, tail,
+                             problem.channel_blocks - 1, &problem.tails)) {
+      return cudaErrorInvalidValue;
+    }
   }
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   const bool zeros =
@@ -165,8 +217,8 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
                   [](const ConvPart& part) { return part.iterations == 0; });
 
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config)>(problem, after, call.plan.blocks, stage,
-                                        stream);
+    return LaunchConv<decltype(config), kParts>(
+        problem, after, call.plan.blocks, stage, stream);
   };
   // Stages and store buffers: what fits in shared memory.
   constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
@@ -210,7 +262,24 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     return launch(
         ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
   }
-  // Lines have a plain epilogue alone.
+  // Odd widths and lines have a plain epilogue alone.
+  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+    if (m == 128 && n == 160) {
+      return launch(ConvConfig<T, 128, 160, kInTurns, 5, 1, false, kWeights>());
+    }
+    if (m == 256 && n == 96) {
+      return launch(ConvConfig<T, 256, 96, kInTurns, 4, 1, false, kWeights>());
+    }
+    if (m == 128 && n == 96) {
+      return launch(ConvConfig<T, 128, 96, kInTurns, 6, 2, false, kWeights>());
+    }
+    if (m == 256 && n == 32) {
+      return launch(ConvConfig<T, 256, 32, kInTurns, 5, 2, false, kWeights>());
+    }
+    if (m == 128 && n == 32) {
+      return launch(ConvConfig<T, 128, 32, kInTurns, 9, 2, false, kWeights>());
+    }
+  }
   if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
     if (lines && StoresLines(in, out, parts[0])) {
       return launch(ConvConfig<T, kLineTilePixels, kLineTileChannels, kInTurns,

@@ -111,29 +111,39 @@ int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
 }
 
 // Of sums of at least kLongSum stages: tiles that leave less of their channels
-// or of the last wave empty than `plan` does, if there is more than a wave of
-// them. Fitted to times of 3x3 and 5x5 layers of 32 to 640 channels.
+// or of the last wave empty than `plan` does. Fitted to times of 3x3 layers of
+// 32 to 1280 channels.
 constexpr int64_t kLongSum = 8;
 Plan FullerTile(const Activations& out, Plan plan, int multiprocessors) {
-  constexpr int kTiles[][2] = {{128, 128}, {256, 64}};
+  struct Tile {
+    int m, n;
+    double slower = 1;
+  };
+  constexpr Tile kTiles[] = {{128, 128}, {128, 160}, {256, 96}, {128, 96, 1.3},
+                             {256, 64},  {256, 32},  {128, 32}};
   constexpr double kGain = 0.97;
   // In products of a pixel, a channel and a stage; of a pixel or a channel that
   // is copied, which small tiles wait for.
   constexpr double kCopied = 50;
-  auto count = [&](int m, int n) {
-    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
+  auto count = [&](const Tile& tile) {
+    return (out.n * out.h * out.w + tile.m - 1) / tile.m *
+           ((out.c + tile.n - 1) / tile.n);
   };
-  auto time = [&](int m, int n) {
-    const int64_t waves = (count(m, n) + multiprocessors - 1) / multiprocessors;
-    return static_cast<double>(waves) *
-           std::max<double>(m * n, kCopied * (m + n));
+  auto time = [&](const Tile& tile) {
+    const int64_t waves = (count(tile) + multiprocessors - 1) / multiprocessors;
+    return tile.slower * static_cast<double>(waves) *
+           std::max<double>(tile.m * tile.n, kCopied * (tile.m + tile.n));
   };
-  double least = kGain * time(plan.tile_m, plan.tile_n);
-  for (const auto& [m, n] : kTiles) {
-    if (count(m, n) <= multiprocessors || time(m, n) >= least) continue;
-    least = time(m, n);
-    plan.tile_m = m;
-    plan.tile_n = n;
+  double least = kGain * time({plan.tile_m, plan.tile_n});
+  for (const Tile& tile : kTiles) {
+    // In less than a wave larger tiles are no faster unless they are fuller.
+    const bool fuller = tile.n % 64 == 0
+                            ? count(tile) > multiprocessors
+                            : out.c % tile.n == 0 || out.c < tile.n;
+    if (!fuller || time(tile) >= least) continue;
+    least = time(tile);
+    plan.tile_m = tile.m;
+    plan.tile_n = tile.n;
   }
   return plan;
 }

@@ -39,7 +39,7 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto config) {
-    return LaunchConv<InDepth<decltype(config)>>(
+    return LaunchConv<InDepth<decltype(config)>, 1>(
         problem, NoEpilogue{}, call.plan.blocks, stage, stream);
   };
   constexpr Work kInTurns = Work::kInTurns;

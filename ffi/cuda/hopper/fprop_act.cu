@@ -1,5 +1,6 @@
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/fprop_launch.cuh"
+#include "cuda/hopper/odd_plan.h"
 #include "cuda/hopper/wave_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -19,6 +20,11 @@ Plan TileOf(const ConvCall& call) {
   const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
   if (plan.tile_n == 256 && (lines || stages <= kPacedIterations)) {
     plan.tile_n = 128;
+  }
+  if (IsOddTile(plan)) {
+    const bool narrow = call.g.K <= 64;
+    plan.tile_m = narrow ? 256 : 128;
+    plan.tile_n = narrow ? 64 : 128;
   }
   return plan;
 }

@@ -29,8 +29,8 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config)>(problem, NoEpilogue{}, call.plan.blocks,
-                                        stage, stream);
+    return LaunchConv<decltype(config), kParts>(
+        problem, NoEpilogue{}, call.plan.blocks, stage, stream);
   };
   constexpr Work kInTurns = Work::kInTurns;
   constexpr bool kZeros = kParts > 1;

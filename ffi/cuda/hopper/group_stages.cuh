@@ -58,21 +58,19 @@ __device__ __forceinline__ void MultiplyGroups(float (&acc)[kRows][32],
   }
 }
 
-// AddStages of them.
-template <typename T, Contiguous kB, int kWidth, int kRows, int kStages,
-          typename Issued>
-__device__ __forceinline__ void AddGroupStages(
-    float (&acc)[kRows][32], int count, uint32_t address_a, uint32_t address_b,
-    int stage_bytes, RingBarriers<kStages>& barriers, RingPosition<kStages>& at,
-    Issued issued) {
+// AddStages of pipeline.cuh, but for what is multiplied: multiply(stage) issues
+// the products of one.
+template <int kStages, typename Issued, typename Multiply>
+__device__ __forceinline__ void AddStagesBy(int count,
+                                            RingBarriers<kStages>& barriers,
+                                            RingPosition<kStages>& at,
+                                            Issued issued, Multiply multiply) {
   const ReleaseOwn release;
   int previous = -1;
   for (int i = 0; i < count; ++i) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-    const uint64_t a = Descriptor(address_a + at.stage * stage_bytes);
-    const uint64_t b = Descriptor(address_b + at.stage * stage_bytes);
     WgmmaFence();
-    MultiplyGroups<T, kB, kWidth>(acc, a, b);
+    multiply(at.stage);
     WgmmaCommit();
     WgmmaWait<1>();
     if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
@@ -82,6 +80,20 @@ __device__ __forceinline__ void AddGroupStages(
   issued();
   WgmmaWait<0>();
   if (previous >= 0) release(SharedAddress(&barriers.empty[previous]));
+}
+
+// AddStages of them.
+template <typename T, Contiguous kB, int kWidth, int kRows, int kStages,
+          typename Issued>
+__device__ __forceinline__ void AddGroupStages(
+    float (&acc)[kRows][32], int count, uint32_t address_a, uint32_t address_b,
+    int stage_bytes, RingBarriers<kStages>& barriers, RingPosition<kStages>& at,
+    Issued issued) {
+  AddStagesBy(count, barriers, at, issued, [&](int stage) {
+    MultiplyGroups<T, kB, kWidth>(acc,
+                                  Descriptor(address_a + stage * stage_bytes),
+                                  Descriptor(address_b + stage * stage_bytes));
+  });
 }
 
 }  // namespace jax_convbatch::hopper

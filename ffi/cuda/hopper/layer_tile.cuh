@@ -4,6 +4,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_LAYER_TILE_CUH_
 
 #include "cuda/hopper/epilogue.cuh"
+#include "cuda/hopper/odd_tiles.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/store_tile.cuh"
 
@@ -47,28 +48,32 @@ template <int kRows, int kWords>
 __device__ __forceinline__ void WriteSigns(
     uint8_t* signs, const uint32_t (&words)[kRows][kWords],
     const LayerPlace& tile, int row) {
-  constexpr int kPerRow = kWords / 2;
+  constexpr int kPerRow = kWords / 2, kAll = kRows * kWords;
+  static_assert(kAll % 4 == 0);
   const int bytes = tile.channels / 8;  // of a pixel
   const int pixel = tile.pixel + row;
   uint8_t* const corner = signs + int64_t{pixel} * bytes + tile.channel / 8;
 #pragma unroll
-  for (int m = 0; m < kRows; ++m) {
+  for (int g = 0; g < kAll; g += 4) {
+    uint32_t four[4];
 #pragma unroll
-    for (int g = 0; g < kWords; g += 4) {
-      const uint32_t word = InOrder(GatherBits(&words[m][g]));
-      const int number = g + threadIdx.x % 4;
-      const int down = m * 64 + number / kPerRow * 8;
-      const int right = number % kPerRow * 4;
-      const int left = bytes - tile.channel / 8 - right;
-      if (pixel + down >= tile.pixels || left <= 0) continue;
-      uint8_t* const to = corner + down * bytes + right;
-      if (bytes % 4 == 0) {
-        *reinterpret_cast<uint32_t*>(to) = word;
-      } else {
+    for (int i = 0; i < 4; ++i) {
+      four[i] = words[(g + i) / kWords][(g + i) % kWords];
+    }
+    const uint32_t word = InOrder(GatherBits(four));
+    const int number = g + threadIdx.x % 4;
+    const int row_of_8 = number / kPerRow;  // two of each 64 rows
+    const int down = row_of_8 / 2 * 64 + row_of_8 % 2 * 8;
+    const int right = number % kPerRow * 4;
+    const int left = bytes - tile.channel / 8 - right;
+    if (pixel + down >= tile.pixels || left <= 0) continue;
+    uint8_t* const to = corner + down * bytes + right;
+    if (bytes % 4 == 0) {
+      *reinterpret_cast<uint32_t*>(to) = word;
+    } else {
 #pragma unroll 1
-        for (int i = 0; i < min(4, left); ++i) {
-          to[i] = static_cast<uint8_t>(word >> 8 * i);
-        }
+      for (int i = 0; i < min(4, left); ++i) {
+        to[i] = static_cast<uint8_t>(word >> 8 * i);
       }
     }
   }
@@ -90,6 +95,9 @@ struct LayerTile {
   // Of a lane's row of its warp's 16: of 8 columns, and 8 more.
   __device__ __forceinline__ uint32_t Address(int m, int j) const {
     const int row = warp_row + lane % 16;
+    if constexpr (kIsOdd<2 * kHalfN>) {
+      return buffer + OddTileOffset<kHalfN>(m, row, j + lane / 16);
+    }
     const int line = kLines ? (m * 64 + row) * kBoxes + j / 8
                             : (m * kBoxes + j / 8) * 64 + row;
     const int eight = j % 8 + lane / 16;
@@ -179,6 +187,8 @@ __device__ __forceinline__ void WritePlainTile(
     out.StoreWithSigns(acc, PackReluOf<T>{}, after.signs, tile);
   } else if (after.relu) {
     out.StorePairs(acc, PackReluOf<T>{});
+  } else if constexpr (kIsOdd<2 * kHalfN>) {
+    WriteOddTile<T>(acc, buffer, written);
   } else {
     WriteTile<T, kLines>(acc, buffer, written);
   }

@@ -100,13 +100,14 @@ bool IsPlaneEncodable(Type type, const Im2colWalk& walk, int rank) {
 bool Encode(CUtensorMap* map, Type type, Copy copy, const void* data, int rank,
             const cuuint64_t* sizes, const cuuint64_t* strides,
             const int* lower, const int* upper, int pixels,
-            const cuuint32_t* steps) {
+            const cuuint32_t* steps, int channels,
+            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
       "cuTensorMapEncodeIm2col");
   if (encode == nullptr) return false;
   return encode(map, MapType(type, copy), rank, const_cast<void*>(data), sizes,
-                strides, lower, upper, 128 / ElementBytes(type), pixels, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                strides, lower, upper, channels, pixels, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -129,8 +130,12 @@ bool IsEncodable(Type type, const DeepWalk& walk) {
          InStrideRange(walk.stride_d);
 }
 
-bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
-                  const Im2colWalk& walk, Copy copy) {
+namespace {
+
+// By boxes of so many channels, which are as many bytes as the swizzle has.
+bool EncodeWalk(CUtensorMap* map, Type type, const void* data,
+                const Im2colWalk& walk, Copy copy, int channels,
+                CUtensorMapSwizzle swizzle) {
   const cuuint64_t sizes[] = {U64(walk.c / walk.groups), U64(walk.w),
                               U64(walk.h), U64(walk.n), U64(walk.groups)};
   cuuint64_t strides[4];
@@ -145,7 +150,29 @@ bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(walk.stride_w),
                               static_cast<cuuint32_t>(walk.stride_h), 1, 1};
   return Encode(map, type, copy, data, walk.groups > 1 ? 5 : 4, sizes, strides,
-                lower, upper, walk.pixels, steps);
+                lower, upper, walk.pixels, steps, channels, swizzle);
+}
+
+}  // namespace
+
+bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
+                  const Im2colWalk& walk, Copy copy) {
+  return EncodeWalk(map, type, data, walk, copy, 128 / ElementBytes(type),
+                    CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+bool EncodeNarrowIm2col(CUtensorMap* map, Type type, const void* data,
+                        const Im2colWalk& walk, int channels) {
+  return EncodeWalk(
+      map, type, data, walk, Copy::kLoad, channels,
+      channels == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B);
+}
+
+bool EncodeQuarterLines(CUtensorMap* map, Type type, const void* data,
+                        std::initializer_list<int64_t> sizes,
+                        std::initializer_list<int> box) {
+  return EncodeDense(map, type, Copy::kLoad, data, sizes, box,
+                     CU_TENSOR_MAP_SWIZZLE_32B);
 }
 
 bool EncodeDeepIm2col(CUtensorMap* map, Type type, const void* data,
@@ -166,7 +193,7 @@ bool EncodeDeepIm2col(CUtensorMap* map, Type type, const void* data,
                               static_cast<cuuint32_t>(plane.stride_h),
                               static_cast<cuuint32_t>(walk.stride_d), 1};
   return Encode(map, type, Copy::kLoad, data, 5, sizes, strides, lower, upper,
-                plane.pixels, steps);
+                plane.pixels, steps, 128 / ElementBytes(type));
 }
 
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 
+#include "cuda/hopper/odd_plan.h"
 #include "cuda/hopper/sum_chunks.h"
 #include "cuda/hopper/window_plan.h"
 
@@ -68,7 +69,8 @@ Plan OrWave(const Plan& plan, Type type, const Activations& in,
   // Many short tiles in turns hide how they are stored.
   if (parts.size() == 1 && rounds > 2) return plan;
   Plan best = plan;
-  int64_t least = rounds * (plan.tile_m + plan.tile_n);
+  // Of as many, a tile of an odd width takes longer.
+  int64_t least = rounds * (plan.tile_m + plan.tile_n) + IsOddTile(plan);
   // Where pixels lie 4 KiB apart, to read many for few channels is slow.
   const bool far = Taps(parts[0]) == 1 && in.c >= 2048;
   for (const int n : {64, 128}) {

@@ -1,0 +1,14 @@
+// Which plans have tiles of odd_tiles.cuh. Host only.
+#ifndef JAX_CONVBATCH_CUDA_HOPPER_ODD_PLAN_H_
+#define JAX_CONVBATCH_CUDA_HOPPER_ODD_PLAN_H_
+
+#include "cuda/hopper/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// Of fprop and dgrad in bf16 and f16.
+inline bool IsOddTile(const Plan& plan) { return plan.tile_n % 64 != 0; }
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_HOPPER_ODD_PLAN_H_
