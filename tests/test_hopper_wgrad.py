@@ -137,6 +137,18 @@ SPLITS = {
         problem(16, (7, 7), 1200, 768, (3, 3), padding=SAME),
         "576x64/132",
     ),
+    "helpers, 576x64": (
+        problem(8, (20, 30), 600, 640, (3, 3), padding=SAME),
+        "576x64/132",
+    ),
+    "helpers, 576x64, 16 images": (
+        problem(24, (9, 15), 640, 584, (3, 3), padding=SAME),
+        "576x64/132",
+    ),
+    "helpers, 576x64, dilated": (
+        problem(16, (23, 27), 520, 640, (3, 3), padding=SAME, dilation=(2, 2)),
+        "576x64/132",
+    ),
     "the same, some tiles are one block's": (
         problem(8, (7, 7), 1200, 768, (3, 3), padding=SAME),
         "128x128/132",

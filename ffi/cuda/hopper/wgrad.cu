@@ -22,6 +22,9 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   problem->x_bytes = columns * tiling.pixel_bytes();
   problem->dy_bytes = tiling.strip * tiling.pixel_bytes();
   problem->stages = tiling.stages();
+  const HaloHelpers helpers = HaloHelpers::Of(g, call.type, call.plan);
+  problem->own_steps = static_cast<int>(helpers.own_steps);
+  problem->helpers = static_cast<int>(helpers.count);
   return EncodeStrided(&problem->x, call.type, call.lhs, {g.C, g.N, g.W, g.H},
                        {g.H * g.W * g.C, g.C, g.W * g.C},
                        {64, tiling.images, columns, 1}) &&
@@ -64,14 +67,40 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
       });
 }
 
+constexpr int kHaloShared = HaloTiling::kSharedBytes + 1024;
+
+// Of problems whose tiles have helpers, those and the tiles' own blocks.
+template <typename Config>
+cudaError_t LaunchWithHelpers(const HaloProblem& problem, Stage stage,
+                              cudaStream_t stream) {
+  const auto helpers = &WgradHaloKernel<Config, HaloRole::kHelpers>;
+  const auto owners = &WgradHaloKernel<Config, HaloRole::kOwners>;
+  cudaError_t error = RaiseSharedMemory(helpers, kHaloShared);
+  if (error == cudaSuccess) error = RaiseSharedMemory(owners, kHaloShared);
+  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
+  error = LaunchKernel(
+      helpers,
+      {problem.helpers, Config::kThreads, Start::kInOrder, kHaloShared}, stream,
+      problem);
+  return error != cudaSuccess ? error
+                              : LaunchKernel(owners,
+                                             {problem.tiles, Config::kThreads,
+                                              Start::kEarly, kHaloShared},
+                                             stream, problem);
+}
+
 template <typename T, int kMultiplications, int kWidth>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
   using Config = HaloConfig<T, kMultiplications, kWidth>;
   HaloProblem problem{};
   if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
-  return Launch<Config>(&WgradHaloKernel<Config>, Config::kThreads,
-                        HaloTiling::kSharedBytes + 1024, problem, stage,
-                        stream);
+  if constexpr (kWidth == kOneGroup) {
+    if (problem.helpers > 0) {
+      return LaunchWithHelpers<Config>(problem, stage, stream);
+    }
+  }
+  return Launch<Config>(&WgradHaloKernel<Config, HaloRole::kShares>,
+                        Config::kThreads, kHaloShared, problem, stage, stream);
 }
 
 template <typename T, int kWidth>

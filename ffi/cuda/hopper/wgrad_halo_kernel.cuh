@@ -22,6 +22,7 @@
 #include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgrad_halo_sums.cuh"
+#include "cuda/hopper/wgrad_halo_walk.cuh"
 #include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -100,12 +101,12 @@ __device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
 }
 
 // By one thread.
-template <typename Config>
+template <typename Config, HaloRole kRole>
 __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
                                                 uint32_t ring,
                                                 HaloBarriers& barriers) {
   HaloRing at{problem.stages};
-  PieceWalk<false> walk(problem, blockIdx.x);
+  HaloWalk<kRole> walk(problem);
   for (WgradPiece piece; walk.Next(&piece);) {
     const int c = HaloInput<Config::kWidth>(problem, piece.tile);
     const int k = Config::Origin(problem, piece.tile, 0, 0).k;
@@ -139,7 +140,34 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
   if (problem.cluster > 1) OfferStages(at, barriers);
 }
 
-template <typename Config>
+// What helpers have left of a tile is added to sums of its own block.
+template <typename Config, int kSums>
+__device__ __forceinline__ void AddHelped(const HaloProblem& problem, int tile,
+                                          int thread, float (&acc)[kSums]) {
+  constexpr int kBatch = 8;  // loads at a time
+  static_assert(Config::kQuads % kBatch == 0 && kSums == 4 * Config::kQuads);
+  const int pieces = SecondPiece(problem, tile) > 0 ? 2 : 1;
+  WaitForPrimary();
+#pragma unroll 1
+  for (int piece = 0; piece < pieces; ++piece) {
+    const float4* from = HelperPiece<Config>(problem, tile, piece > 0, thread);
+#pragma unroll
+    for (int first = 0; first < Config::kQuads; first += kBatch) {
+      float4 v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        v[i] = __ldcg(from + (first + i) * Config::kConsumed);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float* a = &acc[(first + i) * 4];
+        a[0] += v[i].x, a[1] += v[i].y, a[2] += v[i].z, a[3] += v[i].w;
+      }
+    }
+  }
+}
+
+template <typename Config, HaloRole kRole>
 __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
                                             uint32_t ring,
                                             HaloBarriers& barriers) {
@@ -150,7 +178,7 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   const int stage_bytes = problem.x_bytes + problem.dy_bytes;
   HaloRing at{problem.stages};
   int passed = 0;  // stages that are not given back
-  PieceWalk<false> walk(problem, blockIdx.x);
+  HaloWalk<kRole> walk(problem);
   for (WgradPiece piece; walk.Next(&piece);) {
     float acc[Config::kColumns / 2];
 #pragma unroll
@@ -203,7 +231,18 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       const float* a = &acc[quad * 4];
       return make_float4(a[0], a[1], a[2], a[3]);
     };
-    if (problem.cluster > 1) {
+    if constexpr (kRole == HaloRole::kHelpers) {
+      float4* to = HelperPiece<Config>(problem, piece.tile,
+                                       piece.begin > problem.own_steps, thread);
+#pragma unroll
+      for (int quad = 0; quad < Config::kQuads; ++quad) {
+        to[quad * Config::kConsumed] = quad_of(quad);
+      }
+    } else if constexpr (kRole == HaloRole::kOwners) {
+      AddHelped<Config>(problem, piece.tile, thread, acc);
+      NamedBarrier(1, Config::kConsumed);  // all have multiplied
+      StoreBlocks<Config>(problem, piece.tile, thread, ring, quad_of);
+    } else if (problem.cluster > 1) {
       for (; passed > 0; --passed) {
         if (signals) {
           BarrierArrive(SharedAddress(&barriers.ring.empty[at.Before(passed)]));
@@ -218,12 +257,15 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   }
 }
 
-template <typename Config>
+// Helpers let the tiles' owners begin at once, on the multiprocessors that they
+// leave.
+template <typename Config, HaloRole kRole>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WgradHaloKernel(const __grid_constant__ HaloProblem problem) {
   extern __shared__ uint8_t shared[];
   __shared__ HaloBarriers barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (kRole == HaloRole::kHelpers) LaunchDependents();
   if (threadIdx.x == 32) {
     PrefetchMap(problem.x);
     PrefetchMap(problem.dy);
@@ -236,12 +278,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     GiveRegisters<Config::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      IssueHaloCopies<Config>(problem, ring, barriers);
-      LaunchDependents();
+      IssueHaloCopies<Config, kRole>(problem, ring, barriers);
+      if (kRole != HaloRole::kHelpers) LaunchDependents();
     }
   } else {
     TakeRegisters<Config::kConsumerRegisters>();
-    ConsumeHalo<Config>(problem, ring, barriers);
+    ConsumeHalo<Config, kRole>(problem, ring, barriers);
   }
 }
 

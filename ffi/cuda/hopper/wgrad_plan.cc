@@ -59,6 +59,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kWholeByte = 15.3e-6;
   constexpr double kPair = 0.738;
   constexpr double kAddHalves = 0.1;
+  constexpr double kHelped = 4;
   constexpr double kFixed = 2.79;
   // Steps, copies and memory overlap: the longest counts most.
   constexpr double kOverlap = 4.1;
@@ -66,14 +67,16 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   const int64_t count = tiles.count();
   const Sharing sharing = tiles.sharing(plan.blocks);
   const bool even = sharing.splits > 0;
+  const HaloHelpers helpers = HaloHelpers::Of(g, Type::kBf16, plan);
   const bool pair_x = plan.pair == Pair::kX, pair_dy = plan.pair == Pair::kDy;
   const int64_t resident = (plan.blocks - 1) / multiprocessors + 1;
   const double cycles =
       static_cast<double>(resident) * tiles.multiplier_cycles + kPerStep +
       kOneWarpgroup * (tiles.m == 64 && tiles.n == 64);
-  const int64_t of_block = even ? sharing.whole / plan.blocks * tiles.steps +
-                                      (tiles.steps - 1) / sharing.splits + 1
-                                : (count * tiles.steps - 1) / plan.blocks + 1;
+  const int64_t of_block = helpers.count > 0 ? helpers.own_steps
+                           : even ? sharing.whole / plan.blocks * tiles.steps +
+                                        (tiles.steps - 1) / sharing.splits + 1
+                                  : (count * tiles.steps - 1) / plan.blocks + 1;
   const double steps =
       static_cast<double>(of_block) * cycles / kCyclesPerMicrosecond;
   const double shared =
@@ -106,6 +109,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   }
   if (plan.pair != Pair::kNone) time += kPair;
   if (tiles.m == 64 && tiles.n == 128) time += kAddHalves;
+  if (helpers.count > 0) return time + kHelped + kWholeByte * bytes;
   if (plan.workspace == 0) return time + kWholeByte * bytes;
   const int64_t split_tiles = count - sharing.whole;
   const int64_t pieces =

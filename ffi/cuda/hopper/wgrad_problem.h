@@ -80,6 +80,9 @@ struct HaloProblem : WgradTiles {
   int tap_bytes;  // from a pixel to the next tap's
   int x_bytes, dy_bytes;
   int stages;
+  // Of tiles that have helpers (wgrad_halo_walk.cuh): so many blocks do all
+  // steps but the first own_steps.
+  int own_steps, helpers;
 };
 
 }  // namespace jax_convbatch::hopper

@@ -199,6 +199,32 @@ struct HaloTiling {
   }
 };
 
+// Tiles of 576x64 that are fewer than blocks, but more than half as many: each
+// has a block of its own that does its first steps; the blocks that are left do
+// the others (wgrad_halo_walk.cuh).
+struct HaloHelpers {
+  int64_t own_steps, count;
+
+  static HaloHelpers Of(const ConvGeometry& g, Type type, const Plan& plan) {
+    const HaloTiling tiling(g, type);
+    const int64_t tiles = tiling.tiles(), count = plan.blocks - tiles;
+    if (g.groups > 1 || type == Type::kTf32 || plan.tile_m != kHaloM ||
+        plan.tile_n != kHaloN || count <= 0 || count >= tiles) {
+      return {0, 0};
+    }
+    // What it takes, in steps, to begin and to leave a piece.
+    constexpr double kPiece = 2;
+    const double pieces =
+        static_cast<double>(tiles) / static_cast<double>(count);
+    const double own =
+        (static_cast<double>(tiling.steps) * pieces + kPiece * pieces) /
+        (1 + pieces);
+    const auto own_steps = static_cast<int64_t>(own + 0.5);
+    return own_steps >= tiling.steps ? HaloHelpers{0, 0}
+                                     : HaloHelpers{own_steps, count};
+  }
+};
+
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_HOPPER_WGRAD_TILING_H_
