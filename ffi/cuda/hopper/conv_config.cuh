@@ -167,7 +167,18 @@ struct ConvTile {
 template <typename Config, int kParts>
 __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
                                            int tile) {
-  const int unit = kParts == 1 ? tile : tile / problem.parts;
+  int unit = tile, number = 0;  // of the part
+  if constexpr (kParts > 1) {
+    if (problem.part_tiles > 0) {
+      number = tile / problem.part_tiles;
+      unit = tile - number * problem.part_tiles;
+    } else {
+      // What lies side by side in the output is written together; the order
+      // rotates, so that every block gets tiles of all parts.
+      unit = tile / problem.parts;
+      number = (tile + unit) % problem.parts;
+    }
+  }
   const int row = unit / problem.n_tiles;
   const int column = unit - row * problem.n_tiles;
   const int channel = column * Config::kN;
@@ -178,23 +189,27 @@ __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
     input_channel = group * problem.group_inputs;
     in_group = (column - group * problem.group_tiles) * Config::kN;
   }
-  if constexpr (kParts == 1) {
-    const ConvPart* part = &problem.part[0];
-    return {part,          pixel,    channel, part->iterations,
-            input_channel, in_group, group};
-  }
-  // What lies side by side in the output is written together; the order
-  // rotates, so that every block gets tiles of all parts.
-  const ConvPart* part = &problem.part[(tile + unit) % problem.parts];
-  const int iterations = pixel < part->pixels ? part->iterations : 0;
+  const ConvPart* part = &problem.part[number];
+  const int iterations =
+      kParts == 1 || pixel < part->pixels ? part->iterations : 0;
   return {part, pixel, channel, iterations, input_channel, in_group, group};
+}
+
+// How far a block's second tile is from its first: where the longest tiles come
+// first, those that follow begin with the blocks that had the shortest.
+template <int kParts>
+__device__ __forceinline__ int SecondTile(const ConvProblem<kParts>& problem) {
+  const int blocks = gridDim.x;
+  return kParts > 1 && problem.part_tiles > 0 ? 2 * (blocks - blockIdx.x) - 1
+                                              : blocks;
 }
 
 // Calls visit(tile) for the tiles of this block, in order.
 template <typename Config, int kParts, typename Visit>
 __device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
                                          Visit visit) {
-  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+  int step = SecondTile(problem);
+  for (int t = blockIdx.x; t < problem.tiles; t += step, step = gridDim.x) {
     visit(TileAt<Config>(problem, t));
   }
 }

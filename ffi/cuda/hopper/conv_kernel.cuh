@@ -242,7 +242,9 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   auto& free = barriers.stores.free;
   int turns = 0;
   // Tiles whose stores would hold up the loads of others.
-  int before_last = (problem.tiles - 1 - int(blockIdx.x)) / int(gridDim.x);
+  const int blocks = gridDim.x, block = blockIdx.x;
+  int before_last =
+      (problem.tiles - 1 - block - SecondTile(problem) + blocks) / blocks;
   const bool paces = kParts == 1 || Config::kZeros ||
                      problem.part[0].iterations >= kPacedClasses;
   auto residual = [&](int turn) {

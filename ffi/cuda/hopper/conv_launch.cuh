@@ -216,6 +216,11 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
       std::any_of(problem.part, problem.part + problem.parts,
                   [](const ConvPart& part) { return part.iterations == 0; });
 
+  if (kParts > 1 && !zeros &&
+      LongestFirst(problem.tiles, problem.part[0].iterations,
+                   call.plan.blocks)) {
+    problem.part_tiles = problem.tiles / int(problem.parts);
+  }
   auto launch = [&](auto config) {
     return LaunchConv<decltype(config), kParts>(
         problem, after, call.plan.blocks, stage, stream);

@@ -98,6 +98,16 @@ bool StoresLines(const Activations& in, const Activations& out,
 bool SumsInChunks(const Activations& in, const Activations& out,
                   const PartAxes& part);
 
+// Whether the tiles of a stride's parts come part by part, those of most taps
+// first, on so many blocks; else parts take turns, so that what lies side by
+// side is written together. Of few tiles a long one would come last, and blocks
+// that begin side by side would share nothing that they read. `stages`: of the
+// longest. All parts have taps.
+inline bool LongestFirst(int64_t tiles, int64_t stages, int blocks) {
+  const int64_t rounds = stages >= 32 ? 4 : 2;
+  return tiles <= rounds * blocks;
+}
+
 // Whether taps and corners fit the copy engine's instruction, and the tiles
 // 32 bits. `groups`: those of the walks' maps.
 bool IsWalkable(Type type, const Activations& in, const Activations& out,

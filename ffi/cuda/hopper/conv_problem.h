@@ -57,6 +57,7 @@ struct ConvProblem {
   Divisor group_tiles;
   int group_inputs;
   Divisor parts;
+  Divisor part_tiles;  // of each part, where parts come one after another
   ConvDepth depth;
   int tiles;  // of all parts, as many of each
   ConvPart part[kParts];
