@@ -31,10 +31,12 @@ import test_hopper_wgrad
 import test_implicit_gemm
 import test_layer_parts
 import test_long_sums
+import test_narrow
 import test_one_channel
 import test_one_pass
 import test_quads
 import test_small_images
+import test_strips_tf32
 import test_tf32
 import test_true_f32
 import test_wave
@@ -52,7 +54,7 @@ EDGES = {
     **{
         f"wgrad, {name}": case
         for name, (case, _) in test_hopper_wgrad.SPLITS.items()
-        if "left" in name
+        if "left" in name or name == "helpers, 576x64, dilated"
     },
     **{
         f"deep, {name}": case
@@ -73,6 +75,17 @@ EDGES = {
     **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
     **{f"true f32, {name}": case for name, case in test_true_f32.CASES.items()},
     **{f"wave, {name}": case for name, (case, *_) in test_wave.WAVES.items()},
+    **{
+        f"odd, {name}": case for name, (case, _) in test_implicit_gemm.ODD_TILES.items()
+    },
+    **{f"thin, {name}": case for name, case in test_narrow.CASES.items()},
+    **{
+        f"thin strips, {name}": case
+        for name, case in {
+            **test_strips_tf32.FORWARD,
+            **test_strips_tf32.BACKWARD,
+        }.items()
+    },
 }
 # Large problems take the tools too long; these reach the same kernels.
 LONG = (
@@ -84,9 +97,11 @@ SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
 def dtypes(name):
     """One 16-bit type stands for both."""
-    if name.startswith(("one channel", "lines", "quads", "large tiles", "true f32")):
+    single = ("one channel", "lines", "quads", "large tiles", "true f32", "thin strips")
+    if name.startswith(single):
         return ("float32",)
-    return ("bfloat16", "float32") if name.startswith("copied") else ("bfloat16",)
+    both = name.startswith(("copied", "thin"))
+    return ("bfloat16", "float32") if both else ("bfloat16",)
 
 
 def convolution(case, dtype, precision=None, ops=("fprop", "dgrad", "wgrad")):
