@@ -208,7 +208,7 @@ def _wgrad_by_chunks(problem: Problem) -> Plan:
     g = problem.g
     columns = g.output_pixels * g.column_size
     chunk = DEFAULT_WORKSPACE["cuda"] // (4 * columns)
-    chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], g.N)
+    chunk = min(max(chunk, 1), _COSTS["cuda"](problem)[0], max(g.N, 1))
     products = _products(problem, chunk)
     assert products is not None  # as of one sample
     workspace = aligned(chunk * columns, 4) + aligned(products["workspace"], 1)
