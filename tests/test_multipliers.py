@@ -1,11 +1,8 @@
 """Channel multipliers in f32 on CUDA: depthwise convolutions of copied channels."""
 
-import functools
-
-import jax
 import numpy as np
 import pytest
-from problems import exact, normal, whole
+from problems import normal, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -17,11 +14,10 @@ from promises import (
 from test_direct import NONE, problem
 from test_groups import both
 from test_transposed import params_of
-from test_wide_groups import grouped
+from test_wide_groups import assert_same_sums_by, grouped
 
 import jax_convbatch as jc
-from jax_convbatch import multipliers, planners, primitives
-from jax_convbatch.planners import Plan
+from jax_convbatch import multipliers, planners
 
 CASES = {
     "8 to 16": problem(3, (9, 8), 8, (3, 3), (1, 2)),
@@ -35,23 +31,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_depthwise_convolution_gives_the_same_sums(name):
-    case = CASES[name]
-    x, w, dy = arrays(case, whole, "float32")
-    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
-    given = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
-    params = params_of(case, given["x"], given["w"])
-    depthwise = params.with_sizes(**multipliers.geometry(params.geometry)._asdict())
-    for op in primitives.OPS.values():
-        group = depthwise.plan(op.name, "float32", "float32", "cpu")
-        call = functools.partial(
-            primitives.native_call,
-            op,
-            Plan("implicit_gemm", "", group=group),
-            params=params,
-            out_dtype=np.dtype("float32"),
-        )
-        got = jax.jit(call)(*(given[role] for role in op.operands))
-        np.testing.assert_array_equal(case.canonical(op.result, got), right[op.result])
+    assert_same_sums_by(multipliers.geometry, CASES[name])
 
 
 def test_which_are_multipliers():

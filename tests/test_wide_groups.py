@@ -34,16 +34,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_each_group_gives_the_same_sums(name):
-    case = CASES[name]
+def assert_same_sums_by(geometry_of, case):
+    """By calls of the convolution that `geometry_of` makes of a geometry."""
     x, w, dy = arrays(case, whole, "float32")
     right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
     given = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
     params = params_of(case, given["x"], given["w"])
-    one = params.with_sizes(**wide_groups.geometry(params.geometry)._asdict())
+    other = params.with_sizes(**geometry_of(params.geometry)._asdict())
     for op in primitives.OPS.values():
-        group = one.plan(op.name, "float32", "float32", "cpu")
+        group = other.plan(op.name, "float32", "float32", "cpu")
         call = functools.partial(
             primitives.native_call,
             op,
@@ -53,6 +52,11 @@ def test_each_group_gives_the_same_sums(name):
         )
         got = jax.jit(call)(*(given[role] for role in op.operands))
         np.testing.assert_array_equal(case.canonical(op.result, got), right[op.result])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_group_gives_the_same_sums(name):
+    assert_same_sums_by(wide_groups.geometry, CASES[name])
 
 
 def test_which_groups():

@@ -23,10 +23,10 @@ constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 // How operands come to the multiplier: by the copy engine; by it after their
 // channels were rounded up in the workspace; gathered by threads, where it
 // cannot express how they lie; for few input channels from strips of the image
-// in shared memory; for few output channels row by row, see sweep.cuh; for few
-// channels of f32 by ordinary loads, see small_tf32.cuh and one_channel.cuh; or
-// by the copy engine, for filters as large as their stride, see
-// patch_dgrad.cuh.
+// in shared memory; for few output channels row by row, see sweep.cuh; by
+// ordinary loads, for few channels of f32 and for narrow 1x1 layers, see
+// small_tf32.cuh, one_channel.cuh and narrow_conv.cuh; or by the copy engine,
+// for filters as large as their stride, see patch_dgrad.cuh.
 enum class Path {
   kCopies,
   kPads,
