@@ -1,4 +1,5 @@
 // Launches of narrow_conv.cuh.
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/narrow_conv.cuh"
@@ -14,9 +15,7 @@ cudaError_t Launch(const ConvCall& call, const NarrowProblem& p, Stage stage,
   const auto kernel = &NarrowKernel<Config>;
   const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  Epilogue epilogue{};
-  epilogue.activation = Activation::kIdentity;
-  if (call.epilogue != nullptr) epilogue = *call.epilogue;
+  const Epilogue epilogue = EpilogueOf(call);
   kernel<<<call.plan.blocks, kNarrowThreads, FilterBytes<Config>(p), stream>>>(
       p, epilogue);
   return cudaGetLastError();

@@ -2,6 +2,7 @@
 
 #include "cuda/direct/add_partials.cuh"
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/one_channel.cuh"
@@ -67,9 +68,7 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
       p.x = static_cast<const float*>(call.lhs);
       p.w = static_cast<const float*>(call.rhs);
       p.out = static_cast<float*>(call.result);
-      Epilogue e{};
-      e.activation = Activation::kIdentity;
-      if (call.epilogue != nullptr) e = *call.epilogue;
+      const Epilogue e = EpilogueOf(call);
       kernel<<<blocks, kOneThreads, 0, stream>>>(p, e);
       return cudaGetLastError();
     }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/conv_parts.h"
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/one_channel_rows.cuh"
 #include "cuda/hopper/one_channel_rows.h"
@@ -59,9 +60,7 @@ cudaError_t RunOneRowsFprop(const ConvCall& call, Stage stage,
   p.x = static_cast<const float*>(call.lhs);
   p.w = static_cast<const float*>(call.rhs);
   p.y = static_cast<float*>(call.result);
-  Epilogue e{};
-  e.activation = Activation::kIdentity;
-  if (call.epilogue != nullptr) e = *call.epilogue;
+  const Epilogue e = EpilogueOf(call);
   kernel<<<std::min(p.tiles, blocks), kRowThreads, 0, stream>>>(p, e);
   return cudaGetLastError();
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/small_backward.h"
@@ -49,9 +50,7 @@ cudaError_t Launch(Op op, const ConvCall& call, Stage stage,
   p.H = static_cast<int>(g.H);
   p.W = static_cast<int>(g.W);
   p.tiles = static_cast<int>((g.N + p.grid.images - 1) / p.grid.images);
-  Epilogue epilogue{};
-  epilogue.activation = Activation::kIdentity;
-  if (call.epilogue != nullptr) epilogue = *call.epilogue;
+  const Epilogue epilogue = EpilogueOf(call);
   const int64_t tiles = std::min<int64_t>(p.tiles, takers);
   p.parts =
       static_cast<int>(std::clamp<int64_t>(takers / tiles, 1, p.grid.blocks));

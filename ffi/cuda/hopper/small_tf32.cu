@@ -1,6 +1,7 @@
 // Launches of small_tf32.cuh.
 #include <algorithm>
 
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/small_grid_conv.h"
@@ -42,9 +43,7 @@ cudaError_t Launch(const ConvCall& call, const SmallShape& shape, Stage stage,
   constexpr int kMultiprocessor = 224 << 10;
   const int each =
       std::min(Config::kResident, kMultiprocessor / (bytes + 1024));
-  Epilogue epilogue{};
-  epilogue.activation = Activation::kIdentity;
-  if (call.epilogue != nullptr) epilogue = *call.epilogue;
+  const Epilogue epilogue = EpilogueOf(call);
   kernel<<<std::min(p.tiles, call.plan.blocks * each), kSmallThreads, bytes,
            stream>>>(p, epilogue);
   return cudaGetLastError();

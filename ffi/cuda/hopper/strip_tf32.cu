@@ -1,4 +1,5 @@
 // Launches of strip_tf32.cuh.
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/strip_tf32.cuh"
@@ -13,9 +14,7 @@ cudaError_t Launch(const ConvCall& call, const StripTf32Problem& p, Stage stage,
   const auto kernel = &StripTf32Kernel<StripTf32Config<kSteps, kLayer>>;
   const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  Epilogue epilogue{};
-  epilogue.activation = Activation::kIdentity;
-  if (call.epilogue != nullptr) epilogue = *call.epilogue;
+  const Epilogue epilogue = EpilogueOf(call);
   kernel<<<call.plan.blocks, kStripTf32Threads, 2 * p.strip * 4, stream>>>(
       p, epilogue);
   return cudaGetLastError();

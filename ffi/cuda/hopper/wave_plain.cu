@@ -1,3 +1,4 @@
+#include "cuda/hopper/given_epilogue.h"
 #include "cuda/hopper/wave.h"
 #include "cuda/hopper/wave_launch.cuh"
 
@@ -6,15 +7,9 @@ namespace {
 
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  const Epilogue& given = *call.epilogue;
-  auto run = [&](auto after) {
-    after.bias = given.bias;
-    after.signs = given.signs;
-    after.relu = given.activation == Activation::kRelu;
+  return WithPlainEpilogue(call, [&](const auto& after) {
     return RunWaveFprop<T>(call, stage, stream, after);
-  };
-  return given.signs != nullptr ? run(PlainEpilogue<true>())
-                                : run(PlainEpilogue<false>());
+  });
 }
 
 }  // namespace
