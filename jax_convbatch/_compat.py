@@ -196,7 +196,13 @@ def defdce(primitive, narrowed):
 
 
 def is_zero(tangent) -> bool:
-    return type(tangent) is Zero
+    """Whether a tangent or cotangent is nothing but zeros: symbolic ones, or none.
+
+    What follows from an empty array is then no operation of its own. XLA cannot
+    compile one whose operands are all empty within a `shard_map` that is not jitted,
+    over some of a mesh's axes ("'func.call' op expected at least one operand").
+    """
+    return type(tangent) is Zero or 0 in tangent.shape
 
 
 def is_linear_input(operand) -> bool:
@@ -315,7 +321,11 @@ def partitions(ctx) -> bool:
     that never asked for them; one has nothing to share. It calls back to Python,
     which a program that `jax.export` writes cannot. And its rule is Shardy's, which
     GSPMD does not read. There every device does the whole.
+
+    So it does where an array is empty, for the reason that `is_zero` gives.
     """
+    if any(0 in aval.shape for aval in (*ctx.avals_in, *ctx.avals_out)):
+        return False
     if not config.use_shardy_partitioner.value:
         return False
     context = ctx.module_context.axis_context

@@ -72,6 +72,8 @@ def _bgrad_transpose(ct, dy, *, kept, **_):
 
 
 def _broadcast_transpose(ct, bias, *, kept, **_):
+    if _compat.is_zero(ct):
+        return [_compat.zero_cotangent(bias)]
     sharding = _compat.canonicalize_sharding(bias.aval.sharding, "broadcast_bias")
     return [bgrad_p.bind(ct, kept=kept, out_sharding=sharding)]
 

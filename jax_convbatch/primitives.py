@@ -205,6 +205,8 @@ def cast(a, dtype):
 def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
     """The cotangent of operand number `wanted`, from the other one and `ct`."""
     other, target = (b, a) if wanted == 0 else (a, b)
+    if _compat.is_zero(ct):
+        return _compat.zero_cotangent(target)
     return gradient(
         op.operands[wanted],
         {op.result: ct},

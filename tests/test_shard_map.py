@@ -1,6 +1,7 @@
 """Inside shard_map and pmap the gradients are those of a single device."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -208,3 +209,35 @@ def test_other_axes_may_have_one_device(fun, sizes):
     args = arrays(whole)
     step = jax.jit(training_step(in_groups(fun, "data", mesh)))
     assert_same(step(*args), jax.jit(training_step(fun))(*args))
+
+
+@each_layer
+@pytest.mark.parametrize("jitted", [True, False])
+def test_gradients_of_empty_images_are_zeros(mesh_2d, fun, jitted):
+    """XLA cannot compile an operation on empty arrays alone here, so there is none."""
+    x, w, bias = arrays(whole)
+    x = x[:, :0]
+
+    def gradients(*args):
+        y, vjp = jax.vjp(fun, *args)
+        return [a[None] for a in vjp(y)]
+
+    step = in_groups(gradients, "data", mesh_2d)
+    step = jax.jit(step) if jitted else step
+    dx, dw, db = step(x, w, bias)
+    assert dx.size == 0
+    assert_same(dw, [0 * w] * mesh_2d.shape["data"])
+    assert_same(db, [0 * bias] * mesh_2d.shape["data"])
+
+
+def test_a_sum_of_nothing_is_zeros_where_other_axes_are_cut(mesh_2d):
+    """x without channels, jitted: where jax.lax cannot be compiled."""
+    x, w = jnp.ones((4, 3, 3, 0)), jnp.ones((3, 3, 0, 8))
+    mapped = jax.shard_map(
+        lambda x, w: jc.conv(x, w),
+        mesh=mesh_2d,
+        in_specs=(P("data"), P()),
+        out_specs=P("data"),
+        axis_names={"data"},
+    )
+    assert_same(jax.jit(mapped)(x, w), jnp.zeros((4, 3, 3, 8)))
