@@ -133,12 +133,25 @@ def spatial_axes(x, w) -> int:
 
     Raises:
       TypeError: x or w that is no array.
-      ValueError: x without batch and channels.
+      ValueError: x without batch and channels, w with another number of axes.
     """
     check_arrays(x=x, w=w)
     if len(x.shape) < 2:
         raise ValueError(f"x must be [N, *spatial, C], got shape {tuple(x.shape)}")
+    if len(w.shape) != len(x.shape):
+        raise ValueError(
+            f"w must have as many axes as x, {len(x.shape)}, got shape {tuple(w.shape)}"
+        )
     return len(x.shape) - 2
+
+
+def check_int(name: str, value) -> None:
+    """
+    Raises:
+      TypeError: a number of groups that is no int.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int, got {value!r}")
 
 
 def per_axis(name: str, value, rank: int) -> tuple[int, ...]:

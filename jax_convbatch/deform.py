@@ -13,6 +13,7 @@ from jax_convbatch.canonical import geometry_of, operand
 from jax_convbatch.conv import (
     channels_last,
     check_arrays,
+    check_int,
     conv_padding,
     per_axis,
 )
@@ -84,10 +85,12 @@ def deform_conv(
       where a kernel adds it as it stores.
 
     Raises:
-      ValueError: x without two spatial axes; offset, mask or bias of the wrong
-        shape or dtype; offset_groups that do not divide C; an unknown algorithm
-        or one that cannot run here; a workspace_limit too small for one sample.
-      TypeError: x that is no array of a floating dtype.
+      ValueError: x without two spatial axes; offset or mask of the wrong shape or
+        dtype, a bias of the wrong shape; offset_groups that do not divide C; an
+        unknown activation or algorithm, or one that cannot run here; a
+        workspace_limit too small for one sample.
+      TypeError: an operand that is no array, x of another dtype than those above, a
+        bias of another dtype than x; groups or offset_groups that are no int.
       TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
     """
     plan.check_options(algorithm, workspace_limit)
@@ -105,6 +108,7 @@ def deform_conv(
         )
     if problem := plan.unsupported(x.dtype, x.dtype, 2):
         raise TypeError(f"deform_conv takes floating-point arrays, got {problem}")
+    check_int("groups", groups)
     geometry, numbers, dtype = geometry_of(
         x,
         w,
@@ -163,10 +167,7 @@ def from_torch(x=None, offset=None, w=None, mask=None) -> tuple:
 
 
 def _check_offset_groups(offset_groups, channels: int) -> None:
-    if isinstance(offset_groups, bool) or not isinstance(
-        offset_groups, (int, np.integer)
-    ):
-        raise TypeError(f"offset_groups must be an int, got {offset_groups!r}")
+    check_int("offset_groups", offset_groups)
     if offset_groups < 1 or channels % offset_groups:
         raise ValueError(
             f"offset_groups must be positive and divide the {channels} channels of "

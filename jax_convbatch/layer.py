@@ -13,6 +13,7 @@ from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import (
     channels_last,
     check_arrays,
+    check_int,
     conv_general_dilated,
     conv_padding,
     per_axis,
@@ -84,6 +85,7 @@ def conv_bias_act(
     chosen = activations.lookup(name)
     x, w, bias, residual, scale = map(operand, (x, w, bias, residual, scale))
     rank = spatial_axes(x, w)
+    check_int("groups", groups)
     numbers = channels_last(rank, dimension_numbers)
     arguments = dict(
         window_strides=per_axis("strides", strides, rank),

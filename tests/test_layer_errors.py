@@ -60,6 +60,22 @@ def test_x_without_batch_and_channels_is_refused(layer):
 
 
 @each_layer
+@pytest.mark.parametrize("shape", [(3, 4, 6), (1, 3, 3, 4, 6), (6,)])
+def test_a_filter_of_other_axes_than_x_has_is_refused(layer, shape):
+    with pytest.raises(ValueError, match="as many axes as x, 4, got shape") as caught:
+        jax.eval_shape(layer, IMAGE, shaped(*shape))
+    assert str(shape) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_bias_act", "jax.lax"])
+@pytest.mark.parametrize("groups", [None, "2", 1.0, True, (1,)])
+def test_groups_that_are_no_int_are_refused(name, groups):
+    with pytest.raises(TypeError, match="groups must be an int, got") as caught:
+        jax.eval_shape(functools.partial(LAYERS[name], groups=groups), IMAGE, FILTER)
+    assert repr(groups) in str(caught.value)
+
+
+@each_layer
 @pytest.mark.parametrize("name", ["strides", "dilation", "padding"])
 @pytest.mark.parametrize("value", [1.5, (1.5, 1), None, jnp.ones(2)])
 def test_options_that_are_no_ints_are_refused(layer, name, value):
