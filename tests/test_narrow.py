@@ -55,9 +55,9 @@ def test_these_kernels_are_the_plan(native, name, dtype):
                 if op == "wgrad"
                 else dtype == "float32" and inputs > 96
             ):
-                assert plan["path"] != "small tiles"
+                assert plan["path"] != "narrow products"
                 continue
-            assert plan["path"] == "small tiles" and plan["preferred"]
+            assert plan["path"] == "narrow products" and plan["preferred"]
             assert plan["epilogue"] == plan["signs"] == (op == "fprop")
             assert plan["workspace"] <= 64 << 20
             assert plan["workspace"] % 256 == 0  # as the handler carves it

@@ -65,15 +65,24 @@ Op OpOf(const std::string& op) {
   throw nb::value_error(message.c_str());
 }
 
-nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
-                  const hopper::Plan& plan, int multiprocessors) {
+const char* PathName(hopper::Op op, const ConvGeometry& g, hopper::Type type,
+                     hopper::Path path) {
   constexpr const char* kPaths[] = {"tiles",   "padded tiles", "gathered tiles",
                                     "strips",  "sweeps",       "small tiles",
                                     "patches", "one channel"};
+  // Of ordinary loads; RunPath tells its kernels apart in the same way.
+  if (path == hopper::Path::kSmall && hopper::Fold(op, g, type).taps() == 1) {
+    return "narrow products";
+  }
+  return kPaths[static_cast<int>(path)];
+}
+
+nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
+                  const hopper::Plan& plan, int multiprocessors) {
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();
-  fields["path"] = kPaths[static_cast<int>(plan.path)];
+  fields["path"] = PathName(op, g, type, plan.path);
   fields["preferred"] = plan.preferred;
   const bool fprop = op == hopper::Op::kFprop;
   fields["epilogue"] = fprop && hopper::HasEpilogue(plan, g, type);
