@@ -76,7 +76,7 @@ def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call |
     return Call(lhs, rhs, params, out_dtype)
 
 
-@functools.lru_cache(maxsize=4096, typed=True)
+@functools.lru_cache(maxsize=4096)
 def _native(
     lhs_shape,
     lhs_dtype,
@@ -185,13 +185,13 @@ def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeSt
 def _cached(function, lhs, rhs, kwargs, *options):
     """An `lru_cache` function of shapes, dtypes, options and keywords.
 
-    The function itself where sizes are symbolic or a keyword cannot be hashed.
+    The function itself where sizes are symbolic or a keyword is none to look up.
     """
     x64 = jax.config.read("jax_enable_x64")
     key = (lhs.shape, lhs.dtype, rhs.shape, rhs.dtype, x64, *options)
-    frozen = {name: _hashable(value) for name, value in kwargs.items()}
     known = _compat.is_constant_shape((*lhs.shape, *rhs.shape))
     try:
+        frozen = {name: _hashable(value) for name, value in kwargs.items()}
         hash(tuple(frozen.values()))
     except TypeError:
         known = False
@@ -201,13 +201,21 @@ def _cached(function, lhs, rhs, kwargs, *options):
 
 
 def _hashable(value):
-    """Lists as tuples, as far down as they go; jax.lax takes either."""
+    """Lists as tuples, as far down as they go; jax.lax takes either.
+
+    Raises:
+      TypeError: a float; 1.0 is equal to 1, and jax.lax may take one alone.
+    """
+    if type(value) in (list, tuple):
+        return tuple(map(_hashable, value))
     if isinstance(value, ConvDimensionNumbers):
         return ConvDimensionNumbers(*map(tuple, value))
-    return tuple(map(_hashable, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, (float, np.floating)):
+        raise TypeError
+    return value
 
 
-@functools.lru_cache(maxsize=4096, typed=True)
+@functools.lru_cache(maxsize=4096)
 def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, function, **kwargs):
     jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(
         jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),

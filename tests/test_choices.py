@@ -131,6 +131,15 @@ def test_a_choice_that_this_version_does_not_have_is_passed_over(own_choices):
     np.testing.assert_array_equal(jc.conv(X, W)[0, 2, 2], 36)
 
 
+def test_configurations_are_kept_with_those_of_the_same_engine_alone():
+    old = {"a": entry("one", **{"2": "x", "8": "y"}), "b": entry("one", **{"2": "x"})}
+    new = {"a": entry("one", **{"8": "z"}), "b": entry("other", **{"8": "z"})}
+    assert choices.merged(old, new) == {
+        "a": entry("one", **{"2": "x", "8": "z"}),
+        "b": entry("other", **{"8": "z"}),
+    }
+
+
 def test_a_limit_too_small_for_the_choice_passes_it_over(own_choices):
     kept(own_choices, {key("fprop"): entry("im2col_gemm")})
     call = functools.partial(jc.conv, workspace_limit=16)

@@ -11,7 +11,7 @@ from engines import ENGINES
 from jax.lax import ConvDimensionNumbers
 
 import jax_convbatch as jc
-from jax_convbatch import plan
+from jax_convbatch import plan, targets
 
 F32 = np.float32
 
@@ -109,6 +109,45 @@ def test_what_jax_lax_refuses_is_refused_in_its_words(call, algorithm):
     )
     assert type(ours) is type(theirs)
     assert str(ours) == str(theirs)
+
+
+@pytest.mark.parametrize(
+    ("ints", "floats"),
+    [
+        ({"window_strides": (1, 1)}, {"window_strides": (1.0, 1)}),
+        ({"window_strides": [1, 1]}, {"window_strides": [np.float32(1), 1]}),
+        ({"padding": ((1, 1), (1, 1))}, {"padding": ((1.0, 1), (1, 1))}),
+    ],
+)
+def test_floats_are_refused_after_the_same_call_with_ints_too(ints, floats):
+    assert refusal(jc.conv_general_dilated, X, W, ints) is None
+    theirs = refusal(jax.lax.conv_general_dilated, X, W, floats)
+    ours = refusal(jc.conv_general_dilated, X, W, floats)
+    assert theirs is not None and str(ours) == str(theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
+def test_the_same_call_is_worked_out_anew_with_x64(x64):
+    wide = functools.partial(
+        jc.conv_general_dilated, preferred_element_type="float64", **SAME
+    )
+    with jax.enable_x64(False):
+        assert jax.eval_shape(wide, X, W).dtype == np.float32
+    assert jax.eval_shape(wide, X, W).dtype == np.float64
+
+
+def test_the_default_platforms_refusal_is_shown_first(monkeypatch):
+    def refuse(*args):
+        raise ValueError(args[4])
+
+    monkeypatch.setattr(plan, "make_plan", refuse)
+    monkeypatch.setattr(targets, "available", lambda platform: True)
+    for platform in ("cpu", "cuda"):
+        monkeypatch.setattr(targets, "default_platform", lambda p=platform: p)
+        with pytest.raises(ValueError, match=f"^{platform}\\b"):
+            jax.eval_shape(
+                functools.partial(jc.conv, algorithm="per_sample"), IMAGE, FILTER
+            )
 
 
 # Calls that jax.lax traces, and refuses when it compiles them.
