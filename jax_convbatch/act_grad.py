@@ -25,6 +25,7 @@ from jax_convbatch.bias import (
     result_sharding,
     with_batch_axis,
 )
+from jax_convbatch.geometry import accumulator
 
 
 def cotangent(
@@ -70,7 +71,7 @@ def _product(activation: str, kept, saved, dy):
         passes = activations.are_positive(saved, kept[-1])
         return jnp.where(passes, dy, jnp.zeros_like(dy))
     backward = activations.ACTIVATIONS[activation].backward
-    wide = jnp.promote_types(dy.dtype, jnp.float32)
+    wide = accumulator(dy.dtype)
     return backward(saved.astype(wide), dy.astype(wide)).astype(dy.dtype)
 
 

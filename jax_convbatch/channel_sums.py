@@ -19,6 +19,7 @@ import numpy as np
 from jax_convbatch import _compat, partition, planners, targets
 from jax_convbatch.act_grad import at_one_axis, broadcast_kept, kept_with
 from jax_convbatch.bias import result_sharding
+from jax_convbatch.geometry import accumulator
 
 _NATIVE = ("bfloat16", "float16", "float32")
 
@@ -53,7 +54,7 @@ def normalized(x, scale, bias, epsilon: float):
     Returns:
       y like x; mean and variance [K], those of `use_fast_variance`.
     """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(accumulator(x.dtype))
     kept, narrow = (x.ndim - 1,), x.dtype
     count = math.prod(x.shape[:-1])
     s1, s2 = sums(wide, wide, kept, narrow)

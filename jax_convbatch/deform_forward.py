@@ -15,8 +15,9 @@ from jax_convbatch import _compat, deform_lowering
 from jax_convbatch import deform_primitives as primitives
 from jax_convbatch.bias import broadcast_bias
 from jax_convbatch.deform_lowering import total
-from jax_convbatch.deform_params import FACTORS, DeformParams, accumulator
+from jax_convbatch.deform_params import FACTORS, DeformParams
 from jax_convbatch.deform_sampling import sampling
+from jax_convbatch.geometry import accumulator
 
 
 def forward(x, offset, w, mask, bias, params: DeformParams) -> jax.Array:

@@ -69,7 +69,7 @@ class DeformParams:
         """Of an array, where x has `dtype`."""
         if role == "cells":
             return np.dtype(np.int32)
-        return accumulator(dtype) if role == "corners" else np.dtype(dtype)
+        return geo.accumulator(dtype) if role == "corners" else np.dtype(dtype)
 
     def with_sizes(self, offset_groups: int | None = None, **sizes: int):
         return DeformParams(
@@ -91,11 +91,6 @@ class DeformParams:
     def plan(self, op: str, wanted, dtype, platform: str) -> Plan:
         problem = self.problem(op, wanted, dtype, platform)
         return deform_plan.make_plan(problem, self.conv.algorithm)
-
-
-def accumulator(dtype) -> np.dtype:
-    """What offsets, masks and sums are computed in."""
-    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
 
 
 def needed(wanted: tuple[str, ...]) -> tuple[str, ...]:

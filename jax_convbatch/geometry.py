@@ -160,6 +160,11 @@ class ConvGeometry(NamedTuple):
         return ", ".join(parts)
 
 
+def accumulator(dtype) -> np.dtype:
+    """What sums and derivatives of a floating dtype are formed in, offsets too."""
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+
+
 def _dilated(size: int, dilation: int) -> int:
     return (size - 1) * dilation + 1 if size else 0
 

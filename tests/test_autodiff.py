@@ -290,3 +290,22 @@ def test_an_activations_own_derivative_is_jaxs(platform, name):
     saved = y if chosen.saves_output else z
     got = chosen.backward(saved, jnp.full_like(y, 3))
     np.testing.assert_allclose(got, pullback(jnp.full_like(y, 3))[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ["identity", *activations.ACTIVATIONS])
+def test_no_dtype_is_promoted_silently(activation):
+    """bf16 in every mode, where JAX refuses to add it to f32."""
+    x, w, bias = (
+        normal(i, s, "bfloat16") for i, s in enumerate(((2, 5, 5, 3), (3, 3, 3, 4), 4))
+    )
+    layer = functools.partial(jc.conv_bias_act, activation=activation, scale=bias)
+    args = x, w, bias
+
+    def gradients(*args):
+        y, pullback = jax.vjp(layer, *args)
+        return pullback(y)
+
+    with jax.numpy_dtype_promotion("strict"):
+        second = jax.jvp(gradients, args, args)[1]
+        by_model = jax.vmap(layer, (None, 0, None))(x, w[None], bias)
+    assert {a.dtype for a in (*second, by_model)} == {jnp.dtype("bfloat16")}

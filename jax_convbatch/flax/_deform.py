@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax_convbatch.conv import per_axis
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.flax import _call
+from jax_convbatch.geometry import accumulator
 
 
 def taps(layer) -> int:
@@ -60,7 +61,7 @@ def deform(layer, predictor, inputs, kernel, bias):
         mask = jax.nn.sigmoid(out[..., 2 * count :])
     y = deform_conv(
         x,
-        offset.astype(jnp.promote_types(x.dtype, jnp.float32)),
+        offset.astype(accumulator(x.dtype)),
         kernel,
         bias,
         mask,
