@@ -79,6 +79,7 @@ EDGES = {
         f"odd, {name}": case for name, (case, _) in test_implicit_gemm.ODD_TILES.items()
     },
     **{f"thin, {name}": case for name, case in test_narrow.CASES.items()},
+    **{f"thin ring, {name}": case for name, case in test_narrow.RINGS.items()},
     **{
         f"thin strips, {name}": case
         for name, case in {

@@ -1,5 +1,5 @@
-// What the kernels of narrow_conv.cuh and narrow_wgrad.cuh multiply by:
-// mma.sync of 16 rows, 8 columns and 32 bytes of the reduction.
+// What the kernels of narrow_conv.cuh, narrow_wgrad.cuh and narrow_ring.cuh
+// multiply by: mma.sync of 16 rows, 8 columns and 32 bytes of the reduction.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_NARROW_FRAGMENTS_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_NARROW_FRAGMENTS_CUH_
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/hopper/conv_parts.h"
-#include "cuda/hopper/narrow_tiling.h"
+#include "cuda/hopper/most_shared.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -44,6 +44,33 @@ std::optional<Plan> MakePlan(const ConvGeometry& g, int64_t in, int64_t out,
   return Plan{pixels, static_cast<int>(out), blocks, 0, Path::kSmall};
 }
 
+// Of a larger dw.
+std::optional<Plan> PlanRing(const ConvGeometry& g,
+                             const NarrowWgradShape& shape, Type type,
+                             int multiprocessors) {
+  if (shape.a_channels > 16 * kNarrowMostBlocks ||
+      shape.b_channels > kNarrowMostColumns) {
+    return std::nullopt;
+  }
+  // Of fewer pixels of a multiprocessor tiles are faster.
+  const int64_t least = type == Type::kTf32 ? 8 : 64;
+  if (Pixels(g) < least * multiprocessors) return std::nullopt;
+  // The copy engine takes as long for a copy as some 1300 bytes take to come,
+  // and the longer the runs, the fewer stages there are in the ring.
+  constexpr int kLeastBytes = 2500, kMostBytes = 4700;  // of two runs
+  const int pixel_bytes =
+      (shape.a_channels + shape.b_channels) * ElementBytes(type);
+  const int run = 8 * pixel_bytes < kLeastBytes   ? 16
+                  : 8 * pixel_bytes <= kMostBytes ? 8
+                  : 6 * pixel_bytes <= kMostBytes ? 6
+                                                  : 4;
+  const NarrowRing ring(shape, type, run);
+  const auto blocks = static_cast<int>(
+      std::min<int64_t>(CeilDiv(Pixels(g), ring.pixels()), multiprocessors));
+  return Plan{ring.pixels(), static_cast<int>(g.K), blocks,
+              blocks * ring.piece_bytes(), Path::kSmall};
+}
+
 }  // namespace
 
 int NarrowGroups(int64_t channels, Type type) {
@@ -71,24 +98,38 @@ std::optional<Plan> PlanNarrowDgrad(const ConvGeometry& g, Type type,
   return MakePlan(g, g.K, g.C, type, multiprocessors);
 }
 
+NarrowRing::NarrowRing(const NarrowWgradShape& shape, Type type, int run)
+    : run(run),
+      a_blocks(static_cast<int>(CeilDiv(shape.a_channels, 16))),
+      columns(static_cast<int>(CeilDiv(shape.b_channels, 16) * 16)) {
+  const int element = ElementBytes(type);
+  // As loads of 16 channels may begin with the last eight.
+  auto pitch = [&](int channels) {
+    const int64_t bytes = int64_t{run} * channels * element;
+    return static_cast<int>(CeilDiv(bytes, 128) * 128) + 8 * element;
+  };
+  a_pitch = pitch(shape.a_channels);
+  b_pitch = pitch(shape.b_channels);
+  stage_bytes = kNarrowRuns * (a_pitch + b_pitch);
+  ring = std::min(kNarrowStages, kMostShared / stage_bytes);
+}
+
+int64_t NarrowRing::piece_bytes() const {
+  return int64_t{a_blocks} * 16 * columns * int64_t{sizeof(float)};
+}
+
 std::optional<Plan> PlanNarrowWgrad(const ConvGeometry& g, Type type,
                                     int multiprocessors) {
   const NarrowWgradShape shape(g);
-  if (!IsNarrow1x1(g, type) || shape.a == 0 || shape.b == 0 ||
-      shape.a_channels % 8 != 0 || shape.b_channels % 8 != 0 ||
+  const bool by_eights = g.C % 8 == 0 && g.K % 8 == 0;
+  if (!by_eights || !g.is_pointwise() || !IsPlain2d(g, type) ||
       Pixels(g) > kMostPixels) {
     return std::nullopt;
   }
-  // Where each block has much to add up, it has to have many pixels first.
-  constexpr int kSmallFilter = 1536;
-  constexpr int64_t kManyPixels = 1000;  // of a multiprocessor
-  if (shape.a * shape.b > kSmallFilter &&
-      Pixels(g) < kManyPixels * multiprocessors) {
-    return std::nullopt;
-  }
+  if (!shape.is_small()) return PlanRing(g, shape, type, multiprocessors);
   const int pixels = NarrowWgradPixels(shape.a, shape.b, ElementBytes(type));
   const int64_t units = CeilDiv(Pixels(g), pixels * kNarrowWarps);
-  const int64_t most = multiprocessors * NarrowWgradResident(shape.a, shape.b);
+  const int64_t most = multiprocessors * kNarrowWgradResident;
   const auto blocks = static_cast<int>(std::min(units, most));
   return Plan{pixels, static_cast<int>(g.K), blocks, blocks * g.w_size() * 4,
               Path::kSmall};

@@ -1,11 +1,12 @@
-// Which 1x1 filters of few channels the kernels of narrow_conv.cuh and
-// narrow_wgrad.cuh run, and how. Host only.
+// Which 1x1 filters of few channels the kernels of narrow_conv.cuh,
+// narrow_wgrad.cuh and narrow_ring.cuh run, and how. Host only.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_NARROW_PLAN_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_NARROW_PLAN_H_
 
 #include <optional>
 
 #include "cuda/hopper/conv.h"
+#include "cuda/hopper/narrow_tiling.h"
 
 namespace jax_convbatch::hopper {
 
@@ -14,8 +15,8 @@ namespace jax_convbatch::hopper {
 int NarrowGroups(int64_t channels, Type type);
 
 // Of wgrad: rows of a product are channels of operand a, the wider one, and
-// columns those of b; and for how many there is a kernel that takes both, 0 for
-// none.
+// columns those of b; and for how many there is a kernel for a small dw that
+// takes both, 0 for none.
 struct NarrowWgradShape {
   explicit NarrowWgradShape(const ConvGeometry& g);
 
@@ -23,8 +24,23 @@ struct NarrowWgradShape {
   int a_channels, b_channels;
   int a, b;
 
+  bool is_small() const {
+    return a > 0 && b > 0 && a * b <= kNarrowSmallFilter;
+  }
   // What a block's warps add.
   int shared_bytes() const;
+};
+
+// How narrow_ring.cuh lays out its stages, of runs of so many pixels.
+struct NarrowRing {
+  NarrowRing(const NarrowWgradShape& shape, Type type, int run);
+
+  int run, a_pitch, b_pitch, stage_bytes, ring;
+  int a_blocks, columns;
+
+  int pixels() const { return kNarrowRuns * run; }  // of a stage
+  int shared_bytes() const { return ring * stage_bytes; }
+  int64_t piece_bytes() const;
 };
 
 // For geometries that are IsPlain2d; nothing where the kernels cannot run or

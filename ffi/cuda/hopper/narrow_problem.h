@@ -1,4 +1,5 @@
-// What the host tells the kernels of narrow_conv.cuh and narrow_wgrad.cuh.
+// What the host tells the kernels of narrow_conv.cuh, narrow_wgrad.cuh and
+// narrow_ring.cuh.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_NARROW_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_NARROW_PROBLEM_H_
 
@@ -27,6 +28,16 @@ struct NarrowWgradProblem {
   int64_t pixels;
   int a_channels, b_channels;
   bool flipped;  // a is dy
+};
+
+// The same through a ring in shared memory. A stage is kNarrowRuns runs of
+// `run` pixels; bytes from run to run, and from a stage's a to its b.
+struct NarrowRingProblem : NarrowWgradProblem {
+  int run, a_pitch, b_pitch, b_at, stage_bytes;
+  int64_t stages;
+  int ring;      // stages in shared memory
+  int a_blocks;  // of 16 channels, a warp's each
+  int columns;   // of a product, by eight
 };
 
 }  // namespace jax_convbatch::hopper

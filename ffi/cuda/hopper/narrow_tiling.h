@@ -1,4 +1,5 @@
-// How the kernels of narrow_conv.cuh and narrow_wgrad.cuh share their pixels.
+// How the kernels of narrow_conv.cuh, narrow_wgrad.cuh and narrow_ring.cuh
+// share their pixels.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_NARROW_TILING_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_NARROW_TILING_H_
 
@@ -15,10 +16,11 @@ inline constexpr int kNarrowGroups[] = {1, 2, 3, 5, 6};
 constexpr int NarrowTile(int groups) { return groups <= 2 ? 32 : 16; }
 constexpr int NarrowResident(int groups) { return groups <= 3 ? 2 : 1; }
 
-// Of wgrad, channels of the wider and of the narrower operand that there are
-// kernels for.
-inline constexpr int kNarrowA[] = {16, 32, 64, 96, 144};
+// Of wgrad of a small dw, channels of the wider and of the narrower operand
+// that there are kernels for: those of up to kNarrowSmallFilter sums.
+inline constexpr int kNarrowA[] = {16, 32, 64, 96};
 inline constexpr int kNarrowB[] = {16, 32};
+inline constexpr int kNarrowSmallFilter = 1536;
 
 // Pixels that a warp loads at once, in steps of 32 bytes a channel, and blocks
 // of a multiprocessor.
@@ -28,9 +30,14 @@ constexpr int NarrowWgradSteps(int a, int b) {
 constexpr int NarrowWgradPixels(int a, int b, int element_bytes) {
   return NarrowWgradSteps(a, b) * 32 / element_bytes;
 }
-constexpr int NarrowWgradResident(int a, int b) {
-  return a * b <= 1536 ? 2 : 1;
-}
+inline constexpr int kNarrowWgradResident = 2;
+
+// Of a larger dw: the most stages of a ring and the runs of a stage. As many
+// warps multiply at most, 16 channels of the wider operand each, beside one
+// that copies.
+inline constexpr int kNarrowStages = 8, kNarrowRuns = 8;
+inline constexpr int kNarrowMostBlocks = 15, kNarrowMostColumns = 48;
+inline constexpr int kNarrowRingThreads = 32 * (kNarrowMostBlocks + 1);
 
 }  // namespace jax_convbatch::hopper
 

@@ -1,8 +1,8 @@
-// wgrad of 1x1 filters of few channels, which waits for memory alone: dw is so
-// small that a warp has all of it in registers, and pixels come by ordinary
-// loads to the registers from which they are multiplied. Each warp goes through
-// pixels of its own; a block's warps then add their sums in order, and
-// AddChunks those of the blocks.
+// wgrad of 1x1 filters of few channels, which waits for memory alone, where dw
+// is so small that a warp has all of it in registers (else narrow_ring.cuh):
+// pixels come by ordinary loads to the registers from which they are
+// multiplied. Each warp goes through pixels of its own; a block's warps then
+// add their sums in order, and AddChunks those of the blocks.
 //
 // Lanes 4 g + t load the channels g of pixels t, t + 4, ... of a step: rows of
 // whole sectors. In 16 bits the two pixels that share a register of a fragment
@@ -110,7 +110,7 @@ struct NarrowPixels {
 // that a warp loads at once. kResident: blocks of a multiprocessor.
 template <typename T_, int kA_, int kB_,
           int kUnroll_ = NarrowWgradSteps(kA_, kB_),
-          int kResident_ = NarrowWgradResident(kA_, kB_)>
+          int kResident_ = kNarrowWgradResident>
 struct NarrowWgradConfig {
   using T = T_;
   static constexpr int kA = kA_, kB = kB_;
