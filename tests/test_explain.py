@@ -366,3 +366,12 @@ def test_an_engine_that_cannot_is_refused():
         jc.explain(
             functools.partial(jc.conv, algorithm="per_sample"), X, W, platform="tpu"
         )
+
+
+def test_what_nobody_reads_has_no_row(platform):
+    def wgrad_alone(x, w):
+        y, pullback = jax.vjp(jc.conv, x, w)
+        return pullback(y)[1]
+
+    rows = jc.explain(wgrad_alone, X, W, platform=platform)
+    assert [row.op for row in rows] == ["fprop", "wgrad"]

@@ -1,8 +1,10 @@
 """Timing of calls in flight, by a clock of the test."""
 
+import itertools
+
 import pytest
 
-from jax_convbatch import timing
+from jax_convbatch import calls, timing
 
 
 class Clock:
@@ -76,3 +78,16 @@ def test_a_side_held_up_once_is_timed_as_long(clock):
     before, long = clock.now, Queue(clock, "long", 1.0)
     assert timing.rounds_for(long, 8) == 1
     assert clock.now == before + 1.0
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("least_bytes", [1 << 10, 8 << 20, 32 << 20, 1 << 30])
+@pytest.mark.parametrize("result_bytes", [1 << 10, 1 << 34])
+def test_no_call_of_a_round_takes_what_another_takes(
+    platform, least_bytes, result_bytes
+):
+    """Or XLA would merge them, or the second find it in the L2."""
+    pairs = calls.pairs_of(least_bytes, result_bytes, platform)
+    assert len({*pairs}) == len(pairs) >= (6 if platform == "cuda" else 3)
+    for before, after in itertools.pairwise(pairs):
+        assert before[0] != after[0] and before[1] != after[1]
