@@ -92,6 +92,17 @@ def norm_operands(shape=(4, 5, 6, 7)):
     return x + 0.5, scale, bias, weight
 
 
+@pytest.mark.parametrize("value", [77.7, 333.3, 555.5, 1000.1])
+def test_a_channel_of_one_value_has_no_negative_variance(value):
+    """Its mean of squares may be rounded to less than its mean's square."""
+    x = jnp.full((4, 7, 7, 3), value)
+    one, zero = jnp.ones(3), jnp.zeros(3)
+    y, _, var = channel_sums.normalized(x, one, zero, 1e-5)
+    assert (var >= 0).all() and np.isfinite(y).all()
+    dx = jax.grad(lambda x: channel_sums.normalized(x, one, zero, 1e-5)[0].sum())(x)
+    assert np.isfinite(dx).all()
+
+
 TRANSFORMS = {
     "value": lambda f: f,
     "grad": lambda f: jax.grad(f, (0, 1, 2)),
