@@ -154,9 +154,8 @@ def _beyond_the_primitives(
     **_,
 ) -> str | None:
     """What of a call that `jax.lax` traces is only for XLA to run or refuse."""
-    pair = precision if isinstance(precision, tuple) else (precision,)
-    if not all(p is None or isinstance(p, jax.lax.Precision) for p in pair):
-        return f"precision {precision}"
+    if problem := precision_problem(precision):
+        return problem
     if any(sorted(spec) != [*range(len(spec))] for spec in dimension_numbers):
         return "dimension numbers that are no permutation"
     taps = [rhs_shape[i] for i in dimension_numbers.rhs_spec[2:]]
@@ -166,6 +165,14 @@ def _beyond_the_primitives(
     if min((*taps, *window_strides, *lhs_dilation, *rhs_dilation), default=1) < 1:
         return "a stride, a dilation or a side of the filter is below 1"
     return None
+
+
+def precision_problem(precision) -> str | None:
+    """Why only XLA can have such a precision (names of algorithms), or None."""
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    if all(p is None or isinstance(p, jax.lax.Precision) for p in pair):
+        return None
+    return f"precision {precision}"
 
 
 def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, activations, deform_plan, plan, targets
-from jax_convbatch.canonical import geometry_of, operand
+from jax_convbatch.canonical import geometry_of, operand, precision_problem
 from jax_convbatch.conv import (
     channels_last,
     check_arrays,
@@ -109,6 +109,14 @@ def deform_conv(
     if problem := plan.unsupported(x.dtype, x.dtype, 2):
         raise TypeError(f"deform_conv takes floating-point arrays, got {problem}")
     check_int("groups", groups)
+    precision = _compat.canonicalize_precision(precision)
+    if problem := precision_problem(precision):
+        if algorithm not in ("auto", "xla"):
+            raise ValueError(
+                f"algorithm={algorithm!r} cannot run this convolution: {problem}. "
+                "algorithm='xla' and algorithm='auto' can."
+            )
+        algorithm = "xla"
     geometry, numbers, dtype = geometry_of(
         x,
         w,
@@ -126,7 +134,7 @@ def deform_conv(
         ConvParams(
             geometry,
             numbers,
-            _compat.canonicalize_precision(precision),
+            precision,
             algorithm,
             None if workspace_limit is None else int(workspace_limit),
         ),

@@ -81,7 +81,8 @@ class ConvParams:
         pair = (
             self.precision if isinstance(self.precision, tuple) else (self.precision,)
         )
-        return max(_PRECISION[p] for p in pair)
+        # Those of names of algorithms are XLA's alone.
+        return max(_PRECISION.get(p, 0) for p in pair)
 
     def plan(self, op: str, dtype, out_dtype, platform: str) -> Plan:
         return plan.make_plan(

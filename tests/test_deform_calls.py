@@ -137,6 +137,12 @@ def test_only_what_is_read_is_computed():
         (dict(workspace_limit=10), ValueError, "one sample needs"),
         (dict(activation="swoosh"), ValueError, "swoosh"),
         (dict(activation=3), TypeError, "activation must be"),
+        (dict(groups="2"), TypeError, "groups must be an int"),
+        (
+            dict(algorithm="im2col_gemm", precision="F32_F32_F32"),
+            ValueError,
+            "cannot run this convolution: precision .*algorithm='xla' and",
+        ),
     ],
 )
 def test_what_is_refused_is_refused_while_tracing(change, error, message):
@@ -152,6 +158,20 @@ def test_what_is_refused_is_refused_while_tracing(change, error, message):
     structs = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
     with pytest.raises(error, match=message):
         jax.eval_shape(functools.partial(jc.deform_conv, **options), **structs)
+
+
+def test_a_precision_that_names_an_algorithm_is_for_xla():
+    a = expected("3x3")[0]
+
+    def loss(x, w):
+        return (jc.deform_conv(x, a.offset, w, mask=a.mask) ** 2).sum()
+
+    args = a.x.astype("float32"), a.w.astype("float32")
+    with jax.default_matmul_precision("F32_F32_F32"):
+        assert {r.engine for r in jc.explain(jax.grad(loss), *args)} == {"xla"}
+        got = jax.grad(loss, (0, 1))(*args)
+    for one, want in zip(got, jax.grad(loss, (0, 1))(*args), strict=True):
+        np.testing.assert_allclose(one, want, rtol=1e-4, atol=1e-4 * abs(want).max())
 
 
 @pytest.mark.parametrize("name", ["offset", "mask"])
