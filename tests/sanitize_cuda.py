@@ -85,6 +85,7 @@ EDGES = {
         for name, case in {
             **test_strips_tf32.FORWARD,
             **test_strips_tf32.BACKWARD,
+            **test_strips_tf32.FILTERS,
         }.items()
     },
 }

@@ -14,7 +14,7 @@ from test_hopper_plan import H200
 from test_implicit_gemm import SAME, problem
 from test_layer_hopper import assert_exact as assert_layer_exact
 
-TWO = ((2, 2), (2, 2))
+TWO, THREE = ((2, 2), (2, 2)), ((3, 3), (3, 3))
 # Of fprop: one tile and more in a row, sums of 2 to 8 eights, columns left over.
 FORWARD = {
     "3->64": problem(5, (32, 33), 3, 64, (3, 3), padding=SAME),
@@ -34,11 +34,25 @@ BACKWARD = {
     "32->2, dilated": problem(2, (23, 40), 32, 2, (5, 5), (1, 1), TWO, (1, 2)),
     "one pixel": problem(1, (1, 1), 16, 3, (3, 3), padding=SAME),
 }
+# And of wgrad: columns of one product, of two side by side and of three tiles,
+# one tile a block and more, rows that end within eight pixels.
+FILTERS = {
+    "stem": problem(5, (40, 41), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, many tiles": problem(140, (20, 18), 3, 64, (7, 7), (2, 2), THREE),
+    "11x11": problem(2, (67, 63), 3, 72, (11, 11), (4, 4), TWO),
+    "5->24, dilated": problem(2, (23, 24), 5, 24, (5, 5), (1, 1), THREE, (2, 3)),
+    "8->132": problem(3, (19, 70), 8, 132, (3, 3), padding=SAME),
+    "6->16, five rows": problem(2, (5, 9), 6, 16, (5, 3), padding=((0, 3), (2, 1))),
+    "a column": problem(3, (31, 7), 3, 32, (3, 7)),
+    "negative": problem(2, (14, 14), 3, 16, (3, 3), padding=((-2, 1), (1, -2))),
+    "one pixel": problem(2, (1, 1), 3, 16, (3, 3), padding=SAME),
+    **{name: FORWARD[name] for name in ("3->20, strided", "4->328", "7->16")},
+}
 CASES = [("fprop", name) for name in FORWARD] + [("dgrad", name) for name in BACKWARD]
 
 
 def case_of(op, name):
-    return (FORWARD if op == "fprop" else BACKWARD)[name]
+    return {"fprop": FORWARD, "dgrad": BACKWARD, "wgrad": FILTERS}[op][name]
 
 
 @pytest.mark.parametrize(("op", "name"), CASES)
@@ -49,6 +63,31 @@ def test_this_kernel_is_the_plan(native, op, name):
         assert plan["path"] == "strips" and plan["preferred"]
         assert plan["workspace"] == 0
         assert plan["epilogue"] == (op == "fprop")
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_this_kernel_is_the_plan_of_wgrad(native, name):
+    case = FILTERS[name]
+    for n in (1, 3, 1000):
+        many = fields(case._replace(x=(n, *case.x[1:])))
+        plan = native("wgrad", many, "float32", H200)
+        assert plan["path"] == "strips" and plan["preferred"]
+        # A column's elements, of which tiles hold 32, 80 or 160, by 64 channels.
+        elements, k = np.prod(case.w[:-1]), case.w[-1]
+        tile = next(t for t in (32, 80, 160) if elements <= t or t == 160)
+        splits, rest = divmod(plan["blocks"], -(-elements // tile) * -(-k // 64))
+        assert rest == 0
+        assert plan["workspace"] % 256 == 0
+        assert 0 <= plan["workspace"] - splits * elements * k * 4 < 256
+        assert splits == 1 or plan["blocks"] <= H200
+    # All of a stem at batch 256.
+    assert plan["workspace"] <= 8 << 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FILTERS)
+def test_whole_numbers_are_exact_in_dw(hopper, name):
+    assert_exact(FILTERS[name], "float32")
 
 
 @pytest.mark.gpu
@@ -62,7 +101,10 @@ def test_whole_numbers_are_exact(hopper, op, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("op", "name"),
-    [("fprop", "3->64"), ("fprop", "3->20, strided"), ("dgrad", "64->3")],
+    [
+        *[("fprop", "3->64"), ("fprop", "3->20, strided"), ("dgrad", "64->3")],
+        *[("wgrad", "stem"), ("wgrad", "11x11")],
+    ],
 )
 def test_promises(hopper, op, name):
     case = case_of(op, name)
@@ -75,13 +117,19 @@ def test_promises(hopper, op, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "name"), [("fprop", "3->64"), ("dgrad", "64->3")])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *[("fprop", "3->64"), ("dgrad", "64->3")],
+        *[("wgrad", "stem"), ("wgrad", "stem, many tiles"), ("wgrad", "11x11")],
+    ],
+)
 def test_what_is_not_finite_stays_where_it_belongs(hopper, op, name):
     case = case_of(op, name)
     x, w, dy = arrays(case, normal, "float32")
     x[-1, 4, 5, 0] = dy[-1, 3, 2, 1] = np.inf
     got = run(case, x, w, dy, algorithm="implicit_gemm")
     columns = run(case, x, w, dy, algorithm="im2col_gemm")
-    for a, b in zip(got[:2], columns[:2], strict=True):
+    for a, b in zip(got, columns, strict=True):
         assert not np.isfinite(a).all()
         np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))

@@ -171,10 +171,10 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   }
   if (type == Type::kTf32) {
     if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
-    if (op != Op::kWgrad) {
-      const auto strips = PlanStripTf32(g, op == Op::kDgrad, multiprocessors);
-      if (strips) return strips;
-    }
+    const auto strips =
+        op == Op::kWgrad ? PlanStripTf32Wgrad(g, multiprocessors)
+                         : PlanStripTf32(g, op == Op::kDgrad, multiprocessors);
+    if (strips) return strips;
   }
   if (const auto narrow = PlanNarrow(op, g, type, multiprocessors)) {
     return narrow;
@@ -241,7 +241,9 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
       return RunPads(op, call, multiprocessors, stage, stream);
     case Path::kStrips:
       if (call.type == Type::kTf32) {
-        return StripTf32(call, op == Op::kDgrad, stage, stream);
+        return op == Op::kWgrad
+                   ? StripTf32Wgrad(call, stage, stream)
+                   : StripTf32(call, op == Op::kDgrad, stage, stream);
       }
       switch (op) {
         case Op::kFprop:

@@ -3,7 +3,7 @@
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/strip_tf32.cuh"
-#include "cuda/hopper/strip_tf32_plan.h"
+#include "cuda/hopper/strip_tf32_launch.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -33,33 +33,11 @@ cudaError_t Launch(const ConvCall& call, const StripTf32Problem& p, Stage stage,
 cudaError_t StripTf32(const ConvCall& call, bool dgrad, Stage stage,
                       cudaStream_t stream) {
   const StripTf32Shape shape(call.g, dgrad);
-  StripTf32Problem p{};
+  StripTf32Problem p = MakeStripTf32Problem(shape);
   p.in = static_cast<const float*>(call.lhs);
   p.w = static_cast<const float*>(call.rhs);
   p.out = static_cast<float*>(call.result);
-  p.in_h = static_cast<int>(shape.in_h);
-  p.in_w = static_cast<int>(shape.in_w);
-  p.in_c = static_cast<int>(shape.in_c);
-  p.out_h = static_cast<int>(shape.out_h);
-  p.out_w = static_cast<int>(shape.out_w);
-  p.out_c = static_cast<int>(shape.out_c);
-  p.stride_h = static_cast<int>(shape.stride_h);
-  p.stride_w = static_cast<int>(shape.stride_w);
-  p.pad_h = static_cast<int>(shape.pad_h);
-  p.pad_w = static_cast<int>(shape.pad_w);
-  p.dilation_h = static_cast<int>(shape.dilation_h);
-  p.dilation_w = static_cast<int>(shape.dilation_w);
-  p.taps_h = static_cast<int>(shape.taps_h);
-  p.taps_w = static_cast<int>(shape.taps_w);
   p.flipped = dgrad;
-  p.rows = static_cast<int>(shape.rows);
-  p.cols = static_cast<int>(shape.cols);
-  p.strip = static_cast<int>(shape.strip);
-  p.strip_row = static_cast<int>(shape.strip_row);
-  p.divide_strip_row = FastDivmod<uint32_t>(shape.strip_row);
-  p.across = FastDivmod<uint32_t>(shape.across());
-  p.down = FastDivmod<uint32_t>(shape.down());
-  p.tiles = static_cast<int>(shape.tiles());
   p.shares = FastDivmod<uint32_t>(shape.shares());
   switch (shape.steps) {
     case 2:

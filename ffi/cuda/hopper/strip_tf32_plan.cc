@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/hopper/gather_plan.h"
+#include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/strip_tf32_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -37,8 +38,14 @@ StripTf32Shape::StripTf32Shape(const ConvGeometry& g, bool dgrad)
       dilation_h(g.filter_dilation.h),
       dilation_w(g.filter_dilation.w),
       steps(Steps(g.taps() * in_c)) {
-  cols = std::min<int64_t>(kStripTf32Columns, CeilDiv(out_w, 16) * 16);
-  rows = std::min<int64_t>(kStripTf32Pixels / cols, out_h);
+  const int64_t tile_cols =
+      std::min<int64_t>(kStripTf32Columns, CeilDiv(out_w, 16) * 16);
+  SetTile(std::min<int64_t>(kStripTf32Pixels / tile_cols, out_h), tile_cols);
+}
+
+void StripTf32Shape::SetTile(int64_t tile_rows, int64_t tile_cols) {
+  rows = tile_rows;
+  cols = tile_cols;
   strip_row = ((cols - 1) * stride_w + (taps_w - 1) * dilation_w + 1) * in_c;
   strip = ((rows - 1) * stride_h + (taps_h - 1) * dilation_h + 1) * strip_row;
 }
@@ -67,6 +74,36 @@ std::optional<Plan> PlanStripTf32(const ConvGeometry& g, bool dgrad,
   return Plan{static_cast<int>(shape.rows * shape.cols),
               static_cast<int>(shape.out_c), static_cast<int>(blocks), 0,
               Path::kStrips};
+}
+
+StripTf32Shape StripTf32WgradShape(const ConvGeometry& g) {
+  StripTf32Shape shape(g, false);
+  const int64_t across = CeilDiv(g.Q, kStripTf32WgradColumns);
+  const int64_t cols = CeilDiv(CeilDiv(g.Q, across), 8) * 8;
+  int64_t rows = std::min<int64_t>(kStripTf32Pixels / cols, g.P);
+  shape.SetTile(rows, cols);
+  while (rows > 1 && StripTf32WgradBytes(shape) > kMostShared) {
+    shape.SetTile(--rows, cols);
+  }
+  return shape;
+}
+
+std::optional<Plan> PlanStripTf32Wgrad(const ConvGeometry& g,
+                                       int multiprocessors) {
+  if (!IsGatherable(g) || g.taps() == 1 || g.C > kStripTf32WgradInputs ||
+      g.K % 4 != 0 || g.K < kStripTf32FewestOutputs ||
+      g.taps() * g.C > kStripTf32WgradElements) {
+    return std::nullopt;
+  }
+  const StripTf32Shape shape = StripTf32WgradShape(g);
+  if (StripTf32WgradBytes(shape) > kMostShared) return std::nullopt;
+  const int64_t elements = g.taps() * g.C;
+  const int64_t tile = StripTf32WgradTile(static_cast<int>(elements));
+  const int64_t of_filter = CeilDiv(elements, tile) * CeilDiv(g.K, 64);
+  const int64_t splits = std::min(
+      shape.tiles(), std::max<int64_t>(1, multiprocessors / of_filter));
+  return Plan{static_cast<int>(tile), 64, static_cast<int>(of_filter * splits),
+              CeilDiv(splits * g.w_size() * 4, 256) * 256, Path::kStrips};
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,4 +1,5 @@
-// f32 convolutions of few input channels: which strip_tf32.cuh runs. Host only.
+// f32 convolutions of few input channels: which strip_tf32.cuh and
+// strip_tf32_wgrad.cuh run. Host only.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_PLAN_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_PLAN_H_
 
@@ -11,6 +12,9 @@ namespace jax_convbatch::hopper {
 // fprop, or dgrad of stride 1 as the convolution of dy that it is.
 struct StripTf32Shape {
   StripTf32Shape(const ConvGeometry& g, bool dgrad);
+
+  // The same with tiles of so many outputs.
+  void SetTile(int64_t tile_rows, int64_t tile_cols);
 
   int64_t n, in_h, in_w, in_c, out_h, out_w, out_c;
   int64_t taps_h, taps_w, stride_h, stride_w, pad_h, pad_w;
@@ -30,9 +34,25 @@ struct StripTf32Shape {
 std::optional<Plan> PlanStripTf32(const ConvGeometry& g, bool dgrad,
                                   int multiprocessors);
 
-// The kernel of a plan of the path kStrips for f32; see conv.h.
+// The same of wgrad.
+std::optional<Plan> PlanStripTf32Wgrad(const ConvGeometry& g,
+                                       int multiprocessors);
+
+// wgrad's tiles, as large as shared memory has room for two.
+StripTf32Shape StripTf32WgradShape(const ConvGeometry& g);
+
+// Bytes of two tiles of wgrad: 64 channels of dy, whose lines are swizzled by
+// KiB, then their inputs.
+inline int64_t StripTf32WgradBytes(const StripTf32Shape& shape) {
+  return 2 * ((4 * (shape.strip + shape.rows * shape.cols * 64) + 1023) / 1024 *
+              1024);
+}
+
+// The kernels of a plan of the path kStrips for f32; see conv.h.
 cudaError_t StripTf32(const ConvCall& call, bool dgrad, Stage stage,
                       cudaStream_t stream);
+cudaError_t StripTf32Wgrad(const ConvCall& call, Stage stage,
+                           cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

@@ -1,4 +1,4 @@
-// Tiles of the kernel of strip_tf32.cuh.
+// Tiles of the kernels of strip_tf32.cuh and strip_tf32_wgrad.cuh.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_TILING_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_STRIP_TF32_TILING_H_
 
@@ -18,6 +18,14 @@ inline constexpr int kStripTf32Pixels = 256, kStripTf32Columns = 32;
 
 // Fewer fill no columns.
 inline constexpr int kStripTf32FewestOutputs = 16;
+
+// wgrad: outputs at most of a row of a tile; the most input channels, and
+// elements of a filter's column, of which a tile of the product has so many.
+inline constexpr int kStripTf32WgradColumns = 64;
+inline constexpr int kStripTf32WgradInputs = 8, kStripTf32WgradElements = 480;
+constexpr int StripTf32WgradTile(int elements) {
+  return elements <= 32 ? 32 : elements <= 80 ? 80 : 160;
+}
 
 }  // namespace jax_convbatch::hopper
 
