@@ -83,14 +83,16 @@ __device__ __forceinline__ void MultiplyWave(
   WgmmaWait<0>();
 }
 
-// Of the first part, number `tile` of the launch. `inner`: tiles of channels,
-// or of pixels where those are fewer. They come first, as blocks that begin
-// side by side share what they read from the L2.
+// Of the first part, number `tile` of the launch. What problem.n_tiles counts
+// comes first, as blocks that begin side by side share what they read from the
+// L2: tiles of channels or, where those are fewer than it takes for all
+// channels, of pixels.
 template <typename Config, int kParts>
 __device__ __forceinline__ ConvTile WaveTile(const ConvProblem<kParts>& problem,
-                                             const Divisor& inner, int tile) {
-  const int other = tile / inner, one = tile - other * inner;
-  const bool channels = inner == int(problem.n_tiles);
+                                             int tile) {
+  const int inner = problem.n_tiles;
+  const int other = tile / problem.n_tiles, one = tile - other * inner;
+  const bool channels = inner * Config::kN >= problem.channels;
   const int row = channels ? other : one;
   const int channel = (channels ? one : other) * Config::kN;
   const ConvPart& part = problem.part[0];
@@ -115,7 +117,6 @@ __device__ __forceinline__ void StoreColumns(const ConvPart& part,
 template <typename Config, int kParts, typename After>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WaveKernel(const __grid_constant__ ConvProblem<kParts> problem,
-               const __grid_constant__ Divisor inner,
                const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers =
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == kInputWarp) {
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-      const ConvTile tile = WaveTile<Config>(problem, inner, blockIdx.x);
+      const ConvTile tile = WaveTile<Config>(problem, blockIdx.x);
       const StageWalk walk(*tile.part, tile.pixel);
       if (ElectOne()) {
         CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                           tile.iterations, shared,
                                           barriers.ring, at);
     } else {
-      const ConvTile tile = WaveTile<Config>(problem, inner, blockIdx.x);
+      const ConvTile tile = WaveTile<Config>(problem, blockIdx.x);
       const StageWalk walk(*tile.part, tile.pixel);
       NamedBarrier(kFirstBarrier, Config::kThreads);
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (ElectOne()) barriers.Init();
     NamedBarrierArrive(kRestBarrier, 64);
   }
-  const ConvTile tile = WaveTile<Config>(problem, inner, blockIdx.x);
+  const ConvTile tile = WaveTile<Config>(problem, blockIdx.x);
   const int group = warp / (kWarpgroup / 32);
   const int channel = tile.channel + 64 * group;
   float acc[Config::kM / 2];

@@ -21,7 +21,7 @@ int FilterChannels(const Plan& plan) {
 }
 
 template <typename Config, int kParts, typename After>
-cudaError_t LaunchWave(const ConvProblem<kParts>& problem, const After& after,
+cudaError_t LaunchWave(ConvProblem<kParts> problem, const After& after,
                        Stage stage, cudaStream_t stream) {
   const auto kernel = &WaveKernel<Config, kParts, After>;
   constexpr int kBytes = Config::kBarrierOffset + sizeof(WaveBarriers<Config>);
@@ -29,8 +29,9 @@ cudaError_t LaunchWave(const ConvProblem<kParts>& problem, const After& after,
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   const int blocks = problem.tiles / int(problem.parts);
   const int columns = problem.n_tiles;
-  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(
-      problem, std::min(columns, blocks / columns), after);
+  // Which come first, see WaveTile.
+  problem.n_tiles = std::min(columns, blocks / columns);
+  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(problem, after);
   return cudaGetLastError();
 }
 
