@@ -209,7 +209,8 @@ struct HaloHelpers {
     const HaloTiling tiling(g, type);
     const int64_t tiles = tiling.tiles(), count = plan.blocks - tiles;
     if (g.groups > 1 || type == Type::kTf32 || plan.tile_m != kHaloM ||
-        plan.tile_n != kHaloN || count <= 0 || count >= tiles) {
+        plan.tile_n != kHaloN || plan.cluster > 1 || count <= 0 ||
+        count >= tiles) {
       return {0, 0};
     }
     // What it takes, in steps, to begin and to leave a piece.
