@@ -81,6 +81,10 @@ SPLITS = {
         problem(8, (56, 56), 256, 512, (1, 1), (2, 2)),
         "64x64/96c3",
     ),
+    "fewer than ten steps, clusters of three": (
+        problem(8, (28, 28), 512, 256, (1, 1), (2, 2)),
+        "64x64/96c3",
+    ),
     "few steps, clusters of two": (
         problem(8, (14, 14), 256, 1024, (1, 1)),
         "64x64/128c2",
@@ -201,9 +205,9 @@ SPLITS = {
         problem(8, (14, 14), 256, 256, (3, 3), padding=SAME),
         "96x64/96",
     ),
-    "few steps, taps share pixels, clusters of fourteen": (
+    "few steps, taps share pixels, clusters of twelve": (
         problem(8, (56, 56), 64, 64, (3, 3), padding=SAME),
-        "96x64/84c14",
+        "96x64/72c12",
     ),
     "few steps, taps share pixels, clusters of sixteen": (
         problem(16, (56, 56), 64, 64, (3, 3), padding=SAME),

@@ -223,6 +223,18 @@ template <typename Config>
 using WgradSource = std::conditional_t<Config::kTapRow, WgradRowSource<Config>,
                                        WgradShortSource<Config>>;
 
+// A block's barriers for copies stand: all but the warp that copies first wait.
+inline constexpr int kReadyBarrier = 15;
+
+// Whether multiplying begins when the first copy is issued, not when those of
+// the first round are. In larger clusters and longer shares the warps that then
+// wait for the first stage cost more than they gain. All of it is read anyway:
+// a constant in another line would take as long as it saves.
+template <typename Config>
+__device__ __forceinline__ bool BeginsEarly(const WgradShortProblem& problem) {
+  return problem.cluster <= 4 && (Config::kTapRow || problem.least_steps < 10);
+}
+
 // The first round of stages, by one warp: the copies of a stage that is needed
 // first are then ahead of those of others. A kernel starts with this code, for
 // whose instructions a block waits as it does for memory, and this with what
@@ -242,6 +254,16 @@ __device__ __forceinline__ void CopyFirstRound(
   const WgradShare share(problem);
   WgradSource<Config> source(problem, share);
   source.CopyDy(0, address(0), full(0));
+  if (ElectOne()) {
+    BarrierInit(SharedAddress(&block.ring.empty[0]), Config::kConsumed / 32);
+  }
+  __syncwarp();
+  const bool early = BeginsEarly<Config>(problem);
+  auto let_begin = [&] {
+    NamedBarrierArrive(kReadyBarrier, Config::kThreads);
+    if (problem.splits > 1) ClusterArrive();
+  };
+  if (early) let_begin();
   source.FindBoxes();
   const int count = min(share.steps, Config::kStages);
 #pragma unroll 1
@@ -251,10 +273,10 @@ __device__ __forceinline__ void CopyFirstRound(
     __syncwarp();
   }
   __syncwarp();
+  if (!early) let_begin();
 }
 
-// The other rounds, by a warp for each stage. Others wait at the block's
-// barrier for the ring's.
+// The other rounds, by a warp for each stage.
 template <typename Config>
 __device__ __forceinline__ void CopyLaterRounds(
     const typename Config::Problem& problem, uint32_t shared, int stage,
@@ -265,7 +287,7 @@ __device__ __forceinline__ void CopyLaterRounds(
   }
   if (stage == 2 && ElectOne()) {
 #pragma unroll
-    for (int i = 0; i < Config::kStages; ++i) {
+    for (int i = 1; i < Config::kStages; ++i) {
       BarrierInit(SharedAddress(&block.ring.empty[i]), Config::kConsumed / 32);
     }
     FenceBarrierInit();
@@ -277,15 +299,14 @@ __device__ __forceinline__ void CopyLaterRounds(
   const WgradShare share(problem);
   WgradSource<Config> source(problem, share);
   source.FindBoxes();
-  __syncthreads();
-  const bool more = stage + Config::kStages < share.steps;
-  if (problem.splits > 1) {
-    ClusterArrive();
-    // Costs nothing: no stage is empty before the block's other warps have
-    // waited. Under racecheck clusters that leave it out do not end.
-    if (more) ClusterWait();
+  if (stage > 0) {
+    NamedBarrier(kReadyBarrier, Config::kThreads);
+    if (problem.splits > 1) ClusterArrive();
   }
-  if (!more) return;
+  if (stage + Config::kStages >= share.steps) return;
+  // Costs nothing: no stage is empty before the block's other warps have
+  // waited. Under racecheck clusters that leave it out do not end.
+  if (problem.splits > 1) ClusterWait();
   uint32_t round = 0;
   for (int i = stage + Config::kStages; i < share.steps; i += Config::kStages) {
     const auto at = source.At(i);

@@ -170,7 +170,8 @@ __device__ __forceinline__ void StoreWhole(const FilterRows<Config>& rows,
   const uint32_t from = shared + chunk_at(thread / 8, thread % 8);
   const int unit = group % Config::kGroupsM * Config::kUnits;
   const int k = group / Config::kGroupsM * 64 + thread % 8 * 8;
-#pragma unroll
+  // A loop where it is longer: a block waits for its instructions.
+#pragma unroll(Config::kGroups > 1 ? 1 : Config::kUnits)
   for (int i = 0; i < Config::kUnits; ++i) {
     *reinterpret_cast<float4*>(rows.At(unit + i, thread / 8, k)) =
         LoadShared4(from + i * 2048);
@@ -305,7 +306,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                      WgradOwn::Of<Config>(problem).count *
                                      Config::kPartBytes);
   }
-  __syncthreads();
+  __syncwarp();
+  NamedBarrier(kReadyBarrier, Config::kThreads);
   if (adds) ClusterArrive();
   MultiplyAndAdd<Config>(problem, shared, block);
 }

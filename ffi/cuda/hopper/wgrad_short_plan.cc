@@ -35,7 +35,7 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   constexpr double kExchange = 0.258, kExchangeBlock = 0.0159;
   // Each block beyond these: all of a cluster lie in one group.
   constexpr int kGroup = 12;
-  constexpr double kBeyondGroup = 0.2;
+  constexpr double kBeyondGroup = 0.26;
   constexpr double kSentByte = 47.9e-6, kStoredByte = 18.4e-6;
   constexpr double kAddLaunch = 1.30, kPiecesRate = 1.36e6;
   // Steps, copies and memory overlap: the longest counts most.
