@@ -40,15 +40,24 @@ struct NarrowPosition {
   }
 };
 
-// The pixels of a stage, the tail of which may be past the last.
+// The pixels of a stage. The last one may have fewer, in shorter runs, so that
+// few are past the last pixel.
+template <typename T>
 struct NarrowStage {
   int64_t first;
-  int there;
+  int there, run;
 
   __device__ NarrowStage(const NarrowRingProblem& p, int64_t stage)
       : first(stage * kNarrowRuns * p.run),
         there(static_cast<int>(
-            ::min(p.pixels - first, int64_t{kNarrowRuns} * p.run))) {}
+            ::min(p.pixels - first, int64_t{kNarrowRuns} * p.run))),
+        run(p.run) {
+    constexpr int kLeast = kNarrowRuns * kNarrowEach<T>;
+    if (there < kNarrowRuns * run) {
+      run = (there + kLeast - 1) / kLeast * kNarrowEach<T>;
+    }
+  }
+  __device__ bool lacks_some() const { return there < kNarrowRuns * run; }
 };
 
 // By a warp: a lane has a run of one of the operands.
@@ -64,7 +73,7 @@ __device__ __forceinline__ void CopyNarrowRuns(const NarrowRingProblem& p,
       ring + (is_b ? p.b_at + run * p.b_pitch : run * p.a_pitch);
   NarrowPosition at;
   for (int64_t i = blockIdx.x; i < p.stages; i += gridDim.x, at.Advance(p)) {
-    const NarrowStage stage(p, i);
+    const NarrowStage<T> stage(p, i);
     const uint32_t full = SharedAddress(&barriers.full[at.stage]);
     BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
     if (lane == 0) {
@@ -72,10 +81,11 @@ __device__ __forceinline__ void CopyNarrowRuns(const NarrowRingProblem& p,
           full, stage.there * (p.a_channels + p.b_channels) * sizeof(T));
     }
     __syncwarp();
-    const int pixels = ::min(p.run, stage.there - run * p.run);
+    const int pixels = ::min(stage.run, stage.there - run * stage.run);
     if (lane < 2 * kNarrowRuns && pixels > 0) {
       LoadBytes(to + at.stage * p.stage_bytes,
-                from + (stage.first + run * p.run) * row, full, pixels * row);
+                from + (stage.first + run * stage.run) * row, full,
+                pixels * row);
     }
   }
 }
@@ -83,20 +93,22 @@ __device__ __forceinline__ void CopyNarrowRuns(const NarrowRingProblem& p,
 // Zeros in place of the pixels that a stage lacks, by the warps that multiply.
 template <typename T>
 __device__ __forceinline__ void ZeroTheRest(const NarrowRingProblem& p,
-                                            uint32_t stage, int there) {
+                                            const NarrowStage<T>& stage,
+                                            uint32_t at) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  auto zero = [&](uint32_t at, int channels) {
+  auto zero = [&](uint32_t from, int channels) {
     const int row = channels * sizeof(T);
     for (int b = lane * 16; b < row; b += 32 * 16) {
-      StoreShared4(at + b, make_float4(0, 0, 0, 0));
+      StoreShared4(from + b, make_float4(0, 0, 0, 0));
     }
   };
-  for (int i = there + warp; i < kNarrowRuns * p.run; i += p.a_blocks) {
-    const int run = i / p.run, pixel = i - run * p.run;
+  for (int i = stage.there + warp; i < kNarrowRuns * stage.run;
+       i += p.a_blocks) {
+    const int run = i / stage.run, pixel = i - run * stage.run;
     const int before_a = pixel * p.a_channels * sizeof(T);
     const int before_b = pixel * p.b_channels * sizeof(T);
-    zero(stage + run * p.a_pitch + before_a, p.a_channels);
-    zero(stage + p.b_at + run * p.b_pitch + before_b, p.b_channels);
+    zero(at + run * p.a_pitch + before_a, p.a_channels);
+    zero(at + p.b_at + run * p.b_pitch + before_b, p.b_channels);
   }
   NamedBarrier(1, p.a_blocks * 32);
 }
@@ -199,13 +211,13 @@ __global__ void __launch_bounds__(kNarrowRingThreads, 1)
   NarrowPosition at;
   for (int64_t i = blockIdx.x; i < p.stages; i += gridDim.x, at.Advance(p)) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-    const uint32_t stage = at.stage * p.stage_bytes;
-    const int there = NarrowStage(p, i).there;
-    if (there < kNarrowRuns * p.run) ZeroTheRest<T>(p, ring + stage, there);
+    const NarrowStage<T> stage(p, i);
+    const uint32_t offset = at.stage * p.stage_bytes;
+    if (stage.lacks_some()) ZeroTheRest<T>(p, stage, ring + offset);
+    const uint32_t a = own_a + offset, b = own_b + offset;
 #pragma unroll 4
-    for (int pixel = 0; pixel < p.run; pixel += kNarrowEach<T>) {
-      sums.Step(p, own_a + stage + pixel * a_row,
-                own_b + stage + pixel * b_row);
+    for (int pixel = 0; pixel < stage.run; pixel += kNarrowEach<T>) {
+      sums.Step(p, a + pixel * a_row, b + pixel * b_row);
     }
     __syncwarp();
     release(SharedAddress(&barriers.empty[at.stage]));
