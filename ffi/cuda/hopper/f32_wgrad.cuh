@@ -7,6 +7,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_F32_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_F32_WGRAD_CUH_
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgrad_kernel.cuh"
 #include "cuda/hopper/wgrad_tiling.h"
@@ -201,6 +202,9 @@ __device__ __forceinline__ void ConsumeF32Wgrad(const WgradProblem& problem,
     i += steps;
     float acc[Config::kRows][Config::kN / 2];
     multiply(acc, steps, x, loader, at);
+    // Not before: blocks of the kernel that adds would fill multiprocessors
+    // that have no block here.
+    if (i == end) LaunchDependents();
     const bool whole = steps == problem.steps;
     float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
                        PieceSlot(problem, blockIdx.x, piece.tile) *
@@ -229,6 +233,10 @@ __device__ __forceinline__ void RunF32Wgrad(const WgradProblem& problem,
   __shared__ RingBarriers<Config::kStages> barriers;
   __shared__ alignas(8) uint64_t loaded[Config::kStages];
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (threadIdx.x == 32) {
+    PrefetchMap(problem.x);
+    PrefetchMap(problem.dy);
+  }
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : loaded) {
       BarrierInit(SharedAddress(&barrier), Config::kIssuers);
@@ -273,7 +281,9 @@ __device__ __forceinline__ bool SumPieces(const WgradProblem& problem, int tile,
   auto piece = [&](int64_t slot) {
     return pieces[slot * (Config::kPieceFloats / 4)];
   };
-  *sum = piece(2 * first + (problem.Begin(first) < line_begin));
+  const bool second = problem.Begin(first) < line_begin;
+  WaitForPrimary();
+  *sum = piece(2 * first + second);
 #pragma unroll 16
   for (int block = first + 1; block <= last; ++block) {
     const float4 v = piece(2 * block);

@@ -73,8 +73,10 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
                            Config::kSharedBytes, stream, problem);
         },
         [&] {
-          return LaunchOne(adds, problem.tiles * Config::kQuads,
-                           Config::kMultiplierThreads, 0, stream, problem);
+          return LaunchKernel(adds,
+                              {int64_t{problem.tiles} * Config::kQuads,
+                               Config::kMultiplierThreads, Start::kEarly},
+                              stream, problem);
         });
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
