@@ -76,6 +76,16 @@ def test_sums_of_pixels_that_cannot_be_cut_so_are_split_by_cublas(native):
     assert (plan["config"], plan["workspace"]) == ("cublas", 16 << 20)
 
 
+@pytest.mark.parametrize("c, k", [(112, 672), (672, 112), (112, 1000)])
+def test_long_sums_of_tiles_that_are_not_full_are_a_product(native, c, k):
+    rest = (c, k, *NARROW[4:])
+    for dtype in ("bfloat16", "float16"):
+        plan = native("wgrad", geometry(128, (14, 14, *rest)), dtype, H200)
+        assert (plan["config"], plan["workspace"]) == ("cublas", 16 << 20)
+    for batch, size in ((8, 14), (128, 7)):
+        assert config(native, batch, (size, size, *rest)) != "cublas"
+
+
 def test_few_pixels_have_tiles(native):
     for row in (WIDE, TALL):
         for batch in (1, 8):
@@ -108,7 +118,9 @@ def test_products_are_exact(hopper, channels, batch, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("channels", [(64, 64), (128, 256), (256, 64)])
+@pytest.mark.parametrize(
+    "channels", [(64, 64), (128, 256), (256, 64), (112, 672), (264, 72)]
+)
 def test_long_products_are_exact(hopper, channels, dtype):
     case = problem(256, (28, 28), *channels, (1, 1))
     args = arrays(case, functools.partial(whole, most=1), dtype)
@@ -128,8 +140,12 @@ def test_products_of_odd_numbers_of_pixels_are_exact(hopper, batch, size):
 
 
 @pytest.mark.gpu
-def test_products_are_reproducible(hopper):
-    case = problem(16, (7, 7), 512, 2048, (1, 1))
+@pytest.mark.parametrize(
+    "case",
+    [problem(16, (7, 7), 512, 2048, (1, 1)), problem(65, (14, 14), 112, 672, (1, 1))],
+    ids=["one wave", "tiles that are not full"],
+)
+def test_products_are_reproducible(hopper, case):
     assert_right_but_for_rounding(case, "bfloat16")
     assert_a_hundred_runs_agree(case, "bfloat16")
 

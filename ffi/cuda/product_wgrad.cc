@@ -34,7 +34,7 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
                                              int multiprocessors) {
   const int64_t pixels = g.N * g.output_pixels();
   if (type == hopper::Type::kTf32 || g.groups != 1 || !g.is_pointwise() ||
-      g.C % 64 != 0 || g.K % 64 != 0 || pixels == 0 ||
+      g.C % 8 != 0 || g.K % 8 != 0 || pixels == 0 ||
       1.0 * pixels > std::numeric_limits<int32_t>::max()) {
     return std::nullopt;
   }
@@ -49,12 +49,22 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
   const bool one_wave =
       tiles <= multiprocessors && tiles * 10 >= multiprocessors * 9;
   constexpr int64_t kFewTiles = 32, kFewPixels = 392;
+  const double work = 1.0 * pixels * static_cast<double>(g.C * g.K);
   const bool short_sums = pixels <= 98 * tiles;
+  if (g.C % 64 != 0 || g.K % 64 != 0) {
+    // Tiles are not full. Where each has few pixels they are ahead all the
+    // same.
+    constexpr int64_t kManyPixels = 1000;
+    constexpr double kEnough = 0.9e9;
+    const bool is_long = pixels >= kManyPixels * tiles && work >= kEnough;
+    const bool is_wide = std::min(g.C, g.K) >= 64 && std::max(g.C, g.K) >= 256;
+    if (!is_long || !is_wide) return std::nullopt;
+    return ProductWgrad{1, kSplitBytes};
+  }
   if (short_sums && tiles <= kFewTiles) return std::nullopt;
   if (one_wave && pixels <= kFewPixels) return std::nullopt;
   if (one_wave || short_sums) return ProductWgrad{1, 0};
   constexpr double kMuch = 1.6e9;
-  const double work = 1.0 * pixels * static_cast<double>(g.C * g.K);
   const bool much = tiles >= 2 && std::max(g.C, g.K) >= 256 && work >= kMuch;
   if (tiles < 32 && !much) return std::nullopt;
   // Where there is not much more than that cuBLAS cuts as well itself.
