@@ -193,9 +193,13 @@ SPLITS = {
         problem(8, (56, 56), 64, 256, (1, 1)),
         "64x64/48c12",
     ),
-    "few steps, clusters of nine": (
+    "few steps, clusters of eight": (
         problem(8, (56, 56), 256, 128, (1, 1), (2, 2)),
-        "64x64/72c9",
+        "64x64/64c8",
+    ),
+    "few steps, clusters of nine": (
+        problem(8, (14, 14), 128, 128, (1, 1)),
+        "64x64/36c9",
     ),
     "few steps, clusters of six, pieces": (
         problem(8, (56, 56), 64, 64, (1, 1)),

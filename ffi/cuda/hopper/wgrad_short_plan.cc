@@ -36,6 +36,8 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   // Each block beyond these: all of a cluster lie in one group.
   constexpr int kGroup = 12;
   constexpr double kBeyondGroup = 0.26;
+  // Of 1x1 filters in many clusters of nine, which crowd some groups.
+  constexpr double kNine = 0.3;
   constexpr double kSentByte = 47.9e-6, kStoredByte = 18.4e-6;
   constexpr double kAddLaunch = 1.30, kPiecesRate = 1.36e6;
   // Steps, copies and memory overlap: the longest counts most.
@@ -59,6 +61,7 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   if (plan.cluster > 1) {
     time += kExchange + kExchangeBlock * plan.cluster +
             kBeyondGroup * std::max(0, plan.cluster - kGroup) +
+            kNine * (plan.cluster == 9 && tiles >= 8 && g.taps() == 1) +
             kSentByte * sums * (plan.cluster - 1) / plan.cluster;
   }
   if (plan.workspace > 0) {
