@@ -50,8 +50,29 @@ def test_resnet_takes_little_workspace(native, row, batch, dtype):
         assert 1 <= plan["blocks"] <= (2 * H200 if op == "wgrad" else H200)
         if op == "wgrad":
             assert plan["workspace"] <= 64 << 20
+        elif plan["config"].endswith("t"):  # the transposed filter
+            _, _, c, k, r, s, *_ = row
+            assert (op, dtype) == ("fprop", "float32")
+            assert plan["workspace"] == 4 * r * s * c * k
         else:
             assert plan["workspace"] == 0
+
+
+def test_large_f32_layers_transpose_their_filter(native):
+    """Where that takes little beside the product."""
+
+    def tile(row, batch, op="fprop", dtype="float32"):
+        return native(op, geometry(batch, row), dtype, H200)["config"]
+
+    large = RESNET50_V1["28_3x3_128_128"]
+    assert tile(large, 256) == "128x128t"
+    assert (tile(large, 8), tile(large, 1)) == ("64x64", "32x64")
+    assert tile(large, 256, "dgrad") == "128x128"
+    assert tile(large, 256, dtype="bfloat16") == "128x128"
+    assert tile(RESNET50_V1["56_3x3_64_64"], 256) == "256x64t"
+    # Many weights, and one tap.
+    assert tile(RESNET50_V1["7_3x3_512_512"], 256) == "192x128"
+    assert not tile(RESNET50_V1["28_1x1_128_512"], 256).endswith("t")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

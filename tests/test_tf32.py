@@ -1,5 +1,6 @@
 """f32 on Hopper: large tiles of TF32, and what HIGH is."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,7 @@ from test_hopper_plan import H200
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import tf32x3
+from jax_convbatch import plan, primitives, tf32x3
 
 SAME = ((1, 1), (1, 1))
 
@@ -37,6 +38,16 @@ TILES = {
     "one tile": (problem(64, (14, 14), 64, 64, (3, 3)), "wgrad", "576x64"),
     "256 pixels": (problem(60, (16, 15), 256, 136, (3, 3)), "fprop", "256x128"),
     "192 pixels": (problem(170, (7, 7), 132, 520, (3, 3)), "fprop", "192x128"),
+    "128 pixels, a transposed filter": (
+        problem(100, (16, 15), 300, 200, (3, 3)),
+        "fprop",
+        "128x128t",
+    ),
+    "shared taps, a transposed filter": (
+        problem(40, (60, 61), 156, 60, (3, 3), padding=((2, 0), (0, 2))),
+        "fprop",
+        "256x64t",
+    ),
     "classes of a stride": (
         problem(24, (40, 39), 196, 68, (3, 3), stride=(2, 2)),
         "dgrad",
@@ -78,6 +89,36 @@ def test_large_tiles_of_f32_are_exact(hopper, name):
     want = run(case, x, w, dy, algorithm="im2col_gemm")
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+TRANSPOSED = {
+    "3x3": problem(5, (14, 14), 64, 64, (3, 3)),
+    "odd": problem(7, (13, 17), 76, 140, (3, 5), padding=((1, 1), (2, 2))),
+    "strided": problem(9, (15, 16), 64, 72, (3, 3), (2, 2)),
+    "shared taps": problem(6, (20, 60), 36, 132, (3, 3)),
+    "large": TILES["128 pixels, a transposed filter"][0],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_every_configuration_gives_the_same_bits(hopper, name):
+    """Of fprop, the filter transposed or not."""
+    case = TRANSPOSED[name]
+    x, w, _ = arrays(case, normal, "float32")
+    params = params_of(case, x, w)
+    names = plan.configs("implicit_gemm", "fprop", params.geometry, "float32", "cuda")
+    assert {"128x128t", "256x64t"} < set(names)
+    want = None
+    for config in names:
+        chosen = dataclasses.replace(params, algorithm="implicit_gemm", config=config)
+        fun = functools.partial(
+            primitives.bind, "fprop", params=chosen, out_dtype=np.dtype("float32")
+        )
+        for _ in range(3):
+            got = bits(jax.jit(fun)(x, w))
+            want = got if want is None else want
+            np.testing.assert_array_equal(got, want, err_msg=config)
 
 
 CASES = {

@@ -6,6 +6,7 @@
 #include "cuda/hopper_device.h"
 #include "cuda/sampling.h"
 #include "cuda/sampling_shape.cuh"
+#include "cuda/transpose.cuh"
 
 namespace jax_convbatch {
 namespace {
@@ -81,36 +82,6 @@ __device__ void StoreOnce(Vector<T, kVector>* to,
   }
 }
 
-// A square of a matrix to transpose is the work of a block.
-constexpr int kSquare = 32;
-
-int64_t Squares(const Transposition& matrix) {
-  auto squares = [](int n) { return (n + kSquare - 1) / kSquare; };
-  return int64_t{squares(matrix.rows)} * squares(matrix.columns);
-}
-
-__device__ void TransposeSquare(const Transposition& matrix,
-                                float (*square)[kSquare + 1]) {
-  const int across = (matrix.columns + kSquare - 1) / kSquare;
-  const int row = blockIdx.x / across * kSquare;
-  const int column = blockIdx.x % across * kSquare;
-  const int x = threadIdx.x % kSquare;
-#pragma unroll
-  for (int y = threadIdx.x / kSquare; y < kSquare; y += kThreads / kSquare) {
-    if (row + y < matrix.rows && column + x < matrix.columns) {
-      square[y][x] =
-          matrix.from[int64_t{row + y} * matrix.columns + column + x];
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int y = threadIdx.x / kSquare; y < kSquare; y += kThreads / kSquare) {
-    if (row + x < matrix.rows && column + y < matrix.columns) {
-      matrix.to[int64_t{column + y} * matrix.rows + row + x] = square[x][y];
-    }
-  }
-}
-
 // The columns of a tile, by all threads of a block.
 template <typename T, int kVector>
 __device__ __forceinline__ void SampleTile(const SamplingShape& s,
@@ -181,7 +152,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   LaunchDependents();  // the product: hopper/columns_kernel.cuh
   if (static_cast<int>(blockIdx.x) < squares) {
     static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
-    TransposeSquare(matrix, reinterpret_cast<float (*)[kSquare + 1]>(&table));
+    TransposeSquare<kThreads>(matrix,
+                              reinterpret_cast<float (*)[kSquare + 1]>(&table));
     return;
   }
   for (int64_t tile = blockIdx.x - squares; tile < s.blocks;

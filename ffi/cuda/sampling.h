@@ -9,6 +9,7 @@
 
 #include "conv_geometry.h"
 #include "cuda/positions.h"
+#include "cuda/transposition.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_convbatch {
@@ -37,13 +38,6 @@ inline int64_t MaxSampled(const ConvGeometry& g, int64_t offset_groups) {
          std::max({g.output_pixels() * g.taps() * g.C, g.input_pixels() * g.C,
                    CellsPerSample(g, offset_groups) + 1});
 }
-
-// A matrix to transpose: from[rows, columns]; none where `to` is null.
-struct Transposition {
-  const float* from = nullptr;
-  float* to = nullptr;
-  int rows = 0, columns = 0;
-};
 
 // columns (laid out as `Columns` of conv_gemms.h says, in the dtype of x) = the
 // pixels of x, by their weights. A matrix is transposed besides, at no cost:

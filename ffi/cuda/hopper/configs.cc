@@ -4,6 +4,7 @@
 #include "cuda/hopper/deep.h"
 #include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
+#include "cuda/hopper/transposed_plan.h"
 #include "cuda/hopper/wave_plan.h"
 #include "cuda/hopper/window_plan.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 struct Tile {
   int m, n;
+  bool transposed = false;
 };
 
 // Those of bf16 and f16.
@@ -95,6 +97,9 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
     tiles.push_back({128, 128});
   } else {
     tiles.insert(tiles.end(), {{192, 128}, {256, 128}});
+    if (MayTranspose(g, type)) {
+      tiles.insert(tiles.end(), {{256, 64, true}, {128, 128, true}});
+    }
   }
   return tiles;
 }
@@ -105,6 +110,7 @@ std::string ConfigName(Op op, const Plan& plan) {
   std::string name =
       std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
   if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
+  if (op == Op::kFprop && IsTransposed(plan)) name += "t";
   if (plan.cluster > 1) name += "c" + std::to_string(plan.cluster);
   if (plan.pair != Pair::kNone) name += plan.pair == Pair::kX ? "px" : "py";
   return name;
@@ -120,10 +126,15 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
     return plans;
   const ConvGeometry folded = Fold(op, g, type);
   for (const Tile& tile : ConvTiles(op, folded, type, multiprocessors)) {
-    if (tile.m == rule->tile_m && tile.n == rule->tile_n) continue;
+    if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
+        tile.transposed == IsTransposed(*rule)) {
+      continue;
+    }
     plans.push_back(*rule);
-    plans.back().tile_m = tile.m;
-    plans.back().tile_n = tile.n;
+    Plan& plan = plans.back();
+    plan.tile_m = tile.m;
+    plan.tile_n = tile.n;
+    plan.workspace = tile.transposed ? TransposedBytes(folded) : 0;
   }
   return plans;
 }

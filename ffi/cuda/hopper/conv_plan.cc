@@ -6,6 +6,7 @@
 #include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/sum_chunks.h"
+#include "cuda/hopper/transposed_plan.h"
 #include "cuda/hopper/wave_plan.h"
 #include "cuda/hopper/window_plan.h"
 
@@ -260,6 +261,38 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   return g.groups > 1 ? GroupTile(g, type, in, out, part, true, multiprocessors)
                       : OrWave(BestTile(type, in, out, {part}, multiprocessors),
                                type, in, out, {part}, multiprocessors);
+}
+
+Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
+                  int multiprocessors) {
+  if (!MayTranspose(g, type)) return plan;
+  const PartAxes part = FpropPart(g);
+  Plan transposed = LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1, part,
+                                    /*dgrad=*/true, multiprocessors);
+  transposed.workspace = TransposedBytes(g);
+  // Each weight has its cost, and each product gains a little: more in tiles of
+  // 128x128 than large filters' of 192x128 take, and where taps share pixels.
+  constexpr int64_t kMostWeights = 600'000, kLeastPixels = 20'000;
+  constexpr double kLeastProducts = 7e9;
+  const int64_t pixels = g.N * g.output_pixels();
+  auto length = [&](const Plan& p) {
+    const int64_t tiles =
+        (pixels + p.tile_m - 1) / p.tile_m * ((g.K + p.tile_n - 1) / p.tile_n);
+    return (tiles + multiprocessors - 1) / multiprocessors * p.tile_m *
+           p.tile_n;
+  };
+  const bool gains = transposed.tile_n == 128 ||
+                     (transposed.tile_m == 256 && TapsShare(part.w));
+  return gains && g.w_size() <= kMostWeights && pixels >= kLeastPixels &&
+                 1.0 * pixels * g.w_size() >= kLeastProducts &&
+                 length(transposed) <= length(plan)
+             ? transposed
+             : plan;
+}
+
+Plan NotTransposed(const Plan& plan, const ConvGeometry& g, Type type) {
+  return IsTransposed(plan) ? PlanFprop(g, type, plan.blocks).value_or(plan)
+                            : plan;
 }
 
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {

@@ -1,5 +1,10 @@
+#include <array>
+#include <utility>
+
 #include "cuda/hopper/conv_tf32.h"
 #include "cuda/hopper/conv_tf32_launch.cuh"
+#include "cuda/hopper/transpose_filter.h"
+#include "cuda/hopper/transposed_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -18,6 +23,22 @@ cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1 ? Run<1>(call, stage, stream)
                                         : Run<kMaxParts>(call, stage, stream);
+}
+
+// Here, as the kernels are dgrad's.
+cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
+                                cudaStream_t stream) {
+  const cudaError_t error =
+      TransposeFilter(call.g, call.rhs, call.workspace, stage, stream);
+  if (error != cudaSuccess) return error;
+  ConvGeometry of_filter = call.g;
+  std::swap(of_filter.C, of_filter.K);
+  const ConvCall product = {of_filter,      call.type,   call.plan, call.lhs,
+                            call.workspace, call.result, nullptr};
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  return RunConvTf32<Contiguous::kReduction, 1>(
+      product, InputOf(call.g), OutputOf(call.g), parts, call.plan.tile_n,
+      stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -15,6 +15,7 @@
 #include "cuda/hopper/strip_plan.h"
 #include "cuda/hopper/strip_tf32_plan.h"
 #include "cuda/hopper/sweep_plan.h"
+#include "cuda/hopper/transposed_plan.h"
 #include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -184,7 +185,8 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
     if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
   }
   if (const auto copies = PlanCopies(op, g, type, multiprocessors)) {
-    return copies;
+    return op == Op::kFprop ? OrTransposed(*copies, g, type, multiprocessors)
+                            : copies;
   }
   if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
     if (const auto patches = PlanPatchDgrad(g, multiprocessors)) return patches;
@@ -224,9 +226,17 @@ bool HasSigns(const Plan& plan, const ConvGeometry& given, Type type) {
 cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
                     Stage stage, cudaStream_t stream) {
   const ConvGeometry g = Fold(op, given.g, given.type);
-  const ConvCall call = {
-      g,         given.type,   given.plan,      given.lhs,
-      given.rhs, given.result, given.workspace, given.epilogue};
+  const Plan plan = op == Op::kFprop && given.epilogue != nullptr
+                        ? NotTransposed(given.plan, g, given.type)
+                        : given.plan;
+  const ConvCall call = {g,
+                         given.type,
+                         plan,
+                         given.lhs,
+                         given.rhs,
+                         given.result,
+                         given.workspace,
+                         given.epilogue};
   if (op == Op::kFprop && call.epilogue != nullptr &&
       (!HasEpilogue(call.plan, g, call.type) ||
        (call.epilogue->signs != nullptr &&
