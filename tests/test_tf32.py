@@ -39,7 +39,7 @@ TILES = {
     "256 pixels": (problem(60, (16, 15), 256, 136, (3, 3)), "fprop", "256x128"),
     "192 pixels": (problem(170, (7, 7), 132, 520, (3, 3)), "fprop", "192x128"),
     "128 pixels, a transposed filter": (
-        problem(100, (16, 15), 300, 200, (3, 3)),
+        problem(110, (16, 15), 300, 200, (3, 3)),
         "fprop",
         "128x128t",
     ),

@@ -270,8 +270,8 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
   Plan transposed = LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1, part,
                                     /*dgrad=*/true, multiprocessors);
   transposed.workspace = TransposedBytes(g);
-  // Each weight has its cost, and each product gains a little: more in tiles of
-  // 128x128 than large filters' of 192x128 take, and where taps share pixels.
+  // Each weight has its cost, and each product gains a little, unless tiles of
+  // 192x128 fill the last wave, which read less.
   constexpr int64_t kMostWeights = 600'000, kLeastPixels = 20'000;
   constexpr double kLeastProducts = 7e9;
   const int64_t pixels = g.N * g.output_pixels();
@@ -281,8 +281,9 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
     return (tiles + multiprocessors - 1) / multiprocessors * p.tile_m *
            p.tile_n;
   };
-  const bool gains = transposed.tile_n == 128 ||
-                     (transposed.tile_m == 256 && TapsShare(part.w));
+  const bool gains =
+      plan.tile_m != 192 && (transposed.tile_n == 128 ||
+                             (transposed.tile_m == 256 && TapsShare(part.w)));
   return gains && g.w_size() <= kMostWeights && pixels >= kLeastPixels &&
                  1.0 * pixels * g.w_size() >= kLeastProducts &&
                  length(transposed) <= length(plan)
