@@ -27,6 +27,23 @@ FORWARD = {
     "patches": problem(3, (24, 20), 3, 96, (4, 4), (4, 4)),
     "one pixel": problem(1, (3, 3), 3, 16, (3, 3)),
 }
+# Longer sums: strips in elements of a column, 10 to 46 eights.
+WIDE = {
+    "stem": problem(3, (30, 32), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, odd rows": problem(2, (31, 29), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, more than blocks": problem(140, (20, 18), 3, 64, (7, 7), (2, 2), THREE),
+    "stem, wide": problem(1, (24, 150), 4, 200, (7, 7), (2, 2), ((2, 4), (3, 2))),
+    "11x11s4": problem(2, (61, 63), 3, 64, (11, 11), (4, 4), TWO),
+    "5x5, 3->32": problem(33, (16, 15), 3, 32, (5, 5), padding=TWO),
+    "7x7, 3->64": problem(3, (20, 33), 3, 64, (7, 7), padding=THREE),
+    "7->36, dilated": problem(
+        2, (40, 23), 7, 36, (3, 5), (1, 2), ((4, 1), (0, 7)), (2, 3)
+    ),
+    "6->72": problem(3, (19, 14), 6, 72, (4, 3), padding=SAME),
+    "3->4 of one pixel": problem(1, (1, 1), 3, 4, (7, 7), padding=THREE),
+    "past the image": problem(2, (5, 4), 5, 20, (5, 5), padding=((6, 7), (5, 5))),
+}
+FORWARD |= WIDE
 # And of dgrad.
 BACKWARD = {
     "64->3": problem(5, (32, 33), 64, 3, (3, 3), padding=SAME),
@@ -84,6 +101,19 @@ def test_this_kernel_is_the_plan_of_wgrad(native, name):
     assert plan["workspace"] <= 8 << 20
 
 
+def test_what_has_no_kernel_of_strips(native):
+    def path(*args):
+        return native("fprop", fields(problem(2, *args)), "float32", H200)["path"]
+
+    stem = (7, 7), (2, 2), THREE
+    assert path((30, 32), 3, 64, *stem) == "strips"
+    assert path((30, 32), 3, 66, *stem) == "padded tiles"  # no 16 bytes
+    assert path((30, 32), 8, 64, (3, 3)) == "tiles"  # a quarter of a box
+    assert path((30, 32), 3, 64, (13, 13), (2, 2), THREE) == "padded tiles"
+    # Two rows of 2000 pixels with six more fill no shared memory.
+    assert path((30, 4000), 3, 64, *stem) == "padded tiles"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FILTERS)
 def test_whole_numbers_are_exact_in_dw(hopper, name):
@@ -104,6 +134,7 @@ def test_whole_numbers_are_exact(hopper, op, name):
     [
         *[("fprop", "3->64"), ("fprop", "3->20, strided"), ("dgrad", "64->3")],
         *[("wgrad", "stem"), ("wgrad", "11x11")],
+        *[("fprop", "stem"), ("fprop", "11x11s4"), ("fprop", "5x5, 3->32")],
     ],
 )
 def test_promises(hopper, op, name):
@@ -120,7 +151,7 @@ def test_promises(hopper, op, name):
 @pytest.mark.parametrize(
     ("op", "name"),
     [
-        *[("fprop", "3->64"), ("dgrad", "64->3")],
+        *[("fprop", "3->64"), ("fprop", "stem"), ("dgrad", "64->3")],
         *[("wgrad", "stem"), ("wgrad", "stem, many tiles"), ("wgrad", "11x11")],
     ],
 )

@@ -14,6 +14,7 @@
 #include "cuda/hopper/small_wgrad.h"
 #include "cuda/hopper/strip_plan.h"
 #include "cuda/hopper/strip_tf32_plan.h"
+#include "cuda/hopper/strip_tf32_wide_plan.h"
 #include "cuda/hopper/sweep_plan.h"
 #include "cuda/hopper/transposed_plan.h"
 #include "cuda/hopper/wgrad_tiling.h"
@@ -176,6 +177,10 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
         op == Op::kWgrad ? PlanStripTf32Wgrad(g, multiprocessors)
                          : PlanStripTf32(g, op == Op::kDgrad, multiprocessors);
     if (strips) return strips;
+    if (op == Op::kFprop) {
+      const auto wide = PlanStripWide(g, multiprocessors);
+      if (wide) return wide;
+    }
   }
   if (const auto narrow = PlanNarrow(op, g, type, multiprocessors)) {
     return narrow;
@@ -251,6 +256,9 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
       return RunPads(op, call, multiprocessors, stage, stream);
     case Path::kStrips:
       if (call.type == Type::kTf32) {
+        if (op == Op::kFprop && IsWideStrip(g)) {
+          return StripWide(call, stage, stream);
+        }
         return op == Op::kWgrad
                    ? StripTf32Wgrad(call, stage, stream)
                    : StripTf32(call, op == Op::kDgrad, stage, stream);

@@ -13,26 +13,11 @@ constexpr int64_t kBox = 64 * 128;
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Pixels of a tile, or 0 where none fits.
 int64_t BestTile(const ConvGeometry& g, bool wgrad, int multiprocessors) {
-  // Cycles of an SM for 64 pixels, for a byte of a strip, and for a tile.
-  constexpr double kBox = 450, kByte = 1 / 30.0, kTile = 400;
-  const StripShape shape(g);
-  int64_t best = 0;
-  double least = 0;
-  for (int64_t tile = 64; tile <= 512; tile += 64) {
-    if (StripSharedBytes(g, tile, wgrad) > kMostShared) continue;
-    const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
-    const int64_t waves = (tiles + multiprocessors - 1) / multiprocessors;
-    const double strip = StripShape::Rows(g, tile) * shape.pitch * 2.0;
-    const double time =
-        waves * (std::max(tile / 64 * kBox, strip * kByte) + kTile);
-    if (best == 0 || time < least) {
-      best = tile;
-      least = time;
-    }
-  }
-  return best;
+  return BestStripTile(g, multiprocessors, {450, 1 / 30.0, 400},
+                       [&](int64_t tile) {
+                         return StripSharedBytes(g, tile, wgrad) <= kMostShared;
+                       });
 }
 
 // Pixels of a tile where each block has one, or 0 where it does not fit.

@@ -2,6 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_STRIP_PLAN_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_STRIP_PLAN_H_
 
+#include <algorithm>
 #include <optional>
 
 #include "cuda/hopper/conv.h"
@@ -32,6 +33,36 @@ struct StripShape {
   // Of a stage without dy and with it; multiples of 1024.
   int64_t StageBytes(const ConvGeometry& g, int64_t tile, bool dy) const;
 };
+
+// Cycles of a multiprocessor for 64 pixels, for a byte of a strip, and for a
+// tile.
+struct StripCosts {
+  double box, byte, tile;
+};
+
+// The pixels of a tile, of those that fit, with which so many blocks are done
+// first, or 0 where none fits.
+template <typename Fits>
+int64_t BestStripTile(const ConvGeometry& g, int64_t blocks,
+                      const StripCosts& costs, Fits fits) {
+  const StripShape shape(g);
+  int64_t best = 0;
+  double least = 0;
+  for (int64_t tile = 64; tile <= 512; tile += 64) {
+    if (!fits(tile)) continue;
+    const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+    const int64_t waves = (tiles + blocks - 1) / blocks;
+    const double strip = StripShape::Rows(g, tile) * shape.pitch * 2.0;
+    const double time =
+        waves *
+        (std::max(tile / 64 * costs.box, strip * costs.byte) + costs.tile);
+    if (best == 0 || time < least) {
+      best = tile;
+      least = time;
+    }
+  }
+  return best;
+}
 
 // The steps that there are fprop kernels for; the least that is enough, or 0.
 int StripSteps(const StripShape& shape);
