@@ -31,7 +31,8 @@ struct StripRows {
 };
 
 // By a warp: sets up the barriers, and copies image rows, where the copy engine
-// can, and then dy, for which the products wait box by box.
+// can, and dy, for which the products wait box by box. All products wait for
+// the rows, so that no more than the first box comes before them.
 template <bool kCopiesRows>
 __device__ __forceinline__ void CopyStripAndDy(const StripProblem& problem,
                                                const StripTile& tile,
@@ -44,17 +45,20 @@ __device__ __forceinline__ void CopyStripAndDy(const StripProblem& problem,
   if (lane == 0) BarrierInit(filled, 1);
   FenceBarrierInit();
   __syncwarp();
+  auto copy_dy = [&](int i) {
+    BarrierArriveExpect(full + 8 * i, kBoxBytes);
+    LoadTile3(dy + i * kBoxBytes, problem.dy_map, full + 8 * i, n_tile * 64,
+              tile.pixel + i * 64, tile.image);
+  };
+  if (ElectOne()) copy_dy(0);
   if constexpr (kCopiesRows) {
     const StripRows rows(problem, tile);
     const int bytes = problem.copied_row * 2;
-    int inside = 0;
-    for (int row = 0; row < rows.count; ++row) {
-      inside += rows.InImage(problem, row);
-    }
-    if (lane == 0) BarrierArriveExpect(filled, inside * bytes);
+    const int begin = max(0, -rows.first);
+    const int end = min(rows.count, problem.H - rows.first);
+    if (lane == 0) BarrierArriveExpect(filled, max(0, end - begin) * bytes);
     __syncwarp();
-    for (int row = lane; row < rows.count; row += 32) {
-      if (!rows.InImage(problem, row)) continue;
+    for (int row = begin + lane; row < end; row += 32) {
       LoadBytes(
           strip + (row * problem.layout.pitch - problem.layout.origin) * 2,
           problem.x + (int64_t{tile.image} * problem.H + rows.first + row) *
@@ -64,11 +68,7 @@ __device__ __forceinline__ void CopyStripAndDy(const StripProblem& problem,
     __syncwarp();
   }
   if (!ElectOne()) return;
-  for (int i = 0; i < boxes; ++i) {
-    BarrierArriveExpect(full + 8 * i, kBoxBytes);
-    LoadTile3(dy + i * kBoxBytes, problem.dy_map, full + 8 * i, n_tile * 64,
-              tile.pixel + i * 64, tile.image);
-  }
+  for (int i = 1; i < boxes; ++i) copy_dy(i);
 }
 
 // What of a strip is in no image row that is copied: zeros.
