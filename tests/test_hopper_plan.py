@@ -330,6 +330,8 @@ def test_odd_numbers_of_channels_leave_little_empty(native):
         assert tile("wideresnet_32_3x3_160", op, "float32") == f32
     assert tile("densenet_28_3x3_128_32", "fprop") == "128x32"
     assert tile("diffusion_16_3x3_1280", "fprop", "float32") == "192x128"
+    for name in ("diffusion_16_3x3_1280", "diffusion_32_3x3_640"):
+        assert tile(name, "dgrad", "float32") == "160x128"
 
 
 def test_the_pixels_of_a_stride_are_channels_of_a_wide_filter(native):

@@ -48,6 +48,31 @@ TILES = {
         "fprop",
         "256x64t",
     ),
+    "192 pixels of dgrad": (
+        problem(27, (30, 31), 124, 132, (3, 3)),
+        "dgrad",
+        "192x128",
+    ),
+    "160 pixels of dgrad": (
+        problem(8, (16, 15), 1284, 132, (3, 3)),
+        "dgrad",
+        "160x128",
+    ),
+    "224 pixels, 64 channels": (
+        problem(33, (30, 29), 60, 132, (3, 3)),
+        "dgrad",
+        "224x64",
+    ),
+    "192 pixels, 64 channels": (
+        problem(16, (28, 28), 124, 132, (3, 3)),
+        "dgrad",
+        "192x64",
+    ),
+    "160 pixels, 64 channels": (
+        problem(16, (14, 14), 252, 132, (3, 3)),
+        "dgrad",
+        "160x64",
+    ),
     "classes of a stride": (
         problem(24, (40, 39), 196, 68, (3, 3), stride=(2, 2)),
         "dgrad",

@@ -17,6 +17,7 @@
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/store_tf32.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
+#include "cuda/hopper/wgmma_tf32_columns.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -167,12 +168,13 @@ __device__ __forceinline__ void IssueTf32Copies(
   }
 }
 
-// MultiplyStages with several taps in a stage.
+// MultiplyStages with several taps in a stage, or a product of columns that it
+// does not have. `weights`: of stage 0.
 template <typename Config>
 __device__ __forceinline__ void MultiplyTaps(
-    float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t ring,
-    RingBarriers<Config::kStages>& barriers, RingPosition<Config::kStages>& at,
-    int step) {
+    float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t weights,
+    uint32_t ring, RingBarriers<Config::kStages>& barriers,
+    RingPosition<Config::kStages>& at, int step) {
   static_assert(Config::kBlocks == 1);
 #pragma unroll
   for (int i = 0; i < Config::kM / 2; ++i) acc[0][i] = 0.0f;
@@ -180,18 +182,17 @@ __device__ __forceinline__ void MultiplyTaps(
   int previous = -1;
   for (int i = 0; i < count; ++i) {
     BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
-    const uint32_t stage = ring + at.stage * Config::kStageBytes;
+    const int stage = at.stage * Config::kStageBytes;
     WgmmaFence();
 #pragma unroll
     for (int tap = 0; tap < Config::kTaps; ++tap) {
-      const uint64_t a =
-          Descriptor(stage + Config::kInputBytes + tap * Config::kTapBytes);
-      const uint64_t b = Descriptor(stage + tap * step);
+      const uint64_t a = Descriptor(weights + stage + tap * Config::kTapBytes);
+      const uint64_t b = Descriptor(ring + stage + tap * step);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        WgmmaTf32<Config::kM>(acc[0],
-                              a + k * kReductionStep<Contiguous::kReduction>,
-                              b + k * kReductionStep<Contiguous::kReduction>);
+        WgmmaTf32Columns<Config::kM>(
+            acc[0], a + k * kReductionStep<Contiguous::kReduction>,
+            b + k * kReductionStep<Contiguous::kReduction>);
       }
     }
     WgmmaCommit();
@@ -245,11 +246,11 @@ __device__ __forceinline__ void ConsumeTf32(
       MultiplyFragments<Config::kTaps>(acc, stages, weights, ring,
                                        Config::kStageBytes, loader, barriers,
                                        at, {Config::kTapBytes, step});
-    } else if constexpr (Config::kTaps == 1) {
+    } else if constexpr (Config::kBlocks > 1) {
       MultiplyStages<float, Contiguous::kReduction, Contiguous::kReduction>(
           acc, stages, weights, ring, Config::kStageBytes, barriers, at);
     } else {
-      MultiplyTaps<Config>(acc, stages, ring, barriers, at, step);
+      MultiplyTaps<Config>(acc, stages, weights, ring, barriers, at, step);
     }
     if (!Config::kTogether && t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);

@@ -80,6 +80,25 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                     parts);
     }
   }
+  // What leaves less of the last wave empty; by 128 channels together.
+  if constexpr (kWeights == Contiguous::kReduction && kParts == 1 &&
+                kWidth == kOneGroup) {
+    if (m == 224 && n == 64) {
+      return launch(Tf32Config<224, 64, 5, kWeights, 1, kInTurns>(), parts);
+    }
+    if (m == 192 && n == 64) {
+      return launch(Tf32Config<192, 64, 6, kWeights, 1, kInTurns>(), parts);
+    }
+    if (m == 160 && n == 64) {
+      return launch(Tf32Config<160, 64, 7, kWeights, 1, kInTurns>(), parts);
+    }
+    if (m == 192 && n == 128) {
+      return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether>(), parts);
+    }
+    if (m == 160 && n == 128) {
+      return launch(Tf32Config<160, 128, 5, kWeights, 1, kTogether>(), parts);
+    }
+  }
   if (m == 64 && n == 64) {
     return launch(Tf32Config<64, 64, 8, kWeights, 1, kInTurns, kWidth>(),
                   parts);
