@@ -84,6 +84,8 @@ OTHERS = {
 # Of multiples of 4, in f32.
 FOURS = {
     "3 of 36 to 44": problem(3, (11, 13), 3, (3, 3), (36, 44)),
+    # The second box of the last tile would begin past the images.
+    "2 of 40, half a tile": problem(5, (28, 28), 2, (3, 3), (40, 40)),
     "5 of 100, rows of 28": problem(17, (14, 28), 5, (3, 3), (100, 100)),
     "2 of 228 to 52, stride 2": problem(
         5, (15, 13), 2, (3, 3), (228, 52), stride=(2, 2)

@@ -85,7 +85,10 @@ __device__ __forceinline__ void IssueTf32Copies(
         image[Config::kInputBoxes];
 #pragma unroll
     for (int b = 0; b < Config::kInputBoxes; ++b) {
-      const int pixel = tile.pixel + b * Config::kBoxPixels;
+      int pixel = tile.pixel + b * Config::kBoxPixels;
+      // A box of groups must begin inside the tensor (it is an illegal
+      // instruction otherwise); of one that does not nothing is stored.
+      if constexpr (kInGroups) pixel = min(pixel, part.pixels - 1);
       const int row = pixel / part.cols;
       image[b] = row / part.rows;
       w[b] = part.input_w + (pixel - row * part.cols) * part.input_step_w;
