@@ -86,11 +86,18 @@ int PixelsOfWindows(Type type, const Activations& in, const Activations& out,
   return best;
 }
 
+// What is multiplied of an image in windows of narrow groups.
+int64_t GroupWindowPixels(const WindowTiling& tiling) {
+  return int64_t{tiling.groups} * tiling.strips *
+         ((tiling.rows * tiling.width + 63) / 64 * 64);
+}
+
 // The same for several groups. Those of narrow groups multiply no zeros.
 int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
                          const Activations& in, const Activations& out,
                          const PartAxes& part, int multiprocessors) {
-  if (GroupUnits(g) > multiprocessors) return 0;
+  // At stride 2 tiles are faster, where there are any.
+  if (GroupUnits(g) > multiprocessors || part.h.input_step > 1) return 0;
   int best = 0;
   int64_t least = 0;
   for (const int pixels : {kGroupWindowPixels, kStripPixels, kWindowPixels}) {
@@ -99,8 +106,7 @@ int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
     const bool narrow = pixels == kGroupWindowPixels;
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
     const int64_t multiplied =
-        tiles *
-        (narrow ? (tiling->rows * tiling->width + 63) / 64 * 64 : pixels);
+        narrow ? GroupWindowPixels(*tiling) : tiles * pixels;
     if (out.n * tiles * GroupUnits(g) >= multiprocessors / 2 &&
         10 * out.h * out.w >= (narrow ? 4 : 7) * multiplied &&
         (best == 0 || multiplied < least)) {
@@ -203,6 +209,22 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
   return {m, 64, multiprocessors, 0};
 }
 
+// Groups of few channels have windows alone, whatever the batch: their bits are
+// not those of ../direct.
+std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
+                            const Activations& in, const Activations& out,
+                            const PartAxes& part, int multiprocessors) {
+  constexpr int64_t kMostUnits = 64;
+  if (GroupUnits(g) > kMostUnits) return std::nullopt;
+  const auto tiling =
+      TileGroupWindow(g, type, in, out, part, kGroupWindowPixels);
+  // Those of small or of few products are multiplied for nothing.
+  if (!tiling || 10 * out.h * out.w < 4 * GroupWindowPixels(*tiling)) {
+    return std::nullopt;
+  }
+  return Plan{kGroupWindowPixels, kWindowChannels, multiprocessors, 0};
+}
+
 // The same for TF32, fitted to times of 3x3 layers at batches 8 to 1000. Small
 // tiles read too much from the L2 to be worth an even share of all
 // multiprocessors.
@@ -296,6 +318,9 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   if (type == Type::kTf32) {
     return LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
   }
+  if (IsFewChannels(g)) {
+    return FewTile(g, type, in, out, part, multiprocessors);
+  }
   return g.groups > 1 ? GroupTile(g, type, in, out, part, true, multiprocessors)
                       : OrWave(BestTile(type, in, out, {part}, multiprocessors),
                                type, in, out, {part}, multiprocessors);
@@ -357,6 +382,10 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                ? BestTf32DgradTile(out, stages, multiprocessors)
                : LargestTf32Tile(in, out, g.groups, parts[0], true,
                                  multiprocessors);
+  }
+  if (IsFewChannels(g)) {
+    if (parts.size() != 1) return std::nullopt;
+    return FewTile(g, type, in, out, parts[0], multiprocessors);
   }
   return g.groups > 1 ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
                                   multiprocessors)

@@ -2,10 +2,36 @@
 
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/group_conv.h"
-#include "cuda/hopper/window_launch.cuh"
+#include "cuda/hopper/group_window.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
+
+template <typename T, Contiguous kWeights, int kWidth>
+cudaError_t Windows(const ConvCall& call, const Activations& in,
+                    const Activations& out, const PartAxes& part, Stage stage,
+                    cudaStream_t stream) {
+  if constexpr (kIsNarrow<kWidth>) {
+    auto run = [&](const auto& few) {
+      return RunGroupWindow<T, kWeights, kWidth>(call, in, out, part, few,
+                                                 stage, stream);
+    };
+    if constexpr (kWidth == kFewWidth) {
+      const int64_t channels = call.g.group_C();
+      if (channels < kFewWidth) {
+        return run(FewGroups{
+            call.lhs, call.rhs, static_cast<int>(in.h), static_cast<int>(in.w),
+            static_cast<int>(part.h.input), static_cast<int>(part.w.input),
+            channels == 2   ? 1
+            : channels == 4 ? 2
+                            : 3});
+      }
+    }
+    return run(Whole{});
+  } else {
+    return RunWindow<T, kWeights, kWidth>(call, in, out, part, stage, stream);
+  }
+}
 
 // kWidth: see group_width.h.
 template <typename T, Contiguous kWeights, int kParts, int kWidth,
@@ -15,8 +41,8 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
                 cudaStream_t stream) {
   if constexpr (kParts == 1 && kWidth != kAnyGroups) {
     if (IsWindow(call.plan)) {
-      return RunWindow<T, kWeights, kWidth>(call, in, out, parts[0], stage,
-                                            stream);
+      return Windows<T, kWeights, kWidth>(call, in, out, parts[0], stage,
+                                          stream);
     }
   }
   const int m = call.plan.tile_m, n = call.plan.tile_n;

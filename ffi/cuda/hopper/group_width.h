@@ -21,10 +21,20 @@ inline constexpr bool kIsNarrow = 0 < kWidth && kWidth < kWideGroups;
 
 inline bool IsNarrow(int width) { return 0 < width && width < kWideGroups; }
 
+// Groups of 2, 4 or 8 channels, which lie in the tiles of those of kFewWidth:
+// the zeros of their neighbours are multiplied.
+inline constexpr int kFewWidth = 16;
+
+inline bool IsFewChannels(const ConvGeometry& g) {
+  const int64_t c = g.group_C();
+  return g.groups > 1 && c == g.group_K() && (c == 2 || c == 4 || c == 8);
+}
+
 // That of bf16 and f16.
 inline int GroupWidth(const ConvGeometry& g) {
   const int64_t c = g.group_C(), k = g.group_K();
   if (g.groups == 1) return kOneGroup;
+  if (IsFewChannels(g)) return kFewWidth;  // f32 has tiles of its own
   if (c % kWideGroups == 0 && k % kWideGroups == 0) return kWideGroups;
   if (c == k && (c == 16 || c == 32)) return static_cast<int>(c);
   return kAnyGroups;

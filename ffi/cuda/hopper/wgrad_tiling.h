@@ -23,14 +23,10 @@ inline bool IsNarrowTf32(const ConvGeometry& g, Type type) {
          (c == 8 || c == 16 || c == 32);
 }
 
-// The same of bf16 and f16, of 2, 4 or 8 channels: their tiles are those of
-// kFewWidth channels a group, of which wgrad_store.cuh writes what is in dw.
-inline constexpr int kFewWidth = 16;
-
+// The same of bf16 and f16, of 2, 4 or 8 channels: of their tiles
+// wgrad_store.cuh writes what is in dw.
 inline bool IsFew16Bit(const ConvGeometry& g, Type type) {
-  const int64_t c = g.group_C();
-  return type != Type::kTf32 && g.groups > 1 && c == g.group_K() &&
-         (c == 2 || c == 4 || c == 8);
+  return type != Type::kTf32 && IsFewChannels(g);
 }
 
 // Groups of bf16 and f16 that only wgrad has these tiles for: few channels, and

@@ -20,7 +20,6 @@
 
 #include <type_traits>
 
-#include "cuda/hopper/group_stages.cuh"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/wgmma_224.cuh"
@@ -146,38 +145,45 @@ __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
   }
 }
 
+template <int kWidth>
 __device__ __forceinline__ void LoadWindow(const WindowProblem& problem,
                                            const WindowTile& tile,
                                            uint32_t ring,
                                            WindowBarriers& barriers) {
   const WindowTiling& tiling = problem.tiling;
   const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
-  BarrierArriveExpect(full, tiling.box_rows * tiling.width * 128);
-  LoadTile4(ring + tile.stage * tiling.stage_bytes, problem.input, full,
-            tile.channel, problem.input_w + tile.col,
-            problem.input_h + tile.row, tile.image);
+  const int classes = kIsNarrow<kWidth> ? tiling.step * tiling.step : 1;
+  BarrierArriveExpect(full, classes * tiling.box_rows * tiling.width * 128);
+  for (int i = 0; i < classes; ++i) {
+    LoadTile4(ring + tile.stage * tiling.stage_bytes + i * tiling.class_bytes,
+              problem.input[i], full, tile.channel, problem.input_w + tile.col,
+              problem.input_h + tile.row, tile.image);
+  }
 }
 
 // By one thread, before the block's other barriers stand, as in
 // conv_kernel.cuh. The filter comes behind the first tile, tap by tap.
-template <bool kStrips, int kWidth>
+template <bool kStrips, int kWidth, bool kFilter = true>
 __device__ __forceinline__ void LoadFirst(const WindowProblem& problem,
                                           uint32_t filter, uint32_t ring,
                                           WindowBarriers& barriers) {
   const WindowTile tile = FirstWindow<kStrips, kWidth != kOneGroup>(problem);
-  LoadWindow(problem, tile, ring, barriers);
-  LoadFilter<kWidth>(problem, tile.channel, filter, barriers);
+  LoadWindow<kWidth>(problem, tile, ring, barriers);
+  if constexpr (kFilter) {
+    LoadFilter<kWidth>(problem, tile.channel, filter, barriers);
+  }
 }
 
 // By one thread: all tiles but the first.
-template <bool kStrips, bool kGroups>
+template <bool kStrips, int kWidth>
 __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
                                             uint32_t ring,
                                             WindowBarriers& barriers) {
+  constexpr bool kGroups = kWidth != kOneGroup;
   ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
     if (tile.turn == 0) return;
     BarrierWait(SharedAddress(&barriers.empty[tile.stage]), tile.round ^ 1);
-    LoadWindow(problem, tile, ring, barriers);
+    LoadWindow<kWidth>(problem, tile, ring, barriers);
   });
 }
 
@@ -281,72 +287,7 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   });
 }
 
-// Of narrow groups, pixels are the rows of products of one group each: what
-// channels as rows would multiply is zeros for the most part.
-template <typename T, Contiguous kWeights, int kWidth>
-__device__ __forceinline__ void MultiplyGroupWindows(
-    const WindowProblem& problem, int group, uint32_t filter, uint32_t ring,
-    WindowBarriers& barriers) {
-  const WindowTiling& tiling = problem.tiling;
-  const int step_h = (problem.taps_h.offset_step * tiling.width -
-                      problem.taps_w.count * problem.taps_w.offset_step) *
-                     8;
-  const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
-  const int taps = problem.taps_h.count * problem.taps_w.count;
-  const bool signals = threadIdx.x % 32 == 0;
-  const int blocks = (tiling.rows * tiling.width + 63) / 64;
-  ForWindows<false, true>(problem, [&](const WindowTile& tile) {
-    if (tile.turn % kConsumers != group) return;
-    if (tile.turn > 0) {
-      BarrierWait(SharedAddress(&barriers.turn[group]),
-                  (tile.turn - 1) / kConsumers & 1);
-    }
-    const uint32_t window = ring + tile.stage * tiling.stage_bytes;
-    auto multiply = [&](auto count) {
-      constexpr int kRows = decltype(count)::value;
-      float acc[kRows][32];
-#pragma unroll
-      for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-        for (float& a : acc[m]) a = 0.0f;
-      }
-      BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
-      uint64_t a = Descriptor(window), b = Descriptor(filter);
-      for (int tap = 0, s = 0; tap < taps; ++tap) {
-        BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
-        WgmmaFence();
-        MultiplyGroups<T, kWeights, kWidth>(acc, a, b);
-        WgmmaCommit();
-        if (tap + 1 == taps && signals) {
-          BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
-        }
-        WgmmaWait<1>();
-        b += kWindowTapBytes<kWidth> >> 4;
-        a += step_w;
-        if (++s == problem.taps_w.count) {
-          s = 0;
-          a += step_h;
-        }
-      }
-      WgmmaWait<0>();
-      // Every warp's products have read the window.
-      NamedBarrier(1 + group, kWarpgroup);
-      WriteGroupWindow<T>(acc, problem, tile.rows, window);
-    };
-    if (blocks == 1) {
-      multiply(std::integral_constant<int, 1>());
-    } else if (blocks == 2) {
-      multiply(std::integral_constant<int, 2>());
-    } else {
-      multiply(std::integral_constant<int, 4>());
-    }
-    FenceAsyncProxy();
-    __syncwarp();
-    if (signals) BarrierArrive(SharedAddress(&barriers.written[tile.stage]));
-  });
-}
-
-// kWidth: see group_width.h.
+// kWidth: see group_width.h; narrow groups have group_window.cuh.
 template <typename T, Contiguous kWeights, bool kStrips, typename After,
           int kWidth = kOneGroup>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -363,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t ring = filter + filter_bytes;
   // Each by a warp of its own.
   if (threadIdx.x == 64) {
-    PrefetchMap(problem.input);
+    PrefetchMap(problem.input[0]);
     PrefetchMap(problem.weights);
     PrefetchMap(problem.output);
   }
@@ -378,19 +319,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      LoadWindows<kStrips, kGroups>(problem, ring, barriers);
+      LoadWindows<kStrips, kWidth>(problem, ring, barriers);
     } else if (threadIdx.x == 64) {
       StoreWindows<kStrips, kGroups>(problem, ring, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    if constexpr (kIsNarrow<kWidth>) {
-      MultiplyGroupWindows<T, kWeights, kWidth>(problem, warpgroup - 1, filter,
-                                                ring, barriers);
-    } else {
-      MultiplyWindows<T, kWeights, kStrips, kGroups>(
-          problem, after, warpgroup - 1, filter, ring, barriers);
-    }
+    MultiplyWindows<T, kWeights, kStrips, kGroups>(
+        problem, after, warpgroup - 1, filter, ring, barriers);
   }
 }
 

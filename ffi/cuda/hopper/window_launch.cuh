@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
 #include "cuda/hopper/tensor_map.h"
@@ -11,6 +12,40 @@
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
+
+// Where in a stage the pixels of tap r, s of its first output begin, in 16
+// bytes. low: of the pixels that an axis reads, in steps.
+inline int WindowTapAt(const WindowTiling& tiling, const PartAxis& h, int low_h,
+                       int r, const PartAxis& w, int low_w, int s) {
+  auto pixel = [&](const PartAxis& axis, int low, int i) {
+    return static_cast<int>(axis.input) + i * axis.taps.offset_step -
+           low * tiling.step;
+  };
+  const int y = pixel(h, low_h, r), x = pixel(w, low_w, s);
+  const int of_class = y % tiling.step * tiling.step + x % tiling.step;
+  return (of_class * tiling.class_bytes +
+          (y / tiling.step * tiling.width + x / tiling.step) * 128) >>
+         4;
+}
+
+// A map for each residue class. False where the driver refuses.
+inline bool EncodeWindows(const ConvCall& call, const Activations& in,
+                          const WindowTiling& tiling, CUtensorMap* maps) {
+  const int step = tiling.step;
+  for (int i = 0; i < step * step; ++i) {
+    const int h = i / step, w = i % step;
+    const char* first = static_cast<const char*>(call.lhs) +
+                        (h * in.w + w) * in.c * ElementBytes(call.type);
+    if (!EncodeStrided(&maps[i], call.type, first,
+                       {in.c, (in.w - w + step - 1) / step,
+                        (in.h - h + step - 1) / step, in.n},
+                       {in.c * step, in.w * in.c * step, in.h * in.w * in.c},
+                       {64, tiling.width, tiling.box_rows, 1})) {
+      return false;
+    }
+  }
+  return true;
+}
 
 // False where the kernel cannot run the part or the driver refuses.
 inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
@@ -30,8 +65,15 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   problem->taps_h = part.h.taps;
   problem->taps_w = part.w.taps;
   problem->filter_width = static_cast<int>(g.S);
-  problem->input_h = static_cast<int>(part.h.input);
-  problem->input_w = static_cast<int>(part.w.input);
+  const GroupReach h = ReachOf({part}, &PartAxes::h);
+  const GroupReach w = ReachOf({part}, &PartAxes::w);
+  problem->input_h = h.low;
+  problem->input_w = w.low;
+  for (int i = 0; i < part.h.taps.count * part.w.taps.count; ++i) {
+    problem->tap_at[i] =
+        WindowTapAt(*tiling, part.h, h.low, i / part.w.taps.count, part.w,
+                    w.low, i % part.w.taps.count);
+  }
   problem->height = static_cast<int>(out.h);
   problem->cols = static_cast<int>(out.w);
   problem->channels = static_cast<int>(out.c);
@@ -56,9 +98,7 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   return EncodeTiled(&problem->weights, call.type, call.rhs,
                      {g.K, g.group_C(), g.taps()},
                      {64, IsNarrow(width) ? width : 64, 1}) &&
-         EncodeTiled(&problem->input, call.type, call.lhs,
-                     {in.c, in.w, in.h, in.n},
-                     {64, tiling->width, tiling->box_rows, 1}) &&
+         EncodeWindows(call, in, *tiling, problem->input) &&
          EncodeTiled(&problem->output, call.type, call.result,
                      {out.c, out.w, out.h, out.n},
                      {64, tiling->cols, tiling->rows, 1}, Copy::kStore) &&
@@ -85,7 +125,7 @@ cudaError_t LaunchWindow(Kernel* kernel, const WindowProblem& problem,
   return cudaGetLastError();
 }
 
-// after: without residual and z. kWidth: see group_width.h.
+// after: without residual and z. kWidth: kOneGroup or kWideGroups.
 template <typename T, Contiguous kWeights, int kWidth = kOneGroup,
           typename After = NoEpilogue>
 cudaError_t RunWindow(const ConvCall& call, const Activations& in,
@@ -99,10 +139,8 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
     return LaunchWindow(kernel, problem, call, kWindowTapBytes<kWidth>, stage,
                         stream, after);
   };
-  if constexpr (!kIsNarrow<kWidth>) {
-    if (call.plan.tile_m == kStripPixels) {
-      return launch(&WindowKernel<T, kWeights, true, After, kWidth>);
-    }
+  if (call.plan.tile_m == kStripPixels) {
+    return launch(&WindowKernel<T, kWeights, true, After, kWidth>);
   }
   return launch(&WindowKernel<T, kWeights, false, After, kWidth>);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/most_shared.h"
 
@@ -19,52 +20,70 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        int filter_rows) {
   const PartAxis &h = part.h, &w = part.w;
   const bool in_strips = pixels == kStripPixels;
+  const bool narrow = pixels == kGroupWindowPixels;
   const int64_t taps = int64_t{h.taps.count} * w.taps.count;
-  const bool unit = h.input_step == 1 && w.input_step == 1 &&
-                    h.output_step == 1 && w.output_step == 1;
-  if (type == Type::kTf32 || !unit || in.c > 64 || out.c > 64 || taps < 2 ||
+  const int step = h.input_step;
+  const bool steps = (step == 1 || (narrow && step == 2)) &&
+                     w.input_step == step && in.h >= step && in.w >= step &&
+                     h.output_step == 1 && w.output_step == 1;
+  if (type == Type::kTf32 || !steps || in.c > 64 || out.c > 64 || taps < 2 ||
       taps > kMaxWindowTaps) {
     return std::nullopt;
   }
-  const int64_t reach_h = (h.taps.count - 1) * h.taps.offset_step;
-  const int64_t reach_w = (w.taps.count - 1) * w.taps.offset_step;
+  const GroupReach pixels_h = ReachOf({part}, &PartAxes::h);
+  const GroupReach pixels_w = ReachOf({part}, &PartAxes::w);
+  const int64_t reach_h = pixels_h.high - pixels_h.low;
+  const int64_t reach_w = pixels_w.high - pixels_w.low;
   const int64_t cols = in_strips ? kStripCols : w.count;
   const int64_t width = cols + reach_w;
   if (width > (in_strips ? kMaxBox : pixels) || reach_h >= kMaxBox) {
     return std::nullopt;
   }
   const int64_t fit = pixels / (in_strips ? cols : width);
-  const int64_t most = std::min<int64_t>(fit, kMaxBox - reach_h);
-  const int64_t groups = (h.count + most - 1) / most;
-  const int64_t rows = (h.count + groups - 1) / groups;
-  const int64_t box_rows = rows + reach_h;
-  // Equal pieces, as what one stores past its rows belongs to another tile.
-  const int64_t in_piece = kWindowPiecePixels / cols;
-  const int64_t pieces = in_piece == 0 ? 1
-                         : in_strips   ? (rows + in_piece - 1) / in_piece
-                                       : rows;
-  const int64_t piece_rows =
-      pieces > 1 && rows % pieces == 0 ? rows / pieces : 0;
-  // Products of narrow groups are whole.
-  const int64_t read_pixels =
-      pixels == kGroupWindowPixels ? (pixels + 63) / 64 * 64 : pixels;
-  const int64_t read = in_strips ? (fit + reach_h) * width
-                                 : reach_h * width + reach_w + read_pixels;
-  const int64_t stage_bytes =
-      (std::max(box_rows * width, read) * kRowBytes + 1023) / 1024 * 1024;
-  const int64_t stages = std::min<int64_t>(
-      (kMostShared - taps * filter_rows * kRowBytes) / stage_bytes,
-      kMaxWindowStages);
-  if (stages < 2) return std::nullopt;
-  return WindowTiling{static_cast<int>(rows),
-                      static_cast<int>(cols),
-                      static_cast<int>(width),
-                      static_cast<int>(box_rows),
-                      static_cast<int>(piece_rows),
-                      static_cast<int>(groups),
-                      static_cast<int>((w.count + cols - 1) / cols),
-                      static_cast<int>(stage_bytes),
-                      static_cast<int>(stages)};
+  const int64_t classes = step * step;
+  // Of several classes fewer rows, so that two tiles have room.
+  for (int64_t most = std::min<int64_t>(fit, kMaxBox - reach_h); most > 0;
+       --most) {
+    const int64_t groups = (h.count + most - 1) / most;
+    const int64_t rows = (h.count + groups - 1) / groups;
+    const int64_t box_rows = rows + reach_h;
+    // Equal pieces, as what one stores past its rows belongs to another tile.
+    const int64_t in_piece = kWindowPiecePixels / cols;
+    const int64_t pieces = in_piece == 0 ? 1
+                           : in_strips   ? (rows + in_piece - 1) / in_piece
+                                         : rows;
+    const int64_t piece_rows =
+        pieces > 1 && rows % pieces == 0 ? rows / pieces : 0;
+    // Products of narrow groups are whole.
+    const int64_t read_pixels = narrow ? (pixels + 63) / 64 * 64 : pixels;
+    const int64_t read = in_strips ? (fit + reach_h) * width
+                                   : reach_h * width + reach_w + read_pixels;
+    auto bytes = [](int64_t pixel_count) {
+      return (pixel_count * kRowBytes + 1023) / 1024 * 1024;
+    };
+    const int64_t class_bytes = bytes(box_rows * width);
+    const int64_t stage_bytes =
+        (classes - 1) * class_bytes + bytes(std::max(box_rows * width, read));
+    const int64_t stages = std::min<int64_t>(
+        (kMostShared - taps * filter_rows * kRowBytes) / stage_bytes,
+        kMaxWindowStages);
+    if (stages < 2) {
+      if (classes == 1) break;
+      continue;
+    }
+    return WindowTiling{static_cast<int>(rows),
+                        static_cast<int>(cols),
+                        static_cast<int>(width),
+                        static_cast<int>(box_rows),
+                        static_cast<int>(piece_rows),
+                        static_cast<int>(groups),
+                        static_cast<int>((w.count + cols - 1) / cols),
+                        step,
+                        static_cast<int>(class_bytes),
+                        static_cast<int>(stage_bytes),
+                        static_cast<int>(stages)};
+  }
+  return std::nullopt;
 }
 
 std::optional<WindowTiling> TileGroupWindow(const ConvGeometry& g, Type type,

@@ -18,8 +18,8 @@ inline bool IsWindow(const Plan& plan) {
 // For products of kWindowPixels or kStripPixels, or for those of narrow groups
 // of kGroupWindowPixels, whose filter has so many rows a tap. Nothing where the
 // kernel cannot run the part: it takes 16-bit types, up to 64 channels on
-// either side, at most kMaxWindowTaps taps, stride 1 and, if whole, rows of
-// which at least one fits a product.
+// either side, at most kMaxWindowTaps taps, stride 1 (of narrow groups also 2)
+// and, if whole, rows of which at least one fits a product.
 std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                                        const Activations& out,
                                        const PartAxes& part, int pixels,

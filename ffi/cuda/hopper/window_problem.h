@@ -1,5 +1,6 @@
-// What the host tells the window kernel, which takes fprop and dgrad at stride
-// 1 of up to 64 channels on either side. In fprop's words, as conv_problem.h.
+// What the host tells the window kernels, which take fprop and dgrad at stride
+// 1 of up to 64 channels on either side; of narrow groups fprop at stride 2,
+// too. In fprop's words, as conv_problem.h.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PROBLEM_H_
 
@@ -14,11 +15,13 @@
 namespace jax_convbatch::hopper {
 
 struct WindowProblem {
-  CUtensorMap input;    // box_rows x width pixels a box
-  CUtensorMap weights;  // [taps, C, K], 64 x 64 a box
-  CUtensorMap output;   // rows x cols pixels a box
-  CUtensorMap piece;    // the same, of a tile's piece
+  CUtensorMap input[kMaxWindowClasses];  // box_rows x width pixels a box
+  CUtensorMap weights;                   // [taps, C, K], 64 x 64 a box
+  CUtensorMap output;                    // rows x cols pixels a box
+  CUtensorMap piece;                     // the same, of a tile's piece
   TapAxis taps_h, taps_w;
+  // Of narrow groups: where taps begin, in 16 bytes.
+  int32_t tap_at[kMaxWindowTaps];
   WindowTiling tiling;
   int filter_width;            // S
   int input_h, input_w;        // of the first output's first tap

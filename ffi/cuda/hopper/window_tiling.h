@@ -13,18 +13,23 @@ inline constexpr int kGroupWindowPixels = 248;
 inline constexpr int kWindowChannels = 64;
 inline constexpr int kWindowPiecePixels = 64;  // of a product of a tile's piece
 inline constexpr int kMaxWindowTaps = 9;
+// Residue classes of the strides of narrow groups: 1, or 2 along both axes.
+inline constexpr int kMaxWindowClasses = 4;
 inline constexpr int kMaxWindowStages = 4;
 
 // A tile is `rows` rows of `cols` outputs of one image. All that they read is
-// one box of rows of `width` pixels. Of whole rows, the product takes the
-// pixels as they follow each other there, with those between the ends of two
-// rows. Of a strip, it takes eight pixels of each row.
+// one box of rows of `width` pixels, of each residue class where there are. Of
+// whole rows, the product takes the pixels as they follow each other there,
+// with those between the ends of two rows. Of a strip, it takes eight pixels of
+// each row.
 struct WindowTiling {
   int rows, cols, width;
   int box_rows;
   int piece_rows;      // of the pieces that tiles may be cut into, or 0
   int groups, strips;  // tiles down and across an image
-  int stage_bytes;     // the box and what a product reads behind it
+  int step;            // from an output to the next, of both axes
+  int class_bytes;     // a box
+  int stage_bytes;     // the boxes and what a product reads behind them
   int stages;
 };
 

@@ -1,4 +1,8 @@
-"""wgrad of groups of 2, 4, 8 and 24 channels in bf16 and f16: tiles of wider ones."""
+"""Groups of 2, 4, 8 and 24 channels in bf16 and f16: tiles of wider ones.
+
+wgrad has them for all; fprop and dgrad where groups have few channels and a window is
+read once for all taps.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -7,6 +11,7 @@ from problems import normal
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
+    assert_batch_invariant,
     assert_exact,
     assert_not_finite_stays_in_its_group,
     assert_right_but_for_rounding,
@@ -32,6 +37,15 @@ CASES = {
         9, (12, 13), 24, (3, 3), (8, 8), padding=((2, 2), (3, 3)), dilation=(2, 3)
     ),
 }
+# fprop and dgrad have windows, or fprop alone.
+WINDOWS = {
+    "16 of 8": OPS[:2],
+    "5 of 8, many images": OPS[:2],
+    "26 of 4, many images": OPS[:2],
+    "36 of 2, stride 2": OPS[:1],
+    "9 of 8, stride 2": OPS[:1],
+    "24 of 8, dilated": OPS[:2],
+}
 DTYPES = ("bfloat16", "float16")
 SOME = ["16 of 8", "26 of 4, many images", "10 of 24", "36 of 2, stride 2"]
 
@@ -42,7 +56,9 @@ SOME = ["16 of 8", "26 of 4, many images", "10 of 24", "36 of 2, stride 2"]
 def test_whole_numbers_are_exact(hopper, name, dtype):
     case = CASES[name]
     for row in jc.explain(both(case), *arrays(case, normal, dtype)):
-        assert row.reason.startswith("tiles of") == (row.op == "wgrad"), row
+        windows = row.op in WINDOWS.get(name, ())
+        assert row.reason.startswith("tiles of") == (row.op == "wgrad" or windows), row
+        assert ("248x64" in row.reason) == windows, row
     assert_exact(case, dtype)
 
 
@@ -69,27 +85,37 @@ def test_a_hundred_runs_give_the_same_bits(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", SOME[:3])
-def test_what_is_not_finite_stays_in_its_group(hopper, name):
-    assert_not_finite_stays_in_its_group(CASES[name], float("nan"))
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
+    assert_batch_invariant(CASES[name], "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_group(hopper, name, value):
+    assert_not_finite_stays_in_its_group(CASES[name], value)
 
 
 @pytest.mark.parametrize(
-    ("groups", "c", "k", "covered"),
+    ("groups", "c", "k", "stride", "covered"),
     [
-        (32, 8, 8, True),
-        (7, 8, 8, True),
-        (64, 4, 4, True),
-        (36, 2, 2, True),
-        (10, 24, 24, True),
-        (4, 24, 16, True),
-        (8, 8, 16, False),
-        (5, 4, 4, False),  # 20 channels are no whole 16 bytes
+        (32, 8, 8, 1, OPS),
+        (7, 8, 8, 1, OPS),
+        (64, 4, 4, 1, OPS),
+        (36, 2, 2, 1, OPS),
+        (32, 8, 8, 2, ("fprop", "wgrad")),
+        (10, 24, 24, 1, ("wgrad",)),
+        (4, 24, 16, 1, ("wgrad",)),
+        (8, 8, 16, 1, ()),
+        (5, 4, 4, 1, ()),  # 20 channels are no whole 16 bytes
     ],
 )
-def test_which_are_covered(native, groups, c, k, covered):
-    row = (14, 14, groups * c, groups * k, 3, 3, 1, 1, 1, groups)
-    got = {op: native(op, geometry(8, row), "bfloat16", H200) for op in OPS}
-    paths = {op: plan and plan["path"] for op, plan in got.items()}
-    assert (paths["wgrad"] == "tiles") == covered
-    assert {paths["fprop"], paths["dgrad"]} <= {"direct tiles", None}
+def test_which_are_covered(native, groups, c, k, stride, covered):
+    row = (14, 14, groups * c, groups * k, 3, 3, stride, 1, 1, groups)
+    for n in (1, 8, 64):
+        got = {op: native(op, geometry(n, row), "bfloat16", H200) for op in OPS}
+        paths = {op: plan and plan["path"] for op, plan in got.items()}
+        for op in OPS:
+            assert (paths[op] == "tiles") == (op in covered), (op, n)
+            assert paths[op] in ("tiles", "direct tiles", None)
