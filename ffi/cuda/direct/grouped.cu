@@ -59,16 +59,14 @@ cudaError_t RunOutputs(Op op, const Call& call, Stage stage,
   p.classes_w = FastDivmod<uint32_t>(p.w.classes);
   p.in_group = FastDivmod<uint32_t>(p.channels.in_group);
   p.out_group = FastDivmod<uint32_t>(p.channels.out_group);
-  p.blocks = FastDivmod<uint32_t>(p.channels.blocks);
   p.depth_blocks = FastDivmod<uint32_t>(p.channels.depth / 8);
   p.items = sets * p.h.classes * p.w.classes *
             (p.channels.blocks / p.channels.at_once);
-  const int threads = std::min(kGroupedThreads, p.items * 32);
   const int shared = kGroupedStages * p.in.bytes() +
                      GroupedFilterBytes(p.channels, static_cast<int>(g.taps()));
   return DispatchBlocks<T>(p.channels, [&](auto kernel) {
-    return LaunchOrPrepare(kernel, p, plan.blocks(), threads, shared, stage,
-                           stream);
+    return LaunchOrPrepare(kernel, p, plan.blocks(), kGroupedThreads, shared,
+                           stage, stream);
   });
 }
 

@@ -15,19 +15,23 @@
 
 namespace jax_convbatch::direct {
 
-// The filter's value between an input and an output channel; zero between
-// groups.
-template <typename T>
-__device__ T FilterAt(const GroupedProblem& p, int tap, int in, int out) {
+// Where a tap of the filter has the value between an input and an output
+// channel; negative between groups, where it is zero.
+inline __device__ int64_t FilterPlace(const GroupedProblem& p, int in,
+                                      int out) {
   uint32_t in_group = in, out_group = out;
   const int in_digit = TakeDigit(p.in_group, in_group);
   const int out_digit = TakeDigit(p.out_group, out_group);
   const ChannelBlocks& c = p.channels;
-  if (out >= c.out || in_group != out_group) return T(0.0f);
-  const int64_t at = p.is_dgrad
-                         ? (int64_t{tap} * c.out_group + out_digit) * c.in + in
-                         : (int64_t{tap} * c.in_group + in_digit) * c.out + out;
-  return static_cast<const T*>(p.filter)[at];
+  if (out >= c.out || in_group != out_group) return -1;
+  return p.is_dgrad ? int64_t{out_digit} * c.in + in
+                    : int64_t{in_digit} * c.out + out;
+}
+
+// Elements of a tap.
+inline __device__ int64_t FilterTap(const GroupedProblem& p) {
+  const ChannelBlocks& c = p.channels;
+  return p.is_dgrad ? int64_t{c.out_group} * c.in : int64_t{c.in_group} * c.out;
 }
 
 // One output by itself.
@@ -55,7 +59,9 @@ __device__ float OutputAt(const GroupedProblem& p, int sample, int pixel,
                       x * c.in;
       for (int in = first; in < first + c.in_group; ++in) {
         const float value = inside ? Convert<float>(from[in]) : 0.0f;
-        sum = fmaf(value, Convert<float>(FilterAt<T>(p, tap, in, out)), sum);
+        const int64_t at = tap * FilterTap(p) + FilterPlace(p, in, out);
+        sum = fmaf(value, Convert<float>(static_cast<const T*>(p.filter)[at]),
+                   sum);
       }
     }
   }
@@ -132,24 +138,46 @@ __global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
     fetch(worker + i * p.workers, i, places[i]);
   }
 
-  // [tap][block][step][lane][1 or 2 pairs of input channels].
+  // [tap][block][step][lane][1 or 2 pairs of input channels]. A warp takes all
+  // taps of eight by eight channels: their loads are under way together.
   const int taps = p.h.filter_size * p.w.filter_size;
   const int block_words = channels.depth / 8 * 32;
-  const int rows = taps * channels.blocks * channels.depth / 8;
-#pragma unroll 4
-  for (int i = warp; i < rows; i += warps) {
-    uint32_t rest = i;
-    const int in = TakeDigit(p.depth_blocks, rest);
-    const int block = TakeDigit(p.blocks, rest);
-    const int tap = rest;
-    const int first =
-        channels.InOf(first_block + block) + in * 8 + lane % 4 * 2;
-    const int out = (first_block + block) * 8 + lane / 4;
-    T pair[2] = {FilterAt<T>(p, tap, first, out),
-                 FilterAt<T>(p, tap, first + 1, out)};
-    constexpr int kHalves = kStep / 8;
-    weights[(i / kHalves * 32 + lane) * kHalves + i % kHalves] =
-        *reinterpret_cast<uint32_t*>(pair);
+  const int squares = channels.blocks * channels.depth / 8;
+  const int64_t tap_size = FilterTap(p);
+  for (int i = warp; i < squares; i += warps) {
+    uint32_t block = i;
+    const int step = TakeDigit(p.depth_blocks, block);
+    const int in = channels.InOf(first_block + static_cast<int>(block)) +
+                   step * 8 + lane % 4 * 2;
+    const int out = (first_block + static_cast<int>(block)) * 8 + lane / 4;
+    const int64_t place[2] = {FilterPlace(p, in, out),
+                              FilterPlace(p, in + 1, out)};
+    const T* const filter = static_cast<const T*>(p.filter);
+    constexpr int kAhead = 9;
+    for (int first_tap = 0; first_tap < taps; first_tap += kAhead) {
+      T pairs[kAhead][2];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const T* const of_tap =
+            filter + min(first_tap + j, taps - 1) * tap_size;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          pairs[j][k] = of_tap[place[k] < 0 ? 0 : place[k]];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (first_tap + j >= taps) break;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (place[k] < 0) pairs[j][k] = T(0.0f);
+        }
+        constexpr int kHalves = kStep / 8;
+        const int row = (first_tap + j) * squares + i;
+        weights[(row / kHalves * 32 + lane) * kHalves + row % kHalves] =
+            *reinterpret_cast<const uint32_t*>(pairs[j]);
+      }
+    }
   }
   if (threadIdx.x < channels.blocks) {
     const int block = first_block + threadIdx.x;

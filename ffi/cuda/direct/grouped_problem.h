@@ -20,7 +20,7 @@ struct GroupedProblem {
   int workers;
   // A warp computes 32 outputs of a class by a few blocks of channels.
   FastDivmod<uint32_t> tile_w, pixel_sets, classes_w;
-  FastDivmod<uint32_t> in_group, out_group, blocks, depth_blocks;
+  FastDivmod<uint32_t> in_group, out_group, depth_blocks;
   int outputs;  // of a tile's class
   int items;    // of a tile
 };
