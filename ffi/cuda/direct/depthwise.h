@@ -7,7 +7,7 @@
 namespace jax_convbatch::direct {
 
 std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
-                                  int multiprocessors);
+                                  int multiprocessors, bool hopper);
 cudaError_t RunDepthwise(Op op, const Call& call, Stage stage,
                          cudaStream_t stream);
 

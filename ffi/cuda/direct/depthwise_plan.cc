@@ -1,6 +1,7 @@
 #include "cuda/direct/depthwise.h"
 #include "cuda/direct/depthwise_kind.h"
 #include "cuda/direct/tiling.h"
+#include "cuda/hopper/most_shared.h"
 
 namespace jax_convbatch::direct {
 namespace {
@@ -26,7 +27,7 @@ double WgradPatchCost(Kind kind, int64_t taps, int64_t chunks, int bytes) {
 }  // namespace
 
 std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
-                                  int multiprocessors) {
+                                  int multiprocessors, bool hopper) {
   Walks walks;
   if (!(op == Op::kDgrad ? DgradWalks(g, &walks) : FpropWalks(g, &walks))) {
     return std::nullopt;
@@ -45,6 +46,7 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
   rules.channel_tiles = channel_tiles;
   rules.patches_at_once = kThreads / lanes;
   rules.input_cost = 5 * size;
+  if (hopper) rules.most_bytes = hopper::kMostShared;
   if (op != Op::kWgrad) {
     if (kind.strided()) {
       // A thread's patch is one of each of the four classes.

@@ -39,7 +39,7 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
     if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
     if (hopper && !plan)
       plan = PlanDepthwisePlanes(op, g, type, multiprocessors);
-    if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors);
+    if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors, hopper);
   } else if (std::max(g.group_C(), g.group_K()) <= kMostGroupChannels) {
     plan = type == Type::kF32 ? PlanQuads(op, g, multiprocessors)
                               : PlanGrouped(op, g, multiprocessors);

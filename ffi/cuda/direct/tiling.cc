@@ -23,9 +23,11 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
   const int64_t most_cols = CeilDiv(w.class_size(), rules.patch_cols);
   const int share =
       kMultiprocessorBytes / rules.blocks_per_multiprocessor - 1024;
-  const int64_t blocks =
-      int64_t{rules.multiprocessors} * rules.blocks_per_multiprocessor;
-  for (const int shared : {std::min(share, kBlockBytes), kBlockBytes}) {
+  for (const int shared :
+       {std::min(share, kBlockBytes), kBlockBytes, rules.most_bytes}) {
+    const int64_t blocks =
+        int64_t{rules.multiprocessors} *
+        (shared > kBlockBytes ? 1 : rules.blocks_per_multiprocessor);
     std::optional<Tiling> best;
     double least = 0;
     for (int64_t a = most_rows; a > 0; a = NextCount(most_rows, a)) {
@@ -43,7 +45,8 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
             tile_h * (RowBytes(tile_w, rules.output_bytes, rules.patch_rows) -
                       tile_w * rules.output_bytes);
         if (rules.stages * bytes + rules.shared_bytes > shared ||
-            rules.stages * padded + rules.shared_bytes > kBlockBytes) {
+            rules.stages * padded + rules.shared_bytes >
+                std::max(shared, kBlockBytes)) {
           continue;
         }
         const int64_t patches = CeilDiv(a * b, rules.outputs_together) *

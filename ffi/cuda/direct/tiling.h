@@ -28,6 +28,9 @@ struct TilingRules {
   int blocks_per_multiprocessor, multiprocessors;
   int stages;
   int most_patches;  // of a tile; 0: any number
+  // Of a block that has a multiprocessor for itself, where no tile fits that
+  // two could share.
+  int most_bytes = kBlockBytes;
 };
 
 struct Tiling {
