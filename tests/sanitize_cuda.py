@@ -25,7 +25,7 @@ import test_deep
 import test_deform_fused
 import test_direct
 import test_few_channels
-import test_few_group_wgrad
+import test_few_groups
 import test_groups
 import test_hopper_wgrad
 import test_implicit_gemm
@@ -63,8 +63,9 @@ EDGES = {
     },
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
+    "direct, 7x7, far": test_direct.FAR,
     **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
-    **{f"group wgrad, {name}": c for name, c in test_few_group_wgrad.CASES.items()},
+    **{f"few groups, {name}": c for name, c in test_few_groups.CASES.items()},
     **{
         f"lines, {name}": case
         for name, case in (test_groups.LINES | test_groups.FOURS).items()

@@ -71,6 +71,8 @@ DEPTHWISE = {
     "5x5, high and wide": problem(2, (67, 150), 40, (5, 5), padding=((2, 2), (2, 2))),
     "5x5, shifted": problem(3, (9, 20), 64, (5, 5), padding=((6, -1), (-3, 9))),
     "7x7, high": problem(2, (75, 57), 32, (7, 7), padding=((3, 3), (3, 3))),
+    "5x5, many": problem(90, (14, 14), 40, (5, 5), padding=((2, 2), (2, 2))),
+    "7x7, many": problem(67, (28, 14), 40, (7, 7), padding=((3, 3), (3, 3))),
     "7x7, small": problem(37, (7, 5), 48, (7, 7), padding=((3, 3), (3, 3))),
     "7x7": problem(2, (14, 14), 96, (7, 7), padding=((3, 3), (3, 3))),
     "11x11": problem(2, (12, 13), 32, (11, 11), padding=((5, 5), (5, 5))),
@@ -119,6 +121,16 @@ CASES = [
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_whole_numbers_are_exact(gpu, name, dtype):
     assert_exact(EDGES[name], dtype)
+
+
+# Where a block may have more shared memory than on other GPUs.
+FAR = problem(2, (29, 30), 40, (7, 7), padding=((9, 9), (9, 9)), dilation=(3, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_far_dilated_filters_are_exact(hopper, dtype):
+    assert_exact(FAR, dtype)
 
 
 @st.composite
@@ -241,7 +253,7 @@ def test_what_is_not_finite_stays_in_its_group(gpu, name, value):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["5x5", "7x7", "7x7, high"])
+@pytest.mark.parametrize("name", ["5x5", "7x7", "7x7, high", "5x5, many", "7x7, many"])
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_reaches_only_what_meets_it(gpu, name, value):
     """Though on Hopper outputs share products, with zeros for what is not theirs."""

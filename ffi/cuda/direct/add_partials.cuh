@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/direct/direct.h"
@@ -11,26 +12,31 @@
 
 namespace jax_convbatch::direct {
 
-// A block adds kColumns neighbouring sums; kTeams threads share the workers of
-// each, then their sums are added in order.
+// A block adds kColumns neighbouring sums; up to kTeams threads, one to a
+// worker where they suffice, share the workers of each, then their sums are
+// added in order.
 inline constexpr int kColumns = 32, kTeams = 16;
+inline unsigned AddThreads(int workers) {
+  return kColumns * std::clamp(workers, 1, kTeams);
+}
 
 // The sum at `at` in the threads of team 0.
 __device__ inline float SumInOrder(int workers, int64_t size, int64_t at,
                                    const float* __restrict__ partials) {
   __shared__ float sums[kTeams][kColumns];
   const int column = threadIdx.x % kColumns, team = threadIdx.x / kColumns;
+  const int teams = blockDim.x / kColumns;
   float sum = 0.0f;
   if (at < size) {
 #pragma unroll 8
-    for (int worker = team; worker < workers; worker += kTeams) {
+    for (int worker = team; worker < workers; worker += teams) {
       sum += partials[worker * size + at];
     }
   }
   sums[team][column] = sum;
   __syncthreads();
   if (team == 0) {
-    for (int i = 1; i < kTeams; ++i) sum += sums[i][column];
+    for (int i = 1; i < teams; ++i) sum += sums[i][column];
   }
   return sum;
 }
@@ -53,7 +59,7 @@ cudaError_t AddPartialsOrPrepare(int workers, int64_t size,
     return cudaFuncGetAttributes(&loads, &AddPartials<T>);
   }
   const auto blocks = static_cast<unsigned>((size + kColumns - 1) / kColumns);
-  AddPartials<T><<<blocks, kColumns * kTeams, 0, stream>>>(
+  AddPartials<T><<<blocks, AddThreads(workers), 0, stream>>>(
       workers, size, static_cast<const float*>(partials), static_cast<T*>(dw));
   return cudaGetLastError();
 }

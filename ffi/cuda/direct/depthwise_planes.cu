@@ -34,8 +34,8 @@ cudaError_t LaunchWgradTaps(const PlanesWgradProblem& p, int copies,
   if (error != cudaSuccess) return error;
   const int size = kTaps * kTaps * p.channels;
   return LaunchOrPrepare(&FinishPlanesWgrad<T, kTaps>, p,
-                         (size + kColumns - 1) / kColumns, kColumns * kTeams, 0,
-                         stage, stream);
+                         (size + kColumns - 1) / kColumns,
+                         AddThreads(p.workers), 0, stage, stream);
 }
 
 template <typename T>

@@ -147,6 +147,7 @@ __global__ void __launch_bounds__(kColumns* kTeams)
     FinishPlanesWgrad(const __grid_constant__ PlanesWgradProblem p) {
   __shared__ float sums[kTeams][kColumns];
   const int column = threadIdx.x % kColumns, team = threadIdx.x / kColumns;
+  const int teams = blockDim.x / kColumns;
   const int size = kTaps * kTaps * p.channels;
   const int at = blockIdx.x * kColumns + column;
   float sum = SumInOrder(p.workers, size, at, p.partials);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kColumns* kTeams)
     if (at < size) {
       const int tap = at / p.channels, channel = at % p.channels;
       const int pixels = p.dy.height * p.dy.width;
-      for (int i = team; i < p.batch * pixels; i += kTeams) {
+      for (int i = team; i < p.batch * pixels; i += teams) {
         const int sample = i / pixels, pixel = i % pixels;
         const int h = pixel / p.dy.width + p.x.origin_h + tap / kTaps;
         const int w = pixel % p.dy.width + p.x.origin_w + tap % kTaps;
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kColumns* kTeams)
     __syncthreads();
     if (bad) {
       sum = 0.0f;
-      for (int i = 0; i < kTeams; ++i) sum += sums[i][column];
+      for (int i = 0; i < teams; ++i) sum += sums[i][column];
     }
   }
   if (team == 0 && at < size) static_cast<T*>(p.dw)[at] = Convert<T>(sum);
