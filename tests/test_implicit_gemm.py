@@ -142,8 +142,8 @@ def configs(case, x, w, dy):
     return rows["fprop"], rows["dgrad"]
 
 
-def assert_runs_as(case, *kinds):
-    rows = configs(case, *arrays(case, normal, "bfloat16"))
+def assert_runs_as(case, *kinds, dtype="bfloat16"):
+    rows = configs(case, *arrays(case, normal, dtype))
     assert all(kind in row for kind, row in zip(kinds, rows, strict=True)), rows
 
 

@@ -64,12 +64,12 @@ TILES = {
         "224x64",
     ),
     "192 pixels, 64 channels": (
-        problem(16, (28, 28), 124, 132, (3, 3)),
+        problem(18, (28, 28), 188, 68, (3, 3)),
         "dgrad",
         "192x64",
     ),
     "160 pixels, 64 channels": (
-        problem(16, (14, 14), 252, 132, (3, 3)),
+        problem(38, (30, 30), 60, 68, (3, 3)),
         "dgrad",
         "160x64",
     ),
@@ -79,7 +79,7 @@ TILES = {
         "128x128",
     ),
     "classes without a tap": (
-        problem(24, (40, 39), 196, 68, (1, 1), stride=(2, 2), padding=((0, 0), (0, 0))),
+        problem(40, (40, 39), 196, 68, (1, 1), stride=(2, 2), padding=((0, 0), (0, 0))),
         "dgrad",
         "128x128",
     ),

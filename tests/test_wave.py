@@ -57,43 +57,99 @@ WAVES = {
     ),
 }
 
+# The same in f32: taps of a row share their pixels in tiles of 64 channels.
+WAVES_F32 = {
+    "1x1": (problem(8, (14, 14), 256, 128, (1, 1)), "40x64", "56x64"),
+    "1x1, two warpgroups": (
+        problem(8, (14, 14), 136, 1000, (1, 1)),
+        "112x128",
+        "40x64",
+    ),
+    "1x1 strided": (
+        problem(8, (15, 14), 200, 1024, (1, 1), (2, 2)),
+        "56x64",
+        "24x64",
+    ),
+    "3x3": (
+        problem(8, (14, 15), 132, 200, (3, 3), padding=((1, 1), (2, 0))),
+        "72x64",
+        "56x64",
+    ),
+    "3x3 of short rows": (
+        problem(8, (7, 7), 260, 516, (3, 3), padding=SAME),
+        "56x64",
+        "40x64",
+    ),
+    "3x3 dilated": (
+        problem(3, (17, 26), 68, 72, (2, 3), padding=SAME, dilation=(2, 4)),
+        "24x64",
+        "40x64",
+    ),
+    "3x3 strided": (
+        problem(8, (29, 28), 136, 192, (3, 3), (2, 2), SAME),
+        "40x64",
+        "64x64",
+    ),
+    "few channels of long sums": (
+        WAVES["few channels of long sums"][0],
+        "24x64",
+        "104x64",
+    ),
+    "many pixels": (
+        problem(4, (80, 50), 36, 40, (3, 3), padding=SAME),
+        "208x64",
+        "208x64",
+    ),
+}
+
+
+DTYPES = {"bfloat16": WAVES, "float16": WAVES, "float32": WAVES_F32}
+ALL = [(dtype, name) for dtype, waves in DTYPES.items() for name in waves]
+TWO = [(dtype, name) for dtype, name in ALL if dtype != "float16"]
+
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", WAVES)
-def test_waves_are_exact(hopper, name, dtype):
-    case, *tiles = WAVES[name]
-    assert_runs_as(case, *tiles)
+@pytest.mark.parametrize(("dtype", "name"), ALL)
+def test_waves_are_exact(hopper, dtype, name):
+    case, *tiles = DTYPES[dtype][name]
+    assert_runs_as(case, *tiles, dtype=dtype)
     assert_exact(case, dtype)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", WAVES)
-def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
-    assert_batch_invariant(WAVES[name][0], "bfloat16")
+@pytest.mark.parametrize(("dtype", "name"), TWO)
+def test_a_samples_bits_do_not_depend_on_its_batch(hopper, dtype, name):
+    assert_batch_invariant(DTYPES[dtype][name][0], dtype)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", WAVES)
-def test_a_hundred_runs_give_the_same_bits(hopper, name):
-    assert_a_hundred_runs_agree(WAVES[name][0], "bfloat16")
+@pytest.mark.parametrize(("dtype", "name"), TWO)
+def test_a_hundred_runs_give_the_same_bits(hopper, dtype, name):
+    assert_a_hundred_runs_agree(DTYPES[dtype][name][0], dtype)
 
 
-CASES = {**EDGES, **{name: wave[0] for name, wave in WAVES.items()}}
+CASES = [
+    (dtype, name, case)
+    for dtype in ("bfloat16", "float32")
+    for name, case in {
+        **EDGES,
+        **{name: wave[0] for name, wave in DTYPES[dtype].items()},
+    }.items()
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
-def test_every_configuration_gives_the_same_bits(hopper, name):
-    case = CASES[name]
-    x, w, dy = arrays(case, normal, "bfloat16")
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    [pytest.param(dtype, case, id=f"{dtype}-{name}") for dtype, name, case in CASES],
+)
+def test_every_configuration_gives_the_same_bits(hopper, dtype, case):
+    x, w, dy = arrays(case, normal, dtype)
     given = {"x": x, "w": w, "y": dy}
     params = params_of(case, x, w)
     for op in ("fprop", "dgrad"):
         want = None
-        for config in plan.configs(
-            "implicit_gemm", op, params.geometry, "bfloat16", "cuda"
-        ):
+        for config in plan.configs("implicit_gemm", op, params.geometry, dtype, "cuda"):
             chosen = dataclasses.replace(
                 params, algorithm="implicit_gemm", config=config
             )

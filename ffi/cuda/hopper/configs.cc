@@ -6,6 +6,7 @@
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/transposed_plan.h"
 #include "cuda/hopper/wave_plan.h"
+#include "cuda/hopper/wave_tf32_plan.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -104,6 +105,13 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
     tiles.insert(tiles.end(), {{192, 128}, {256, 128}});
     if (MayTranspose(g, type)) {
       tiles.insert(tiles.end(), {{256, 64, true}, {128, 128, true}});
+    }
+  }
+  const bool fprop = op == Op::kFprop;
+  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  if (g.groups == 1 && TakesWave(type, InputOf(g), OutputOf(g), parts)) {
+    for (const int pixels : kWaveTf32Pixels) {
+      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
   }
   return tiles;

@@ -8,6 +8,7 @@
 #include "cuda/hopper/sum_chunks.h"
 #include "cuda/hopper/transposed_plan.h"
 #include "cuda/hopper/wave_plan.h"
+#include "cuda/hopper/wave_tf32_plan.h"
 #include "cuda/hopper/window_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -316,7 +317,10 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   const Activations in = InputOf(g), out = OutputOf(g);
   if (!IsWalkable(type, in, out, part, MapGroups(g))) return std::nullopt;
   if (type == Type::kTf32) {
-    return LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
+    const Plan plan =
+        LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
+    return g.groups > 1 ? plan
+                        : OrWaveTf32(plan, in, out, {part}, multiprocessors);
   }
   if (IsFewChannels(g)) {
     return FewTile(g, type, in, out, part, multiprocessors);
@@ -359,6 +363,11 @@ Plan NotTransposed(const Plan& plan, const ConvGeometry& g, Type type) {
                             : plan;
 }
 
+Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan) {
+  return LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1, FpropPart(g),
+                         /*dgrad=*/false, plan.blocks);
+}
+
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
   return IsWave(type, plan) ? BestTile(type, InputOf(g), OutputOf(g),
                                        {FpropPart(g)}, plan.blocks)
@@ -378,10 +387,12 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
   if (parts.empty() || !walkable) return std::nullopt;
   if (type == Type::kTf32) {
     const int64_t stages = g.taps() * ((in.c + 31) / 32);
-    return g.groups == 1 && g.stride.all(1) && stages >= kLongTf32Sum
-               ? BestTf32DgradTile(out, stages, multiprocessors)
-               : LargestTf32Tile(in, out, g.groups, parts[0], true,
-                                 multiprocessors);
+    const Plan plan = g.groups == 1 && g.stride.all(1) && stages >= kLongTf32Sum
+                          ? BestTf32DgradTile(out, stages, multiprocessors)
+                          : LargestTf32Tile(in, out, g.groups, parts[0], true,
+                                            multiprocessors);
+    return g.groups > 1 ? plan
+                        : OrWaveTf32(plan, in, out, parts, multiprocessors);
   }
   if (IsFewChannels(g)) {
     if (parts.size() != 1) return std::nullopt;

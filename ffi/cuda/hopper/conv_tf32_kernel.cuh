@@ -15,6 +15,7 @@
 
 #include "cuda/hopper/conv_kernel.cuh"
 #include "cuda/hopper/conv_problem.h"
+#include "cuda/hopper/conv_tf32_copies.cuh"
 #include "cuda/hopper/store_tf32.cuh"
 #include "cuda/hopper/tf32_fragments.cuh"
 #include "cuda/hopper/wgmma_tf32_columns.cuh"
@@ -66,107 +67,27 @@ struct Tf32Config {
       kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
 };
 
-// The first output channel of a tile, among those that problem.channels counts.
-template <typename Config>
-__device__ __forceinline__ int StoredChannel(const ConvTile& tile) {
-  return Config::kWidth == kAnyGroups ? tile.in_group : tile.channel;
-}
-
 template <typename Config, Operand kOperand, int kParts>
 __device__ __forceinline__ void IssueTf32Copies(
     const ConvProblem<kParts>& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
-  constexpr bool kInGroups = Config::kWidth == kAnyGroups;
   RingPosition<Config::kStages> at;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const ConvTile tile = TileAt<Config>(problem, t);
-    const ConvPart& part = *tile.part;
-    int w[Config::kInputBoxes], h[Config::kInputBoxes],
-        image[Config::kInputBoxes];
-#pragma unroll
-    for (int b = 0; b < Config::kInputBoxes; ++b) {
-      int pixel = tile.pixel + b * Config::kBoxPixels;
-      // A box of groups must begin inside the tensor (it is an illegal
-      // instruction otherwise); of one that does not nothing is stored.
-      if constexpr (kInGroups) pixel = min(pixel, part.pixels - 1);
-      const int row = pixel / part.cols;
-      image[b] = row / part.rows;
-      w[b] = part.input_w + (pixel - row * part.cols) * part.input_step_w;
-      h[b] = part.input_h + (row - image[b] * part.rows) * part.input_step_h;
-    }
-    // Boxes past the last channel are left out, and what they would have given
-    // is not written.
-    const int boxes =
-        (min(Config::kN, problem.channels - StoredChannel<Config>(tile)) +
-         kTf32Block - 1) /
-        kTf32Block;
-
-    // Taps of a row follow each other, then come the next channels. Every
-    // configuration adds in this order.
-    int r = 0, s = 0, block = 0;
+    Tf32Walk<Config> walk(*tile.part, tile.pixel);
+    const int boxes = FilterBoxes<Config>(problem, tile);
     for (int i = 0; i < tile.iterations; i += Config::kTaps) {
       const uint32_t full = SharedAddress(&barriers.full[at.stage]);
       const uint32_t input = ring + at.stage * Config::kStageBytes;
-      const int c = block * kTf32Block;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
       if constexpr (kOperand == Operand::kInput) {
-        BarrierArriveExpect(full, Config::kInputBytes);
-#pragma unroll
-        for (int b = 0; b < Config::kInputBoxes; ++b) {
-          const uint32_t to = input + b * Config::kBoxPixels * 128;
-          const int offset_w = s * part.taps_w.offset_step;
-          const int offset_h = r * part.taps_h.offset_step;
-          if constexpr (kInGroups) {
-            LoadGroupIm2col(to, part.input, full, c, w[b], h[b], image[b],
-                            tile.group, offset_w, offset_h);
-          } else {
-            LoadIm2col(to, part.input, full, tile.input_channel + c, w[b], h[b],
-                       image[b], offset_w, offset_h);
-          }
-        }
+        CopyTf32Input<Config>(problem, tile, walk, input, full);
       } else {
-        constexpr bool kRows = Config::kWeights == Contiguous::kRows;
-        BarrierArriveExpect(full, Config::kTaps * (kRows ? boxes * kTf32BoxBytes
-                                                         : Config::kTapBytes));
-#pragma unroll
-        for (int tap = 0; tap < Config::kTaps; ++tap) {
-          const uint32_t weights =
-              input + Config::kInputBytes + tap * Config::kTapBytes;
-          const int filter_tap = (part.taps_h.tap + r * part.taps_h.tap_step) *
-                                     problem.filter_width +
-                                 part.taps_w.tap +
-                                 (s + tap) * part.taps_w.tap_step;
-          if constexpr (kRows) {
-#pragma unroll
-            for (int n = 0; n < Config::kN / kTf32Block; ++n) {
-              if (n >= boxes) break;
-              const uint32_t to = weights + n * kTf32BoxBytes;
-              const int k = StoredChannel<Config>(tile) + n * kTf32Block;
-              if constexpr (kInGroups) {
-                LoadTile4(to, problem.weights, full, k, tile.group, c,
-                          filter_tap);
-              } else {
-                LoadTile3(to, problem.weights, full, k, c, filter_tap);
-              }
-            }
-          } else if constexpr (kInGroups) {
-            LoadTile4(weights, problem.weights, full, c, tile.group,
-                      tile.in_group, filter_tap);
-          } else {
-            LoadTile3(weights, problem.weights, full, tile.input_channel + c,
-                      tile.in_group, filter_tap);
-          }
-        }
+        CopyTf32Weights<Config>(problem, tile, walk, boxes,
+                                input + Config::kInputBytes, full);
       }
       at.Advance();
-      s += Config::kTaps;
-      if (s == part.taps_w.count) {
-        s = 0;
-        if (++block == problem.channel_blocks) {
-          block = 0;
-          ++r;
-        }
-      }
+      walk.Advance(*tile.part, problem.channel_blocks);
     }
   }
 }
@@ -175,8 +96,8 @@ __device__ __forceinline__ void IssueTf32Copies(
 // does not have. `weights`: of stage 0.
 template <typename Config>
 __device__ __forceinline__ void MultiplyTaps(
-    float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t weights,
-    uint32_t ring, RingBarriers<Config::kStages>& barriers,
+    float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t input,
+    uint32_t weights, RingBarriers<Config::kStages>& barriers,
     RingPosition<Config::kStages>& at, int step) {
   static_assert(Config::kBlocks == 1);
 #pragma unroll
@@ -190,7 +111,7 @@ __device__ __forceinline__ void MultiplyTaps(
 #pragma unroll
     for (int tap = 0; tap < Config::kTaps; ++tap) {
       const uint64_t a = Descriptor(weights + stage + tap * Config::kTapBytes);
-      const uint64_t b = Descriptor(ring + stage + tap * step);
+      const uint64_t b = Descriptor(input + stage + tap * step);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         WgmmaTf32Columns<Config::kM>(
@@ -253,7 +174,7 @@ __device__ __forceinline__ void ConsumeTf32(
       MultiplyStages<float, Contiguous::kReduction, Contiguous::kReduction>(
           acc, stages, weights, ring, Config::kStageBytes, barriers, at);
     } else {
-      MultiplyTaps<Config>(acc, stages, weights, ring, barriers, at, step);
+      MultiplyTaps<Config>(acc, stages, ring, weights, barriers, at, step);
     }
     if (!Config::kTogether && t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);

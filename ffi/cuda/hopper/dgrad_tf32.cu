@@ -5,6 +5,8 @@
 #include "cuda/hopper/conv_tf32_launch.cuh"
 #include "cuda/hopper/transpose_filter.h"
 #include "cuda/hopper/transposed_plan.h"
+#include "cuda/hopper/wave_tf32.h"
+#include "cuda/hopper/wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -20,6 +22,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (IsWaveTf32(call.plan)) return WaveDgradTf32(call, stage, stream);
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1 ? Run<1>(call, stage, stream)
                                         : Run<kMaxParts>(call, stage, stream);

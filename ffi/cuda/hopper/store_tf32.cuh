@@ -126,6 +126,28 @@ class Tf32Store {
     });
   }
 
+  // Zeros to a tile of each part, where no tap reaches; before the warpgroup's
+  // own.
+  __device__ __forceinline__ void StoreZeros(const ConvPart* parts, int count,
+                                             int pixel, int channel,
+                                             int channels) {
+    const int thread = threadIdx.x % kWarpgroup;
+    for (int i = thread * 16; i < Config::kStoreBytes; i += kWarpgroup * 16) {
+      StoreShared4(buffer_ + i, make_float4(0, 0, 0, 0));
+    }
+    FenceAsyncProxy();
+    NamedBarrier(barrier_, kWarpgroup);
+    if (thread != 0) return;
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int p = 0; p < Config::kM; p += Config::kStorePixels) {
+        if (pixel + p < parts[i].pixels) {
+          Send(parts[i], pixel + p, channel, channels);
+        }
+      }
+    }
+  }
+
   // Shared memory must outlive the stores that read it.
   __device__ void Finish() {
     if (threadIdx.x % kWarpgroup == 0) StoreWaitRead<0>();
@@ -234,7 +256,7 @@ class Tf32Store {
 #pragma unroll
     for (int i = 0; i < Config::kStorePixels; i += kWarpgroup / 8) {
       const int line = thread / 8 + i;
-      if (pixel + line >= part.pixels) continue;
+      if (line >= Config::kStorePixels || pixel + line >= part.pixels) continue;
       if constexpr (kOutput == Output::kThreads) {
         const int cols =
             part.cols - (part.taps_w.count - 1) * part.taps_w.offset_step;

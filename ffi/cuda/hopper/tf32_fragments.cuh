@@ -5,7 +5,7 @@
 #define JAX_CONVBATCH_CUDA_HOPPER_TF32_FRAGMENTS_CUH_
 
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgmma_tf32_192.cuh"
+#include "cuda/hopper/wgmma_tf32_columns.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -125,11 +125,7 @@ __device__ __forceinline__ void MultiplyFragments(
       for (int m = 0; m < kBlocks; ++m) {
         const uint64_t columns =
             b + (first + k) * kReductionStep<Contiguous::kReduction>;
-        if constexpr (kHalfN == 96) {
-          WgmmaTf32By192(acc[m], a[k][m], columns);
-        } else {
-          WgmmaTf32<2 * kHalfN>(acc[m], a[k][m], columns);
-        }
+        WgmmaTf32Columns<2 * kHalfN>(acc[m], a[k][m], columns);
       }
     }
     WgmmaCommit();

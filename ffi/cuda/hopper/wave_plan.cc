@@ -45,9 +45,7 @@ bool IsWave(Type type, const Plan& plan) {
 
 bool TakesWave(Type type, const Activations& in, const Activations& out,
                const std::vector<PartAxes>& parts) {
-  if (type == Type::kTf32 || parts.empty() || parts.size() > kMaxWaveParts) {
-    return false;
-  }
+  if (parts.empty() || parts.size() > kMaxWaveParts) return false;
   return std::all_of(parts.begin() + 1, parts.end(),
                      [](const PartAxes& part) { return Taps(part) == 0; });
 }

@@ -232,8 +232,9 @@ __device__ __forceinline__ void MultiplyHaloRow(
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      WgmmaTf32By192(acc, a[place % 2][k],
-                     columns + (place * Config::kPlaceBytes + k * 32) / 16);
+      WgmmaTf32Columns<192>(
+          acc, a[place % 2][k],
+          columns + (place * Config::kPlaceBytes + k * 32) / 16);
     }
     WgmmaCommit();
     if (place + 1 == Config::kStrip) {
