@@ -119,16 +119,19 @@ class Workspace {
  public:
   static constexpr int64_t kAlignment = 256;
 
+  // Of what one Take takes, so what a caller gives for it.
+  static constexpr int64_t Aligned(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
   explicit Workspace(ffi::AnyBuffer buffer)
       : data_(static_cast<char*>(buffer.untyped_data())),
         size_(static_cast<int64_t>(buffer.size_bytes())) {}
 
   template <typename T>
   T* Take(int64_t count) {
-    const int64_t bytes =
-        (count * int64_t{sizeof(T)} + kAlignment - 1) / kAlignment * kAlignment;
     char* at = data_ + used_;
-    used_ += bytes;
+    used_ += Aligned(count * int64_t{sizeof(T)});
     return reinterpret_cast<T*>(at);
   }
 

@@ -43,8 +43,7 @@ def test_the_tensor_cores_multiply_planes_on_hopper(native, n, size, taps):
         for op in OPS:
             for dtype in DTYPES:
                 plan = native(op, geometry(n, row), dtype, H200)
-                small = op == "wgrad" and n * size * size * 40 <= 640 << 10
-                planes = stride == 1 and dtype != "float32" and not small
+                planes = stride == 1 and dtype != "float32"
                 assert plan["path"] == ("planes" if planes else "direct tiles")
                 assert plan["blocks"] <= H200 or not planes
                 elsewhere = native(op, geometry(n, row), dtype, H200, False)

@@ -13,6 +13,7 @@
 #include "cuda/pointwise_gemms.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
+#include "ffi_checks.h"
 
 namespace nb = nanobind;
 
@@ -87,7 +88,7 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   const bool fprop = op == hopper::Op::kFprop;
   fields["epilogue"] = fprop && hopper::HasEpilogue(plan, g, type);
   fields["signs"] = fprop && hopper::HasSigns(plan, g, type);
-  fields["workspace"] = plan.workspace;
+  fields["workspace"] = Workspace::Aligned(plan.workspace);
   fields["blocks"] = plan.blocks;
   if (fprop && hopper::HasLayerBackward(g, type)) {
     fields["backward_workspace"] =
@@ -110,7 +111,7 @@ nb::dict ProductPlan(int64_t workspace, int multiprocessors) {
   fields["preferred"] = true;
   fields["epilogue"] = false;
   fields["signs"] = false;
-  fields["workspace"] = workspace;
+  fields["workspace"] = Workspace::Aligned(workspace);
   fields["blocks"] = multiprocessors;
   return fields;
 }
@@ -134,7 +135,7 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   fields["preferred"] = plan->preferred;
   fields["epilogue"] = false;
   fields["signs"] = false;
-  fields["workspace"] = plan->workspace;
+  fields["workspace"] = Workspace::Aligned(plan->workspace);
   fields["blocks"] = plan->blocks();
   plans.append(fields);
   return plans;
@@ -154,7 +155,7 @@ nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
     fields["preferred"] = plan.preferred;
     fields["epilogue"] = false;
     fields["signs"] = false;
-    fields["workspace"] = plan.workspace;
+    fields["workspace"] = Workspace::Aligned(plan.workspace);
     fields["blocks"] = plan.blocks;
     plans.append(fields);
   }
@@ -224,7 +225,7 @@ nb::object ImplicitGemmColumnPlan(nb::str op, nb::dict geometry, nb::str dtype,
                     TypeOf(dtype.c_str()), slice, multiprocessors);
   if (!plans) return nb::none();
   nb::dict fields;
-  fields["workspace"] = plans->workspace;
+  fields["workspace"] = Workspace::Aligned(plans->workspace);
   fields["adds_bias"] = plans->adds_bias;
   fields["transposes"] = plans->transposes;
   return fields;

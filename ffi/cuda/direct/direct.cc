@@ -29,10 +29,6 @@ bool IsDepthwise(const ConvGeometry& g) {
   return g.group_C() == 1 && g.group_K() == 1;
 }
 
-// Whether wgrad of large filters takes less by patches: planes take some 10
-// microseconds in any case.
-bool IsSmall(const ConvGeometry& g) { return g.y_size() <= 640 << 10; }
-
 }  // namespace
 
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
@@ -41,7 +37,7 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {
     if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
-    if (hopper && !plan && !(op == Op::kWgrad && IsSmall(g)))
+    if (hopper && !plan)
       plan = PlanDepthwisePlanes(op, g, type, multiprocessors);
     if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors, hopper);
   } else if (std::max(g.group_C(), g.group_K()) <= kMostGroupChannels) {

@@ -103,7 +103,7 @@ std::optional<Plan> PlanStripTf32Wgrad(const ConvGeometry& g,
   const int64_t splits = std::min(
       shape.tiles(), std::max<int64_t>(1, multiprocessors / of_filter));
   return Plan{static_cast<int>(tile), 64, static_cast<int>(of_filter * splits),
-              CeilDiv(splits * g.w_size() * 4, 256) * 256, Path::kStrips};
+              splits * g.w_size() * 4, Path::kStrips};
 }
 
 }  // namespace jax_convbatch::hopper
