@@ -91,8 +91,8 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   fields["workspace"] = Workspace::Aligned(plan.workspace);
   fields["blocks"] = plan.blocks;
   if (fprop && hopper::HasLayerBackward(g, type)) {
-    fields["backward_workspace"] =
-        hopper::LayerBackwardWorkspace(g, type, multiprocessors);
+    fields["backward_workspace"] = Workspace::Aligned(
+        hopper::LayerBackwardWorkspace(g, type, multiprocessors));
   }
   if (fprop && !hopper::IsDeep(g) &&
       hopper::TakesParts(g, type, multiprocessors)) {
