@@ -146,7 +146,11 @@ TABLES = {
     "resnet50": (_all_at(RESNET50_V1 | RESNET50_V15_EXTRA, (8, 256)), "bfloat16"),
     "resnet50_v1": (_all_at(RESNET50_V1, (8, 256)), "bfloat16"),
     "resnet50_extra": (_all_at(RESNET50_V15_EXTRA, (8, 256)), "bfloat16"),
-    "sofie": (_all_at(SOFIE_SINGLE, (SOFIE_SINGLE_BATCH,)), "float32"),
+    "sofie": (
+        _all_at({"C16_16x16": SOFIE_STACK}, SOFIE_BATCHES)
+        | _all_at(SOFIE_SINGLE, (SOFIE_SINGLE_BATCH,)),
+        "float32",
+    ),
     "forum": (_all_at(FORUM, (1, 5)), "float32"),
     "flux": (_all_at(FLUX_MNIST, (100, 1000)), "float32"),
     "hard": (_each_at_its_own(HARD), "bfloat16"),
