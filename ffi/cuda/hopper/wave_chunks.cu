@@ -1,9 +1,6 @@
-#include <vector>
-
-#include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/wave.h"
 #include "cuda/hopper/wave_chunks_kernel.cuh"
-#include "cuda/hopper/wave_plan.h"
+#include "cuda/hopper/wave_launch.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -26,26 +23,19 @@ template <typename T, Contiguous kWeights>
 cudaError_t Run(const ConvCall& call, const Activations& in,
                 const Activations& out, const PartAxes& part, Stage stage,
                 cudaStream_t stream) {
-  constexpr int kFew = kChunkPixels[0], kMany = kChunkPixels[1];
-  static_assert(std::size(kChunkPixels) == 2);
-  const int m = call.plan.tile_m, n = call.plan.tile_n;
-  if (m != kFew && m != kMany) return cudaErrorInvalidValue;
+  const int m = call.plan.tile_m;
   ConvProblem<1> problem{};
-  const int filter_channels = kWeights == Contiguous::kRows ? 64 : n;
-  if (!MakeConvProblem(call, in, out, std::vector<PartAxes>{part},
-                       {m, m, filter_channels, Output::kThreads}, &problem)) {
+  if (!MakeConvProblem(
+          call, in, out, WaveParts{part},
+          {m, m, FilterChannels<kWeights>(call.plan), Output::kThreads},
+          &problem)) {
     return cudaErrorInvalidValue;
   }
-  if (n == 64) {
-    return m == kFew ? Launch<WaveChunksConfig<T, kFew, 1, kWeights>>(
-                           problem, stage, stream)
-                     : Launch<WaveChunksConfig<T, kMany, 1, kWeights>>(
-                           problem, stage, stream);
-  }
-  return m == kFew ? Launch<WaveChunksConfig<T, kFew, 2, kWeights>>(
-                         problem, stage, stream)
-                   : Launch<WaveChunksConfig<T, kMany, 2, kWeights>>(
-                         problem, stage, stream);
+  return WithWaveTile<kChunkPixels>(call.plan, [&](auto pixels, auto groups) {
+    return Launch<WaveChunksConfig<T, decltype(pixels)::value,
+                                   decltype(groups)::value, kWeights>>(
+        problem, stage, stream);
+  });
 }
 
 template <typename T>

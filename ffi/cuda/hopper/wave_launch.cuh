@@ -2,6 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WAVE_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_HOPPER_WAVE_LAUNCH_CUH_
 
+#include <algorithm>
 #include <iterator>
 #include <type_traits>
 #include <vector>
@@ -20,10 +21,26 @@ int FilterChannels(const Plan& plan) {
   return kWeights == Contiguous::kRows ? 64 : plan.tile_n;
 }
 
+// Calls run() with constants for a plan's tile: one of kPixels, and warpgroups
+// of 64 channels.
+template <const auto& kPixels, int kIndex = 0, typename Run>
+cudaError_t WithWaveTile(const Plan& plan, Run run) {
+  if constexpr (kIndex == std::size(kPixels)) {
+    return cudaErrorInvalidValue;
+  } else if (plan.tile_m == kPixels[kIndex]) {
+    constexpr std::integral_constant<int, kPixels[kIndex]> kM;
+    return plan.tile_n == 64 ? run(kM, std::integral_constant<int, 1>())
+                             : run(kM, std::integral_constant<int, 2>());
+  } else {
+    return WithWaveTile<kPixels, kIndex + 1>(plan, run);
+  }
+}
+
+// kernel: WaveKernel or, in f32, WaveTf32Kernel.
 template <typename Config, int kParts, typename After>
-cudaError_t LaunchWave(ConvProblem<kParts> problem, const After& after,
+cudaError_t LaunchWave(void (*kernel)(ConvProblem<kParts>, After),
+                       ConvProblem<kParts> problem, const After& after,
                        Stage stage, cudaStream_t stream) {
-  const auto kernel = &WaveKernel<Config, kParts, After>;
   constexpr int kBytes = Config::kBarrierOffset + sizeof(WaveBarriers<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
@@ -42,37 +59,19 @@ cudaError_t RunWave(const ConvCall& call, const Activations& in,
                     const Activations& out, const WaveParts& parts, Stage stage,
                     cudaStream_t stream, const After& after = {}) {
   if (!TakesWave(call.type, in, out, parts)) return cudaErrorInvalidValue;
-  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  const int m = call.plan.tile_m;
   ConvProblem<kParts> problem{};
   const ConvBoxes boxes = {m, m, FilterChannels<kWeights>(call.plan),
                            kParts > 1 ? Output::kWalk : Output::kMatrix};
   if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  auto of_groups = [&](auto groups) {
-    constexpr int kGroups = decltype(groups)::value;
-    auto launch = [&](auto pixels) {
-      using Config = WaveConfig<T, decltype(pixels)::value, kGroups, kWeights>;
-      return LaunchWave<Config>(problem, after, stage, stream);
-    };
-    static_assert(std::size(kWavePixels) == 6);
-    switch (m) {
-      case kWavePixels[0]:
-        return launch(std::integral_constant<int, kWavePixels[0]>());
-      case kWavePixels[1]:
-        return launch(std::integral_constant<int, kWavePixels[1]>());
-      case kWavePixels[2]:
-        return launch(std::integral_constant<int, kWavePixels[2]>());
-      case kWavePixels[3]:
-        return launch(std::integral_constant<int, kWavePixels[3]>());
-      case kWavePixels[4]:
-        return launch(std::integral_constant<int, kWavePixels[4]>());
-      default:
-        return launch(std::integral_constant<int, kWavePixels[5]>());
-    }
-  };
-  return n == 64 ? of_groups(std::integral_constant<int, 1>())
-                 : of_groups(std::integral_constant<int, 2>());
+  return WithWaveTile<kWavePixels>(call.plan, [&](auto pixels, auto groups) {
+    using Config = WaveConfig<T, decltype(pixels)::value,
+                              decltype(groups)::value, kWeights>;
+    return LaunchWave<Config>(&WaveKernel<Config, kParts, After>, problem,
+                              after, stage, stream);
+  });
 }
 
 template <typename T, typename After = NoEpilogue>
