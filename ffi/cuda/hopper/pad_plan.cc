@@ -71,14 +71,7 @@ struct Pads {
 
 std::optional<Plan> PlanCopies(Op op, const ConvGeometry& g, Type type,
                                int multiprocessors) {
-  switch (op) {
-    case Op::kFprop:
-      return PlanFprop(g, type, multiprocessors);
-    case Op::kDgrad:
-      return PlanDgrad(g, type, multiprocessors);
-    default:
-      return PlanWgrad(g, type, multiprocessors);
-  }
+  return ByOp(op, PlanFprop, PlanDgrad, PlanWgrad)(g, type, multiprocessors);
 }
 
 cudaError_t RunCopies(Op op, const ConvCall& call, Stage stage,
@@ -86,14 +79,7 @@ cudaError_t RunCopies(Op op, const ConvCall& call, Stage stage,
   if (IsGroupTf32(call.g, call.type) && op != Op::kWgrad) {
     return RunGroupTf32(call, op == Op::kDgrad, stage, stream);
   }
-  switch (op) {
-    case Op::kFprop:
-      return Fprop(call, stage, stream);
-    case Op::kDgrad:
-      return Dgrad(call, stage, stream);
-    default:
-      return Wgrad(call, stage, stream);
-  }
+  return ByOp(op, Fprop, Dgrad, Wgrad)(call, stage, stream);
 }
 
 std::optional<Plan> PlanPads(Op op, const ConvGeometry& g, Type type,

@@ -42,34 +42,10 @@ ConvGeometry FoldColumns(const ConvGeometry& g, Type type) {
   return folded;
 }
 
-std::optional<Plan> PlanSmall(Op op, const ConvGeometry& g,
-                              int multiprocessors) {
-  switch (op) {
-    case Op::kFprop:
-      return PlanSmallFprop(g, multiprocessors);
-    case Op::kDgrad:
-      return PlanSmallDgrad(g, multiprocessors);
-    default:
-      return PlanSmallWgrad(g, multiprocessors);
-  }
-}
-
 // Whether fprop and dgrad of 32 channels of f32 are faster in tiles of 64, as
 // they are in large images.
 bool PrefersCopies(Op op, const ConvGeometry& g) {
   return op != Op::kWgrad && g.C == 32 && g.K == 32 && g.P * g.Q >= 4096;
-}
-
-std::optional<Plan> PlanStrips(Op op, const ConvGeometry& g,
-                               int multiprocessors) {
-  switch (op) {
-    case Op::kFprop:
-      return PlanStripFprop(g, multiprocessors);
-    case Op::kDgrad:
-      return PlanStripDgrad(g, multiprocessors);
-    default:
-      return PlanStripWgrad(g, multiprocessors);
-  }
 }
 
 // Whether strips are faster than what fills boxes of 64 channels up with zeros.
@@ -85,52 +61,43 @@ bool PrefersStrips(Op op, const ConvGeometry& g) {
   }
 }
 
-std::optional<Plan> PlanNarrow(Op op, const ConvGeometry& g, Type type,
+std::optional<Plan> PlanStrips(Op op, const ConvGeometry& g,
                                int multiprocessors) {
-  switch (op) {
-    case Op::kFprop:
-      return PlanNarrowFprop(g, type, multiprocessors);
-    case Op::kDgrad:
-      return PlanNarrowDgrad(g, type, multiprocessors);
-    default:
-      return PlanNarrowWgrad(g, type, multiprocessors);
-  }
-}
-
-cudaError_t RunNarrow(Op op, const ConvCall& call, Stage stage,
-                      cudaStream_t stream) {
-  switch (op) {
-    case Op::kFprop:
-      return NarrowFprop(call, stage, stream);
-    case Op::kDgrad:
-      return NarrowDgrad(call, stage, stream);
-    default:
-      return NarrowWgrad(call, stage, stream);
-  }
+  return ByOp(op, PlanStripFprop, PlanStripDgrad, PlanStripWgrad)(
+      g, multiprocessors);
 }
 
 std::optional<Plan> PlanSweeps(Op op, const ConvGeometry& g,
                                int multiprocessors) {
-  switch (op) {
-    case Op::kFprop:
-      return PlanSweepFprop(g, multiprocessors);
-    case Op::kDgrad:
-      return PlanSweepDgrad(g, multiprocessors);
-    default:
-      return std::nullopt;
-  }
+  if (op == Op::kWgrad) return std::nullopt;
+  return op == Op::kFprop ? PlanSweepFprop(g, multiprocessors)
+                          : PlanSweepDgrad(g, multiprocessors);
 }
 
 std::optional<Plan> PlanGathers(Op op, const ConvGeometry& g,
                                 int multiprocessors) {
-  switch (op) {
-    case Op::kFprop:
-      return PlanGatherFprop(g, multiprocessors);
-    case Op::kDgrad:
-      return PlanGatherDgrad(g, multiprocessors);
-    default:
-      return PlanGatherWgrad(g, multiprocessors);
+  return ByOp(op, PlanGatherFprop, PlanGatherDgrad, PlanGatherWgrad)(
+      g, multiprocessors);
+}
+
+cudaError_t RunStrips(Op op, const ConvCall& call, Stage stage,
+                      cudaStream_t stream) {
+  if (call.type != Type::kTf32) {
+    return ByOp(op, StripFprop, StripDgrad, StripWgrad)(call, stage, stream);
   }
+  if (op == Op::kWgrad) return StripTf32Wgrad(call, stage, stream);
+  return op == Op::kFprop && IsWideStrip(call.g)
+             ? StripWide(call, stage, stream)
+             : StripTf32(call, op == Op::kDgrad, stage, stream);
+}
+
+// Of narrow 1x1 layers, and of few channels of f32.
+cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
+                     cudaStream_t stream) {
+  const auto run = call.g.taps() == 1
+                       ? ByOp(op, NarrowFprop, NarrowDgrad, NarrowWgrad)
+                       : ByOp(op, SmallFprop, SmallDgrad, SmallWgrad);
+  return run(call, stage, stream);
 }
 
 }  // namespace
@@ -149,14 +116,7 @@ bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
   const bool alone =
       op == Op::kWgrad && IsWgradAlone(g, type) && IsPlain2d(one, type);
   if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !alone) return false;
-  switch (op) {
-    case Op::kFprop:
-      return PlanFprop(g, type, multiprocessors).has_value();
-    case Op::kDgrad:
-      return PlanDgrad(g, type, multiprocessors).has_value();
-    default:
-      return PlanWgrad(g, type, multiprocessors).has_value();
-  }
+  return PlanCopies(op, g, type, multiprocessors).has_value();
 }
 
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
@@ -169,7 +129,8 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   if (IsDeep(geometry)) return PlanDeep(op, geometry, type, multiprocessors);
   const ConvGeometry g = Fold(op, geometry, type);
   if (type == Type::kTf32 && IsPlain2d(g, type) && !PrefersCopies(op, g)) {
-    if (const auto small = PlanSmall(op, g, multiprocessors)) return small;
+    const auto plan = ByOp(op, PlanSmallFprop, PlanSmallDgrad, PlanSmallWgrad);
+    if (const auto small = plan(g, multiprocessors)) return small;
   }
   if (type == Type::kTf32) {
     if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
@@ -182,9 +143,9 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
       if (wide) return wide;
     }
   }
-  if (const auto narrow = PlanNarrow(op, g, type, multiprocessors)) {
-    return narrow;
-  }
+  const auto plan_narrow =
+      ByOp(op, PlanNarrowFprop, PlanNarrowDgrad, PlanNarrowWgrad);
+  if (const auto narrow = plan_narrow(g, type, multiprocessors)) return narrow;
   const bool gatherable = type != Type::kTf32 && IsGatherable(g);
   if (gatherable && PrefersStrips(op, g)) {
     if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
@@ -255,32 +216,9 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
     case Path::kPads:
       return RunPads(op, call, multiprocessors, stage, stream);
     case Path::kStrips:
-      if (call.type == Type::kTf32) {
-        if (op == Op::kFprop && IsWideStrip(g)) {
-          return StripWide(call, stage, stream);
-        }
-        return op == Op::kWgrad
-                   ? StripTf32Wgrad(call, stage, stream)
-                   : StripTf32(call, op == Op::kDgrad, stage, stream);
-      }
-      switch (op) {
-        case Op::kFprop:
-          return StripFprop(call, stage, stream);
-        case Op::kDgrad:
-          return StripDgrad(call, stage, stream);
-        default:
-          return StripWgrad(call, stage, stream);
-      }
+      return RunStrips(op, call, stage, stream);
     case Path::kSmall:
-      if (g.taps() == 1) return RunNarrow(op, call, stage, stream);
-      switch (op) {
-        case Op::kFprop:
-          return SmallFprop(call, stage, stream);
-        case Op::kDgrad:
-          return SmallDgrad(call, stage, stream);
-        default:
-          return SmallWgrad(call, stage, stream);
-      }
+      return RunSmall(op, call, stage, stream);
     case Path::kPatches:
       return PatchDgrad(call, stage, stream);
     case Path::kOneChannel:
@@ -288,16 +226,11 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
     case Path::kSweeps:
       return op == Op::kFprop ? SweepFprop(call, stage, stream)
                               : SweepDgrad(call, stage, stream);
-    default:
-      switch (op) {
-        case Op::kFprop:
-          return GatherFprop(call, stage, stream);
-        case Op::kDgrad:
-          return GatherDgrad(call, stage, stream);
-        default:
-          return GatherWgrad(call, stage, stream);
-      }
+    case Path::kGathers:
+      return ByOp(op, GatherFprop, GatherDgrad, GatherWgrad)(call, stage,
+                                                             stream);
   }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace jax_convbatch::hopper

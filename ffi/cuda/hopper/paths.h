@@ -10,6 +10,12 @@ namespace jax_convbatch::hopper {
 
 enum class Op { kFprop, kDgrad, kWgrad };
 
+// Of an operation's three functions the one that is asked for.
+template <typename Function>
+Function* ByOp(Op op, Function* fprop, Function* dgrad, Function* wgrad) {
+  return op == Op::kFprop ? fprop : op == Op::kDgrad ? dgrad : wgrad;
+}
+
 // Whether there are kernels for a convolution of several groups: IsGroups2d,
 // but for what is a product of each group as it stands.
 bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors);
