@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_convbatch import _compat, targets
+from jax_convbatch import _compat, implicit_cuda, targets
 from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import (
     DEFAULT_WORKSPACE,
-    IMPLICIT_CUDA_DTYPES,
     Plan,
     Unable,
     aligned,
@@ -143,7 +142,7 @@ def _plan_fused(problem: Problem) -> Plan:
     """implicit_gemm: fprop on Hopper, without columns in memory, by name only."""
     if problem.op != "fprop":
         raise Unable(f"implicit_gemm does not cover a deformable {problem.op}")
-    if problem.dtype.name not in IMPLICIT_CUDA_DTYPES:
+    if problem.dtype.name not in implicit_cuda.DTYPES:
         raise Unable(f"implicit_gemm does not cover {problem.dtype.name}")
     if problem.dtype.name == "float32" and problem.precision > 0:
         raise Unable(
@@ -197,7 +196,7 @@ def _plan_columns(problem: Problem) -> Plan:
 def _products(problem: Problem, samples: int) -> dict | None:
     """How implicit_gemm multiplies columns of so many samples, where it does."""
     op, _, g, _, dtype, _, precision, _ = problem
-    covered = dtype.name in IMPLICIT_CUDA_DTYPES
+    covered = dtype.name in implicit_cuda.DTYPES
     if not covered or (dtype.name == "float32" and precision > 0):
         return None
     return targets.implicit_gemm_column_plan(op, g, dtype.name, samples)

@@ -9,27 +9,30 @@ the first of `ENGINES` that covers it, with the configuration that it prefers.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from jax_convbatch import choices, depth, targets
+from jax_convbatch import choices, depth, implicit_cuda, planners, targets
 from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
-from jax_convbatch.planners import (
-    DEFAULT_WORKSPACE,
-    IMPLICIT_CUDA_DTYPES,
-    PLANNERS,
-    Plan,
-    Unable,
-    implicit_cuda_plans,
-    one_by_one,
-)
+from jax_convbatch.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
 
 # Engines in order of preference, with the platforms they have code for.
 ENGINES: dict[str, tuple[str, ...]] = {
     "implicit_gemm": ("cpu", "cuda"),
     "im2col_gemm": ("cpu", "cuda"),
     "per_sample": ("cpu", "cuda"),
+}
+_PLANNERS: dict[tuple[str, str], Callable[[Problem], Plan]] = {
+    ("implicit_gemm", "cpu"): planners.implicit_cpu,
+    ("implicit_gemm", "cuda"): implicit_cuda.planned,
+    **{
+        (name, platform): partial(planners.columns, name)
+        for name in ("im2col_gemm", "per_sample")
+        for platform in ENGINES[name]
+    },
 }
 # Engines that compute a whole layer in one kernel, by platform; after the others
 # one pass over y follows.
@@ -121,16 +124,21 @@ def make_plan(
     """
     if algorithm == "xla":
         return Plan("xla", "asked for by name", source="name")
-    dtype, out_dtype = np.dtype(dtype), np.dtype(out_dtype)
+    problem = Problem(
+        op,
+        geometry,
+        np.dtype(dtype),
+        np.dtype(out_dtype),
+        platform,
+        workspace_limit,
+        precision,
+    )
 
     def planned(name: str, config: str) -> Plan:
         _check(name, geometry, platform)
         if config and (name, platform) != _HAS_CONFIGS:
             raise Unable(f"a configuration {config!r}")
-        planner = PLANNERS[name]
-        plan = planner(
-            op, geometry, dtype, out_dtype, platform, workspace_limit, precision, config
-        )
+        plan = _PLANNERS[name, platform](replace(problem, config=config))
         if algorithm != "auto":
             return replace(plan, reason="asked for by name", source="name")
         return plan
@@ -140,7 +148,12 @@ def make_plan(
         names = [algorithm]
     if names and not config and targets.available(platform):
         found = choices.measured(
-            op, geometry, dtype.name, out_dtype.name, precision, platform
+            op,
+            geometry,
+            problem.dtype.name,
+            problem.out_dtype.name,
+            precision,
+            platform,
         )
         for choice in found:
             plan = _measured(choice, planned) if choice.engine in names else None
@@ -200,11 +213,12 @@ def configs(
     """Names of an engine's configurations, the rule's first; [""] where it has one."""
     if (engine, platform) != _HAS_CONFIGS:
         return [""]
-    if np.dtype(dtype).name not in IMPLICIT_CUDA_DTYPES:
+    dtype = np.dtype(dtype)
+    if dtype.name not in implicit_cuda.DTYPES:
         return []
-    name = np.dtype(dtype).name
-    native = implicit_cuda_plans(op, geometry, name, precision)
-    one = one_by_one(op, geometry, name, precision, native)
+    problem = Problem(op, geometry, dtype, dtype, platform, precision=precision)
+    native = implicit_cuda.native_plans(problem)
+    one = implicit_cuda.one_by_one(problem, native)
     if depth.is_deep(geometry) or one:  # the convolutions of these have theirs
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]

@@ -20,7 +20,7 @@ from promises import (
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import depth, dual, planners, primitives, targets
+from jax_convbatch import depth, dual, implicit_cuda, planners, primitives, targets
 from jax_convbatch.planners import Plan
 
 NDHWC = ("NDHWC", "DHWIO", "NDHWC")
@@ -159,9 +159,8 @@ def test_copies_have_the_limit_of_columns(monkeypatch):
 
     def plan(op, g, limit=None):
         dtype = np.dtype("bfloat16")
-        return planners.PLANNERS["implicit_gemm"](
-            op, g, dtype, dtype, "cuda", limit, 0, ""
-        )
+        problem = planners.Problem(op, g, dtype, dtype, "cuda", limit)
+        return implicit_cuda.planned(problem)
 
     one = depth.extra_bytes("fprop", g._replace(N=1), 2)
     assert plan("fprop", g._replace(N=20)).slice == 0

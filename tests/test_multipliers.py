@@ -17,7 +17,7 @@ from test_transposed import params_of
 from test_wide_groups import assert_same_sums_by, grouped
 
 import jax_convbatch as jc
-from jax_convbatch import multipliers, planners
+from jax_convbatch import implicit_cuda, multipliers, planners, targets
 
 CASES = {
     "8 to 16": problem(3, (9, 8), 8, (3, 3), (1, 2)),
@@ -53,19 +53,19 @@ def test_copies_count_as_workspace(monkeypatch, limit):
     fields = {"path": "direct tiles", "config": "", "preferred": True, "workspace": 8}
     depthwise = [fields | {"epilogue": False, "signs": False}]
     monkeypatch.setattr(
-        planners.targets,
+        targets,
         "implicit_gemm_plans",
         lambda _, g, *__: depthwise if g.groups == g.C == g.K else "none",
     )
     f32 = np.dtype("float32")
-    args = ("fprop", g, f32, f32, "cuda", limit, 0, "")
+    problem = planners.Problem("fprop", g, f32, f32, "cuda", limit)
     if limit is None:
-        plan = planners._plan_implicit_gemm(*args)
+        plan = implicit_cuda.planned(problem)
         assert plan.group.workspace_bytes == 8
         assert plan.workspace_bytes == 8 + multipliers.copy_bytes(g, 4)
     else:
         with pytest.raises(planners.Unable, match="over the workspace_limit"):
-            planners._plan_implicit_gemm(*args)
+            implicit_cuda.planned(problem)
 
 
 @pytest.mark.gpu

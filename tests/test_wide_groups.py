@@ -16,7 +16,7 @@ from promises import (
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import planners, primitives, targets, wide_groups
+from jax_convbatch import implicit_cuda, planners, primitives, targets, wide_groups
 from jax_convbatch.planners import Plan
 
 
@@ -76,7 +76,8 @@ def test_which_groups():
 def test_they_run_so_where_kernels_of_all_are_slow_or_not_there(monkeypatch):
     x, w, _ = arrays(CASES["2 groups"], whole, "float32")
     g = params_of(CASES["2 groups"], x, w).geometry
-    one = wide_groups.geometry(g)
+    one, dtype = wide_groups.geometry(g), np.dtype("bfloat16")
+    problem = planners.Problem("fprop", g, dtype, dtype, "cuda")
     slow, fast = [{"preferred": False}], [{"preferred": True}]
     for native, of_one, want in (
         ("none", fast, one),
@@ -86,7 +87,7 @@ def test_they_run_so_where_kernels_of_all_are_slow_or_not_there(monkeypatch):
         (slow, "before Hopper", None),
     ):
         monkeypatch.setattr(targets, "implicit_gemm_plans", lambda *_, of=of_one: of)
-        got = planners.one_by_one("fprop", g, "bfloat16", 0, native)
+        got = implicit_cuda.one_by_one(problem, native)
         assert got == want, (native, of_one)
 
 
