@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_convbatch import _compat, implicit_cuda, targets
+from jax_convbatch import _compat, implicit_cuda, planners, targets
 from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import (
     DEFAULT_WORKSPACE,
@@ -30,8 +30,6 @@ ENGINES: dict[str, tuple[str, ...]] = {
 }
 # Those that cover every geometry and floating dtype there.
 GENERAL_ENGINES = ("im2col_gemm",)
-
-_INT32_MAX = 2**31 - 1
 
 
 class Problem(NamedTuple):
@@ -95,25 +93,14 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
 
 
 def check_somewhere(problem: Problem, algorithm: str) -> None:
-    """Raises what `make_plan` raises on every platform there is code for.
-
-    For use while tracing, before it is known where the convolution will run.
-    """
+    """Raises what `make_plan` raises on every platform there is code for."""
     if algorithm == "auto" and problem.workspace_limit is None:
         return
-    here = targets.default_platform()
-    platforms = {here, *(name for names in ENGINES.values() for name in names)}
-    refusal: ValueError | None = None
-    # The default platform's refusal is the one to show.
-    native = filter(targets.available, platforms)
-    for platform in sorted(native, key=lambda name: name != here):
-        try:
-            make_plan(problem._replace(platform=platform), algorithm)
-            return
-        except ValueError as error:
-            refusal = refusal or error
-    if refusal is not None:
-        raise refusal
+    platforms = {name for names in ENGINES.values() for name in names}
+    planners.check_somewhere(
+        platforms,
+        lambda platform: make_plan(problem._replace(platform=platform), algorithm),
+    )
 
 
 def _no_code(platform: str) -> str:
@@ -134,8 +121,7 @@ def _check(engine: str, problem: Problem) -> None:
     g = problem.g
     if not _compat.is_constant_shape((g.N, g.H, g.W, g.C, g.K, g.P, g.Q)):
         raise Unable("symbolic sizes")
-    if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
-        raise Unable("a matrix of one sample with a side over 2^31 - 1")
+    planners.check_sides(g)
 
 
 def _plan_fused(problem: Problem) -> Plan:
@@ -253,7 +239,7 @@ def _cost_cuda(problem: Problem):
     if op == "wgrad":
         pieces.append((g.w_size, accumulator))
         fixed = aligned(g.w_size, accumulator)
-    most = _INT32_MAX // max(columns, g.H * g.W * g.C, cells + 1)
+    most = planners.INT32_MAX // max(columns, g.H * g.W * g.C, cells + 1)
     return most, lambda n: _bytes(pieces, n) + fixed
 
 

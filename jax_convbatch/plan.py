@@ -49,7 +49,6 @@ ALGORITHMS = ("auto", *ENGINES, "xla")
 
 _HAS_CONFIGS = ("implicit_gemm", "cuda")
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-_INT32_MAX = 2**31 - 1
 
 
 def check_options(algorithm: str, workspace_limit: int | None) -> None:
@@ -239,31 +238,20 @@ def check_somewhere(
     workspace_limit: int | None,
     precision: int,
 ) -> None:
-    """Raises what `make_plan` raises on every platform there is code for.
-
-    For use while tracing, before it is known where the convolution will run.
-    """
-    refusal: ValueError | None = None
-    default = targets.default_platform()
-    # The default platform's refusal is the one to show.
-    platforms = sorted(DEFAULT_WORKSPACE, key=lambda name: name != default)
-    for platform in filter(targets.available, platforms):
-        try:
-            make_plan(
-                op,
-                geometry,
-                dtype,
-                out_dtype,
-                platform,
-                algorithm,
-                workspace_limit,
-                precision,
-            )
-            return
-        except ValueError as error:
-            refusal = refusal or error
-    if refusal is not None:
-        raise refusal
+    """Raises what `make_plan` raises on every platform there is code for."""
+    planners.check_somewhere(
+        DEFAULT_WORKSPACE,
+        lambda platform: make_plan(
+            op,
+            geometry,
+            dtype,
+            out_dtype,
+            platform,
+            algorithm,
+            workspace_limit,
+            precision,
+        ),
+    )
 
 
 def _no_code(platform: str) -> str:
@@ -274,5 +262,4 @@ def _check(engine: str, g: ConvGeometry, platform: str) -> None:
     """Raises Unable where no geometry would do."""
     if targets.problem(platform) or platform not in ENGINES[engine]:
         raise Unable(f"this: {_no_code(platform)}")
-    if max(g.output_pixels, g.column_size, g.K, g.C) > _INT32_MAX:
-        raise Unable("a matrix of one sample with a side over 2^31 - 1")
+    planners.check_sides(g)

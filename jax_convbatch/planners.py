@@ -6,6 +6,7 @@ That of implicit_gemm on CUDA is in `implicit_cuda.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from jax_convbatch.geometry import ConvGeometry
 # while the buffer stays small beside the activations of a training step.
 DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
 
+INT32_MAX = 2**31 - 1
 _ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
 
 
@@ -104,6 +106,39 @@ class Problem:
 
 class Unable(Exception):
     """What an engine does not cover, in words."""
+
+
+def check_sides(g: ConvGeometry) -> None:
+    """
+    Raises:
+      Unable: the matrices of a sample have sides that no engine's sizes hold.
+    """
+    if max(g.output_pixels, g.column_size, g.K, g.C) > INT32_MAX:
+        raise Unable("a matrix of one sample with a side over 2^31 - 1")
+
+
+def check_somewhere(platforms: Iterable[str], planned: Callable[[str], Plan]) -> None:
+    """For use while tracing, before it is known where a convolution will run.
+
+    Args:
+      platforms: those that there may be code for.
+      planned: the plan on one of them.
+
+    Raises:
+      ValueError: what `planned` raises, where it does on all that have code: the
+        default platform's, if that is one.
+    """
+    refusal: ValueError | None = None
+    here = targets.default_platform()
+    there = filter(targets.available, platforms)
+    for platform in sorted(there, key=lambda name: (name != here, name)):
+        try:
+            planned(platform)
+            return
+        except ValueError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
 
 
 def sliced_limit(workspace_limit: int | None, platform: str, one_sample) -> int:
