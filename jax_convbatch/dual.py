@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax.lax import ConvDimensionNumbers
 
@@ -69,3 +71,12 @@ def reverse(w, spec: Sequence[int]):
     """
     k, c, *taps = spec
     return jnp.flip(w, taps).swapaxes(k, c)
+
+
+def call(native_call, op, chosen, operands, given, out_dtype) -> jax.Array:
+    """The result of `op` by `native_call` of the other convolution's operation."""
+    turn = partial(reverse, spec=given.dimension_numbers.rhs_spec)
+    _, order = OPS[op.name]
+    a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
+    out = native_call(replace(chosen, dual=False), a, b, params(given), out_dtype)
+    return turn(out) if op.result == "w" else out

@@ -294,7 +294,9 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
     if chosen.rest:
         return tf32x3.call(native_call, op, chosen, (a, b), params, out_dtype)
     if chosen.dual:
-        return _dual_call(op, chosen, (a, b), params, out_dtype)
+        strided = OPS[dual.OPS[op.name][0]]
+        run = partial(native_call, strided)
+        return dual.call(run, op, chosen, (a, b), params, out_dtype)
     if chosen.group:
         parts = multipliers if multipliers.geometry(params.geometry) else wide_groups
         return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
@@ -312,16 +314,6 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
     )
     out, _ = call(a, b, **attributes(chosen, params))
     return out
-
-
-def _dual_call(op: Op, chosen: Plan, operands, params: ConvParams, out_dtype):
-    """The same by a call of the strided convolution that this is the transpose of."""
-    turn = partial(dual.reverse, spec=params.dimension_numbers.rhs_spec)
-    name, order = dual.OPS[op.name]
-    a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
-    chosen = dataclasses.replace(chosen, dual=False)
-    out = native_call(OPS[name], chosen, a, b, dual.params(params), out_dtype)
-    return turn(out) if op.result == "w" else out
 
 
 def attributes(chosen: Plan, params: ConvParams) -> dict[str, Any]:
