@@ -16,6 +16,21 @@ from jax_convbatch.conv import per_axis, transposed
 from jax_convbatch.layer import conv_bias_act
 
 
+def group_features(layer, features: int) -> int:
+    """Of one of the layer's groups of the input's features.
+
+    Raises:
+      ValueError: the groups do not divide them.
+    """
+    channels, rest = divmod(features, layer.feature_group_count)
+    if rest:
+        raise ValueError(
+            f"feature_group_count={layer.feature_group_count} must divide the "
+            f"{features} features of the input"
+        )
+    return channels
+
+
 def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=None):
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2

@@ -42,13 +42,13 @@ def predictor_options(layer) -> dict:
 
 
 def kernel_shape(layer, channels: int, features: int) -> tuple[int, ...]:
-    if channels % layer.feature_group_count:
-        raise ValueError(
-            f"feature_group_count={layer.feature_group_count} must divide the "
-            f"{channels} features of the input"
-        )
+    """[R, S, C / groups, K].
+
+    Raises:
+      ValueError: groups that do not divide C.
+    """
     size = per_axis("kernel_size", layer.kernel_size, 2)
-    return (*size, channels // layer.feature_group_count, features)
+    return (*size, _call.group_features(layer, channels), features)
 
 
 def deform(layer, predictor, inputs, kernel, bias):

@@ -42,12 +42,7 @@ class Conv(nn.Conv):
         theirs = ("conv_general_dilated", "conv_general_dilated_cls")
         if any(getattr(self, name, None) is not None for name in theirs):
             return _call.activate(self, super().__call__(inputs), residual)
-        channels, rest = divmod(inputs.shape[-1], self.feature_group_count)
-        if rest:
-            raise ValueError(
-                f"feature_group_count={self.feature_group_count} must divide the "
-                f"{inputs.shape[-1]} features of the input"
-            )
+        channels = _call.group_features(self, inputs.shape[-1])
         inputs, kernel, bias = _arrays(self, inputs, (channels, self.features))
         return _call.conv(self, inputs, kernel, bias, None, residual)
 
