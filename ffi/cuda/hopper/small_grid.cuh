@@ -91,22 +91,7 @@ struct GridFilter {
       const int row = i / 2 * 8 + out / kEach * 2 + i % 2;
       return (tap * kOut + row) * kIn + Swizzled<kIn>(row, in / 4) * 4 + in % 4;
     };
-#pragma unroll 9
-    for (int i = threadIdx.x; i < kWords / 4; i += kThreads) {
-      const float4 v = RoundTf32(__ldg(reinterpret_cast<const float4*>(w) + i));
-      if constexpr (kFlipped) {
-        const int in = i * 4 % kIn, out = i * 4 / kIn % kOut;
-        const int tap = 8 - i * 4 / (kIn * kOut);
-        *reinterpret_cast<float4*>(to + at(tap, in, out)) = v;
-      } else {
-        const int out = i * 4 % kOut, in = i * 4 / kOut % kIn;
-        const int tap = i * 4 / (kIn * kOut);
-        to[at(tap, in, out)] = v.x;
-        to[at(tap, in, out + 1)] = v.y;
-        to[at(tap, in, out + 2)] = v.z;
-        to[at(tap, in, out + 3)] = v.w;
-      }
-    }
+    LoadRounded<kIn, kOut, kFlipped, 9>(w, 9, kThreads, at, to);
   }
 
   // kBlocks times 64 places, from `place` on and `apart` places apart, times

@@ -64,22 +64,16 @@ __device__ __forceinline__ int WeightsAt(int block, int output, int chunk) {
   return output * 4 + (chunk ^ ((output / 2 ^ block) & 3));
 }
 
-// [tap][16 inputs][8 outputs][lane][4 inputs].
-template <typename Config>
-__device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
-                                                float* to) {
-  constexpr int kIn = Config::kIn, kOut = Config::kOut;
-  const int taps = problem.taps_h * problem.taps_w;
-  auto at = [](int tap, int in, int out) {
-    const int lane = WeightsAt(out / 8, out % 8, in % 16 / 4);
-    const int part = tap * Config::kParts + in / 16;
-    return ((part * (kOut / 8) + out / 8) * 32 + lane) * 4 + in % 4;
-  };
-#pragma unroll 4
-  for (int i = threadIdx.x; i < taps * kIn * kOut / 4; i += kSmallThreads) {
-    const float4 v =
-        RoundTf32(__ldg(reinterpret_cast<const float4*>(problem.w) + i));
-    if constexpr (Config::kFlipped) {
+// Loads a filter by all threads of a block, rounded, each number to where
+// at(tap, in, out) says; four neighbouring inputs lie side by side. kFlipped:
+// as in SmallConfig.
+template <int kIn, int kOut, bool kFlipped, int kUnroll, typename At>
+__device__ __forceinline__ void LoadRounded(const float* w, int taps,
+                                            int threads, At at, float* to) {
+#pragma unroll kUnroll
+  for (int i = threadIdx.x; i < taps * kIn * kOut / 4; i += threads) {
+    const float4 v = RoundTf32(__ldg(reinterpret_cast<const float4*>(w) + i));
+    if constexpr (kFlipped) {
       const int in = i * 4 % kIn, out = i * 4 / kIn % kOut;
       const int tap = taps - 1 - i * 4 / (kIn * kOut);
       *reinterpret_cast<float4*>(to + at(tap, in, out)) = v;
@@ -92,6 +86,21 @@ __device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
       to[at(tap, in, out + 3)] = v.w;
     }
   }
+}
+
+// [tap][16 inputs][8 outputs][lane][4 inputs].
+template <typename Config>
+__device__ __forceinline__ void LoadSmallFilter(const SmallProblem& problem,
+                                                float* to) {
+  constexpr int kIn = Config::kIn, kOut = Config::kOut;
+  const int taps = problem.taps_h * problem.taps_w;
+  auto at = [](int tap, int in, int out) {
+    const int lane = WeightsAt(out / 8, out % 8, in % 16 / 4);
+    const int part = tap * Config::kParts + in / 16;
+    return ((part * (kOut / 8) + out / 8) * 32 + lane) * 4 + in % 4;
+  };
+  LoadRounded<kIn, kOut, Config::kFlipped, 4>(problem.w, taps, kSmallThreads,
+                                              at, to);
 }
 
 struct SmallTile {
