@@ -353,6 +353,14 @@ def test_odd_numbers_of_channels_leave_little_empty(native):
         assert tile(name, "dgrad", "float32") == "160x128"
 
 
+def test_wgrad_of_many_channels_has_whole_tiles_and_no_pieces(native):
+    configs = {1280: "576x64/132", 1024: "576x64/128", 768: "576x64/132"}
+    for channels, config in configs.items():
+        row = (16, 16, channels, channels, 3, 3, 1, 1, 1, 1)
+        plan = native("wgrad", geometry(8, row), "bfloat16", H200)
+        assert (plan["config"], plan["workspace"]) == (config, 0)
+
+
 def test_the_pixels_of_a_stride_are_channels_of_a_wide_filter(native):
     batch, row = ZOO["dqn_84_8x8s4_4_32"]
     for dtype, path in (("bfloat16", "strips"), ("float32", "tiles")):

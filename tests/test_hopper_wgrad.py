@@ -153,6 +153,26 @@ SPLITS = {
         problem(16, (23, 27), 520, 640, (3, 3), padding=SAME, dilation=(2, 2)),
         "576x64/132",
     ),
+    "whole tiles of 576x64, two a block": (
+        problem(8, (14, 14), 696, 1528, (3, 3), padding=SAME),
+        "576x64/132",
+    ),
+    "the same, two tiles are left over": (
+        problem(8, (13, 15), 896, 1216, (3, 3), padding=SAME),
+        "576x64/132",
+    ),
+    "the same, eight, dilated": (
+        problem(16, (17, 19), 1088, 1024, (3, 3), padding=SAME, dilation=(2, 2)),
+        "576x64/132",
+    ),
+    "the same, five, 16 images": (
+        problem(24, (9, 7), 1728, 960, (3, 3), padding=((2, 0), (-1, 3))),
+        "576x64/132",
+    ),
+    "whole tiles of 576x64, fewer blocks": (
+        problem(16, (14, 14), 1024, 1024, (3, 3), padding=SAME),
+        "576x64/128",
+    ),
     "the same, some tiles are one block's": (
         problem(8, (7, 7), 1200, 768, (3, 3), padding=SAME),
         "128x128/132",

@@ -21,7 +21,10 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   problem->tap_bytes = tiling.reach / 2 * tiling.pixel_bytes();
   problem->x_bytes = columns * tiling.pixel_bytes();
   problem->dy_bytes = tiling.strip * tiling.pixel_bytes();
-  problem->stages = tiling.stages();
+  const HaloRounds rounds = HaloRounds::Of(g, call.type, call.plan);
+  problem->whole_tiles = static_cast<int>(rounds.whole);
+  problem->stages =
+      tiling.stages(rounds.whole > 0 ? HaloRounds::kStoredBytes : 0);
   const HaloHelpers helpers = HaloHelpers::Of(g, call.type, call.plan);
   problem->own_steps = static_cast<int>(helpers.own_steps);
   problem->helpers = static_cast<int>(helpers.count);
@@ -67,6 +70,7 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
       });
 }
 
+static_assert(HaloRounds::kStoredBytes == 3 * kRowsBytes);
 constexpr int kHaloShared = HaloTiling::kSharedBytes + 1024;
 
 // Of problems whose tiles have helpers, those and the tiles' own blocks.
@@ -89,6 +93,23 @@ cudaError_t LaunchWithHelpers(const HaloProblem& problem, Stage stage,
                                              stream, problem);
 }
 
+// Each block does whole tiles, after what they leave over.
+template <typename Config>
+cudaError_t LaunchRounds(const ConvCall& call, const HaloProblem& problem,
+                         Stage stage, cudaStream_t stream) {
+  const auto kernel = &WgradHaloKernel<Config, HaloRole::kWhole>;
+  const HaloRounds rounds = HaloRounds::Of(call.g, call.type, call.plan);
+  cudaError_t error = RaiseSharedMemory(kernel, kHaloShared);
+  if (error == cudaSuccess && rounds.left > 0) {
+    error = WgradLeft(call, rounds, stage, stream);
+  }
+  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
+  const Start start = rounds.left > 0 ? Start::kEarly : Start::kInOrder;
+  return LaunchKernel(kernel,
+                      {problem.blocks, Config::kThreads, start, kHaloShared},
+                      stream, problem);
+}
+
 template <typename T, int kMultiplications, int kWidth>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
   using Config = HaloConfig<T, kMultiplications, kWidth>;
@@ -97,6 +118,9 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if constexpr (kWidth == kOneGroup) {
     if (problem.helpers > 0) {
       return LaunchWithHelpers<Config>(problem, stage, stream);
+    }
+    if (problem.whole_tiles > 0) {
+      return LaunchRounds<Config>(call, problem, stage, stream);
     }
   }
   return Launch<Config>(&WgradHaloKernel<Config, HaloRole::kShares>,

@@ -242,6 +242,9 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       AddHelped<Config>(problem, piece.tile, thread, acc);
       NamedBarrier(1, Config::kConsumed);  // all have multiplied
       StoreBlocks<Config>(problem, piece.tile, thread, ring, quad_of);
+    } else if constexpr (kRole == HaloRole::kWhole) {
+      StoreRows<Config>(problem, piece.tile, thread,
+                        ring + problem.stages * stage_bytes, quad_of);
     } else if (problem.cluster > 1) {
       for (; passed > 0; --passed) {
         if (signals) {
@@ -280,6 +283,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x == 0) {
       IssueHaloCopies<Config, kRole>(problem, ring, barriers);
       if (kRole != HaloRole::kHelpers) LaunchDependents();
+      // What follows this kernel follows the one before it, too.
+      if (kRole == HaloRole::kWhole) WaitForPrimary();
     }
   } else {
     TakeRegisters<Config::kConsumerRegisters>();

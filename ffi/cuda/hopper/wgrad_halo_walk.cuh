@@ -12,7 +12,10 @@ namespace jax_convbatch::hopper {
 // launches at a time: of kOwners, one block a tile, and of kHelpers, which do
 // the last steps of all tiles in turn. A helper leaves pieces; the owner waits
 // for them when it has done its own steps, and adds them in its registers.
-enum class HaloRole { kShares, kOwners, kHelpers };
+//
+// kWhole: where tiles are more than blocks, and each does as many
+// (HaloRounds in wgrad_tiling.h).
+enum class HaloRole { kShares, kOwners, kHelpers, kWhole };
 
 template <HaloRole kRole>
 class HaloWalk;
@@ -39,6 +42,23 @@ class HaloWalk<HaloRole::kOwners> {
  private:
   int steps_;
   bool is_done_ = false;
+};
+
+template <>
+class HaloWalk<HaloRole::kWhole> {
+ public:
+  __device__ HaloWalk(const HaloProblem& problem) : problem_(problem) {}
+
+  __device__ bool Next(WgradPiece* piece) {
+    *piece = {tile_, 0, problem_.steps};
+    const bool is_there = tile_ < problem_.whole_tiles;
+    tile_ += gridDim.x;
+    return is_there;
+  }
+
+ private:
+  const HaloProblem& problem_;
+  int tile_ = blockIdx.x;
 };
 
 // Where a helper's share of the line of all tiles' last steps begins. It is no

@@ -60,6 +60,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kPair = 0.738;
   constexpr double kAddHalves = 0.1;
   constexpr double kHelped = 4;
+  constexpr double kLeftOver = 2, kLeftStep = 0.09;
   constexpr double kFixed = 2.79;
   // Steps, copies and memory overlap: the longest counts most.
   constexpr double kOverlap = 4.1;
@@ -68,12 +69,15 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   const Sharing sharing = tiles.sharing(plan.blocks);
   const bool even = sharing.splits > 0;
   const HaloHelpers helpers = HaloHelpers::Of(g, Type::kBf16, plan);
+  const HaloRounds rounds = HaloRounds::Of(g, Type::kBf16, plan);
   const bool pair_x = plan.pair == Pair::kX, pair_dy = plan.pair == Pair::kDy;
   const int64_t resident = (plan.blocks - 1) / multiprocessors + 1;
   const double cycles =
       static_cast<double>(resident) * tiles.multiplier_cycles + kPerStep +
       kOneWarpgroup * (tiles.m == 64 && tiles.n == 64);
   const int64_t of_block = helpers.count > 0 ? helpers.own_steps
+                           : rounds.whole > 0
+                               ? rounds.whole / plan.blocks * tiles.steps
                            : even ? sharing.whole / plan.blocks * tiles.steps +
                                         (tiles.steps - 1) / sharing.splits + 1
                                   : (count * tiles.steps - 1) / plan.blocks + 1;
@@ -110,6 +114,10 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   if (plan.pair != Pair::kNone) time += kPair;
   if (tiles.m == 64 && tiles.n == 128) time += kAddHalves;
   if (helpers.count > 0) return time + kHelped + kWholeByte * bytes;
+  if (rounds.left > 0) {
+    const double pixels = static_cast<double>(g.N * g.P * g.Q);
+    time += kLeftOver + kLeftStep * pixels / (64 * rounds.splits());
+  }
   if (plan.workspace == 0) return time + kWholeByte * bytes;
   const int64_t split_tiles = count - sharing.whole;
   const int64_t pieces =
@@ -165,20 +173,21 @@ Tiles HaloTiles(const ConvGeometry& g) {
 }
 
 // The plans that a choice of tiles has.
-std::vector<Plan> PlansOf(const Tiles& tiles, bool groups,
+std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
                           int multiprocessors) {
   const int64_t count = tiles.count();
   const bool small = tiles.small();
   const bool smallest = tiles.m == 64 && tiles.n == 64;  // two a multiprocessor
   // Those that Run() in wgrad.cu has kernels for.
-  const bool pairs = !groups && (smallest || tiles.n == 128);
+  const bool pairs = g.groups == 1 && (smallest || tiles.n == 128);
   std::vector<Plan> plans;
   auto add = [&](int64_t blocks, int cluster, Pair pair) {
     Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};
     plan.cluster = cluster;
     plan.pair = pair;
     const Sharing sharing = tiles.sharing(blocks);
-    if (count % blocks != 0 && sharing.splits != cluster) {
+    if (count % blocks != 0 && sharing.splits != cluster &&
+        HaloRounds::Of(g, Type::kBf16, plan).whole == 0) {
       const int64_t pieces = sharing.splits > 0 ? (count - sharing.whole) *
                                                       sharing.splits / cluster
                                                 : 2 * blocks;
@@ -187,6 +196,13 @@ std::vector<Plan> PlansOf(const Tiles& tiles, bool groups,
     plans.push_back(plan);
   };
   add(std::min<int64_t>(multiprocessors, count * tiles.steps), 1, Pair::kNone);
+  if (g.groups == 1 && tiles.m == kHaloM && count > multiprocessors) {
+    // As many whole tiles for each block, where that leaves few without one.
+    const int64_t each = (count - 1) / multiprocessors + 1;
+    if (count % each == 0 && 25 * count >= 24 * each * multiprocessors) {
+      add(count / each, 1, Pair::kNone);
+    }
+  }
   // Of small tiles pairs do one each.
   const int64_t all = multiprocessors / 2 * 2;
   if (pairs && !small && tiles.n_tiles % 2 == 0 && count > all &&
@@ -266,7 +282,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   Plan best{};
   double least = 0;
   for (const Tiles& tiles : choices) {
-    for (const Plan& plan : PlansOf(tiles, g.groups > 1, multiprocessors)) {
+    for (const Plan& plan : PlansOf(g, tiles, multiprocessors)) {
       if (IsShort(g, type, plan)) continue;  // below
       const double time = EstimateTime(g, tiles, plan, multiprocessors);
       if (best.blocks == 0 || time < least) {

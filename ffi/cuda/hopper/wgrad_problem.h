@@ -83,6 +83,7 @@ struct HaloProblem : WgradTiles {
   // Of tiles that have helpers (wgrad_halo_walk.cuh): so many blocks do all
   // steps but the first own_steps.
   int own_steps, helpers;
+  int whole_tiles;  // of HaloRounds in wgrad_tiling.h
 };
 
 }  // namespace jax_convbatch::hopper

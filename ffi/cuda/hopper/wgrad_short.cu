@@ -30,6 +30,20 @@ cudaError_t LaunchGrid(void (*kernel)(Problem), const Problem& problem,
   return cudaLaunchKernelEx(&config, kernel, problem);
 }
 
+// The last channels' tiles, see MakeLeftProblem.
+template <typename T>
+cudaError_t LaunchLeft(const ConvCall& call, const HaloRounds& rounds,
+                       Stage stage, cudaStream_t stream) {
+  using Config = WgradShortConfig<T, 64, 64>;
+  const auto kernel = &WgradShortKernel<Config>;
+  const cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
+  if (error != cudaSuccess || stage == Stage::kPrepare) return error;
+  WgradShortProblem problem{};
+  if (!MakeLeftProblem(call, rounds, &problem)) return cudaErrorInvalidValue;
+  return LaunchGrid(kernel, problem, Config::kThreads,
+                    Config::kTile.shared_bytes(problem.cluster), stream);
+}
+
 template <typename Config>
 cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto kernel = &WgradShortKernel<Config>;
@@ -95,6 +109,13 @@ cudaError_t WgradShort(const ConvCall& call, Stage stage, cudaStream_t stream) {
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t WgradLeft(const ConvCall& call, const HaloRounds& rounds,
+                      Stage stage, cudaStream_t stream) {
+  return call.type == Type::kBf16
+             ? LaunchLeft<__nv_bfloat16>(call, rounds, stage, stream)
+             : LaunchLeft<__half>(call, rounds, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -7,11 +7,16 @@
 #include <vector>
 
 #include "cuda/hopper/conv.h"
+#include "cuda/hopper/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 
 // Of a plan that IsShort() in wgrad_short_tiling.h.
 cudaError_t WgradShort(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+// The tiles of 576x64 that are left over.
+cudaError_t WgradLeft(const ConvCall& call, const HaloRounds& rounds,
+                      Stage stage, cudaStream_t stream);
 
 // Such plans, each with the microseconds that it should take on an H200.
 struct TimedPlan {

@@ -114,9 +114,9 @@ struct FilterRows {
   int K;
   int64_t tap;  // from a tap to the next, of tap rows
 
-  __device__ FilterRows(const WgradTiles& tiles, const WgradShare& at)
+  __device__ FilterRows(const WgradShortProblem& tiles, const WgradShare& at)
       : K(tiles.K) {
-    int row = at.m * Config::kM;
+    int row = at.m * tiles.tile_rows;
     if constexpr (Config::kTapRow) {
       uint32_t tap_row = at.m;
       const int c = TakeDigit(tiles.by_channel_blocks, tap_row);
@@ -135,17 +135,6 @@ struct FilterRows {
     return first + int64_t{unit * 16 + row} * K + k;
   }
 };
-
-// To shared memory, of two quads of each thread's sums, 16 filter rows of a
-// warp's output channels: lanes 8 j to 8 j + 7 say where the rows of matrix j
-// are.
-template <typename T>
-__device__ __forceinline__ void WriteRows(uint32_t to, const float4& first,
-                                          const float4& second) {
-  StoreMatrix4Transposed(to, Pack<T>(first.x, first.y),
-                         Pack<T>(first.z, first.w), Pack<T>(second.x, second.y),
-                         Pack<T>(second.z, second.w));
-}
 
 // Stores the sums of a whole tile, a warpgroup 64 output channels in rows of
 // 128 bytes, by way of `shared`.

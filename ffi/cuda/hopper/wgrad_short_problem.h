@@ -19,6 +19,7 @@ struct WgradShortProblem : WgradProblem {
   int least_steps, longer;
   int rest_split;   // whose last step has few pixels; -1: none
   int minor_tiles;  // of the launch's grid, see WgradShare
+  int tile_rows;    // of dw, from a tile to the next along filter rows
 };
 
 // Where the three taps of a filter row share their pixels: a step is a strip of

@@ -148,6 +148,17 @@ __device__ __forceinline__ void WriteQuad(
   }
 }
 
+// To shared memory, of two quads of each thread's sums, 16 filter rows of a
+// warp's output channels: lanes 8 j to 8 j + 7 say where the rows of matrix j
+// are.
+template <typename T>
+__device__ __forceinline__ void WriteRows(uint32_t to, const float4& first,
+                                          const float4& second) {
+  StoreMatrix4Transposed(to, Pack<T>(first.x, first.y),
+                         Pack<T>(first.z, first.w), Pack<T>(second.x, second.y),
+                         Pack<T>(second.z, second.w));
+}
+
 // Sums of a tile, in whole rows of 64 output channels, by way of shared memory
 // from `shared` on, which nobody uses any more. By a tile's consumers.
 template <typename Config, typename Quad>
@@ -168,17 +179,15 @@ __device__ __forceinline__ void StoreBlocks(const WgradTiles& tiles, int tile,
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const float4 u = quad_of(block * 8 + i), v = quad_of(block * 8 + i + 1);
-      const uint32_t a = Pack<T>(u.x, u.y), b = Pack<T>(u.z, u.w);
-      const uint32_t c = Pack<T>(v.x, v.y), d = Pack<T>(v.z, v.w);
       // Lanes 8 j to 8 j + 7 say where the rows of matrix j are.
       const int low = lane % 8, second = lane / 8 % 2, next = lane / 16;
       if constexpr (Config::kTransposed) {
-        StoreMatrix4Transposed(
-            chunk_at(block, (i + next) * 8 + low, warp * 2 + second), a, b, c,
-            d);
+        WriteRows<T>(chunk_at(block, (i + next) * 8 + low, warp * 2 + second),
+                     u, v);
       } else {
-        StoreMatrix4(chunk_at(block, warp * 16 + second * 8 + low, i + next), a,
-                     b, c, d);
+        StoreMatrix4(chunk_at(block, warp * 16 + second * 8 + low, i + next),
+                     Pack<T>(u.x, u.y), Pack<T>(u.z, u.w), Pack<T>(v.x, v.y),
+                     Pack<T>(v.z, v.w));
       }
     }
   }
@@ -201,6 +210,45 @@ __device__ __forceinline__ void StoreBlocks(const WgradTiles& tiles, int tile,
       if (c >= tiles.C || k >= origin.k_end) continue;
       *reinterpret_cast<float4*>(to + int64_t{c} * tiles.K + k) =
           LoadShared4(chunk_at(block, row, lane % 8));
+    }
+  }
+}
+
+// The same while other stages of the ring are filled: 32 rows at a time, by way
+// of kRowsBytes of each warpgroup. Of kTransposed sums.
+inline constexpr int kRowsBytes = 32 * 128;
+template <typename Config, typename Quad>
+__device__ __forceinline__ void StoreRows(const WgradTiles& tiles, int tile,
+                                          int thread, uint32_t shared,
+                                          Quad quad_of) {
+  using T = typename Config::T;
+  static_assert(Config::kTransposed);
+  const int group = thread / kWarpgroup, lane = thread % 32;
+  const uint32_t own = shared + group * kRowsBytes;
+  auto chunk_at = [&](int row, int chunk) {  // swizzled, as above
+    return own + row * 128 + (chunk ^ row % 8) * 16;
+  };
+  const int written = lane / 16 * 8 + lane % 8;
+  const int row = thread % kWarpgroup / 8, chunk = thread % 8;
+#pragma unroll
+  for (int quad = 0; quad < Config::kQuads; quad += 4) {
+    NamedBarrier(2 + group, kWarpgroup);  // what was there has been read
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      WriteRows<T>(chunk_at(i * 8 + written,
+                            thread % kWarpgroup / 32 * 2 + lane / 8 % 2),
+                   quad_of(quad + i), quad_of(quad + i + 1));
+    }
+    NamedBarrier(2 + group, kWarpgroup);
+    const BlockOrigin origin = Config::Origin(tiles, tile, quad / 8, thread);
+    const int k = origin.k + chunk * 8;
+    T* to = static_cast<T*>(tiles.dw) + int64_t{origin.tap} * tiles.C * tiles.K;
+#pragma unroll
+    for (int i = 0; i < 32; i += 16) {
+      const int c = origin.c + quad % 8 * 8 + i + row;
+      if (c >= tiles.C || k >= origin.k_end) continue;
+      *reinterpret_cast<float4*>(to + int64_t{c} * tiles.K + k) =
+          LoadShared4(chunk_at(i + row, chunk));
     }
   }
 }

@@ -164,8 +164,9 @@ struct HaloTiling {
   int multiplications() const { return strip * images / 16; }
   int pixel_bytes() const { return images * 128; }
   int stage_bytes() const { return (2 * strip + reach) * pixel_bytes(); }
-  int stages() const {
-    return std::min(kMaxStages, kSharedBytes / stage_bytes());
+  // Of the ring, beside so many bytes for what is stored.
+  int stages(int stored_bytes = 0) const {
+    return std::min(kMaxStages, (kSharedBytes - stored_bytes) / stage_bytes());
   }
 
  private:
@@ -219,6 +220,33 @@ struct HaloHelpers {
     const auto own_steps = static_cast<int64_t>(own + 0.5);
     return own_steps >= tiling.steps ? HaloHelpers{0, 0}
                                      : HaloHelpers{own_steps, count};
+  }
+};
+
+// Tiles of 576x64 that are more than blocks, each of which does as many whole
+// ones, one after another, and stores one while it multiplies the next. The few
+// that are left over, the last output channels of the last input channels, are
+// done before, tap by tap: as tiles of 64x64 (wgrad_short_kernel.cuh).
+struct HaloRounds {
+  static constexpr int kStoredBytes = 3 * (32 * 128);  // of shared memory
+  int64_t whole, left;  // tiles; 0 where it is otherwise
+
+  // Blocks of a tile of 64x64: all run at once.
+  int splits() const { return left <= 4 ? 3 : left <= 7 ? 2 : 1; }
+
+  static HaloRounds Of(const ConvGeometry& g, Type type, const Plan& plan) {
+    constexpr int64_t kMostLeft = 14;
+    if (g.groups > 1 || type == Type::kTf32 || plan.tile_m != kHaloM ||
+        plan.tile_n != kHaloN || plan.cluster > 1) {
+      return {0, 0};
+    }
+    const HaloTiling tiling(g, type);
+    const int64_t tiles = tiling.tiles(), left = tiles % plan.blocks;
+    const bool few = left <= std::min(kMostLeft, tiling.n_tiles) &&
+                     g.C % 64 == 0 && g.K % 64 == 0 && g.N * g.P * g.Q > 128;
+    return tiles > plan.blocks && (left == 0 || few)
+               ? HaloRounds{tiles - left, left}
+               : HaloRounds{0, 0};
   }
 };
 
