@@ -7,6 +7,7 @@
 
 #include "cuda/hopper/conv_problem.h"
 #include "cuda/hopper/group_width.h"
+#include "cuda/hopper/odd_tiles.cuh"
 #include "cuda/hopper/store_tile.cuh"
 
 namespace jax_convbatch::hopper {
@@ -64,6 +65,23 @@ template <typename Config>
 struct InDepth : Config {
   static constexpr bool kDeep = true;
 };
+
+// fprop's tiles of 160 channels with their filter in boxes of 64, of whose last
+// one half is not used: they are half as many lines to copy, but a stage less.
+template <typename T>
+struct InWholeBoxes
+    : ConvConfig<T, 128, 160, Work::kInTurns, 4, 1, false, Contiguous::kRows> {
+  using Base =
+      ConvConfig<T, 128, 160, Work::kInTurns, 4, 1, false, Contiguous::kRows>;
+  static constexpr int kWeightBytes = 3 * kBoxBytes;
+  static constexpr int kStageBytes = Base::kInputBytes + kWeightBytes;
+};
+
+// Output channels of a box of fprop's filter.
+template <typename Config>
+inline constexpr int kFilterBox = kBoxChannels<Config::kN>;
+template <typename T>
+inline constexpr int kFilterBox<InWholeBoxes<T>> = 64;
 
 // Of a small tile, a warpgroup keeps what it has added so far in registers.
 template <typename Config>

@@ -113,7 +113,7 @@ __device__ __forceinline__ void LoadWeights(const ConvTile& tile, uint32_t to,
     LoadTile3(to, map, full, tile.channel, 0, tap);
   } else if constexpr (Config::kWeights == Contiguous::kRows) {
 #pragma unroll
-    for (int n = 0; n < Config::kN; n += kBoxChannels<Config::kN>) {
+    for (int n = 0; n < Config::kN; n += kFilterBox<Config>) {
       LoadTile3(to + n * 128, map, full, tile.channel + n, block * 64, tap);
     }
   } else {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void CopyWeights(const Problem& problem,
   if constexpr (kIsTailed<Problem>) {
     const ConvTails& tails = problem.tails;
     if (walk.block == tails.block) {
-      BarrierArriveExpect(full, Config::kN * 2 * tails.channels);
+      BarrierArriveExpect(full, Config::kWeightBytes / 64 * tails.channels);
       LoadWeights<Config>(tile, to, full, walk.block, tap, tails.weights);
       return;
     }

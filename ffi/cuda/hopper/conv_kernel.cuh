@@ -66,6 +66,8 @@ __device__ __forceinline__ void Consume(const Problem& problem,
   constexpr bool kTogether = Config::kTogether;
   constexpr int kStores = Config::kStores, kGroupM = Config::kGroupM;
   constexpr bool kResident = Config::kResident > 0;
+  [[maybe_unused]] constexpr bool kHalfBoxes =
+      Config::kWeights == Contiguous::kRows && kFilterBox<Config> < 64;
   const uint32_t weights =
       shared +
       (kResident ? ConvShared<Config>::kResidentOffset : Config::kInputBytes);
@@ -143,9 +145,9 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       wait_turn();
       auto add_whole = [&] {
         if constexpr (kIsOdd<Config::kN>) {
-          AddOddStages<T, Config::kWeights>(acc, tile.iterations, input,
-                                            weights, Config::kStageBytes,
-                                            barriers.ring, at, issued);
+          AddOddStages<T, Config::kWeights, kHalfBoxes>(
+              acc, tile.iterations, input, weights, Config::kStageBytes,
+              barriers.ring, at, issued);
         } else {
           AddStages<T, Contiguous::kReduction, Config::kWeights, kResident>(
               acc, tile.iterations, input, weights, Config::kStageBytes,
@@ -159,7 +161,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       } else if constexpr (kIsTailed<Problem>) {
         const int channels = problem.tails.channels;
         if (channels > 0) {
-          AddTailStages<T, Config::kWeights, kResident>(
+          AddTailStages<T, Config::kWeights, kResident, kHalfBoxes>(
               acc, tile.iterations, problem.channel_blocks, channels, input,
               weights, Config::kStageBytes, barriers.ring, at, issued);
         } else {

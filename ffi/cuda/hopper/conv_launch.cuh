@@ -129,7 +129,7 @@ bool MakeTails(const ConvCall& call, const Activations& in,
   const ConvGeometry& g = call.g;
   const std::initializer_list<int64_t> sizes = {g.K, g.C, g.taps()};
   if (kWeights == Contiguous::kRows) {
-    return IsOddTile(call.plan)
+    return IsOddTile(call.plan) && !HasWholeBoxes(g, call.plan)
                ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
                                  {32, channels, 1}, Copy::kLoad)
                : EncodeTiled(&tails->weights, call.type, call.rhs, sizes,
@@ -194,12 +194,13 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   std::conditional_t<kParts == 1, TailedProblem, ConvProblem<kParts>> problem{};
   const bool lines = call.plan.tile_m == kLineTilePixels &&
                      call.plan.tile_n == kLineTileChannels;
-  const ConvBoxes boxes = {
-      call.plan.tile_m, 64, box_c,
-      kParts > 1 ? Output::kWalk
-      : lines    ? Output::kLines
-                 : Output::kMatrix,
-      IsOddTile(call.plan) && kWeights == Contiguous::kRows};
+  const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
+                           kParts > 1 ? Output::kWalk
+                           : lines    ? Output::kLines
+                                      : Output::kMatrix,
+                           kWeights == Contiguous::kRows &&
+                               IsOddTile(call.plan) &&
+                               !HasWholeBoxes(call.g, call.plan)};
   if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
@@ -270,6 +271,9 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   // Odd widths and lines have a plain epilogue alone.
   if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
     if (m == 128 && n == 160) {
+      if constexpr (kWeights == Contiguous::kRows) {
+        if (HasWholeBoxes(call.g, call.plan)) return launch(InWholeBoxes<T>());
+      }
       return launch(ConvConfig<T, 128, 160, kInTurns, 5, 1, false, kWeights>());
     }
     if (m == 256 && n == 96) {

@@ -114,20 +114,18 @@ __device__ __forceinline__ void WgmmaOdd(float (&d)[kN / 2], uint64_t a,
 #undef JCB_D_80
 
 // AddStages of them.
-template <typename T, Contiguous kB, int kRows, int kHalfN, int kStages,
-          typename Issued>
+template <typename T, Contiguous kB, bool kHalfBoxes, int kRows, int kHalfN,
+          int kStages, typename Issued>
 __device__ __forceinline__ void AddOddStages(
     float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
     RingPosition<kStages>& at, Issued issued) {
-  constexpr bool kFilterRows = kB == Contiguous::kRows;
-  constexpr uint64_t kStepB =
-      kFilterRows ? 16 * 64 >> 4 : kReductionStep<Contiguous::kReduction>;
+  constexpr uint64_t kStepB = kHalfBoxes ? 16 * 64 >> 4 : kReductionStep<kB>;
   AddStagesBy(count, barriers, at, issued, [&](int stage) {
     const uint64_t a = Descriptor(address_a + stage * stage_bytes);
     const uint32_t weights = address_b + stage * stage_bytes;
     const uint64_t b =
-        kFilterRows ? HalfBoxDescriptor(weights) : Descriptor(weights);
+        kHalfBoxes ? HalfBoxDescriptor(weights) : Descriptor(weights);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
 #pragma unroll

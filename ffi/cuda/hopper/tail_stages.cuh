@@ -19,8 +19,8 @@ __device__ __forceinline__ uint64_t TailDescriptor(uint32_t address,
 // AddStages of pipeline.cuh, or of odd_tiles.cuh, where of every `blocks`
 // stages the last has so many channels. Its filter lies as that of others where
 // that is a kRows operand, or stays in shared memory.
-template <typename T, Contiguous kB, bool kResident, int kRows, int kHalfN,
-          int kStages, typename Issued>
+template <typename T, Contiguous kB, bool kResident, bool kHalfBoxes, int kRows,
+          int kHalfN, int kStages, typename Issued>
 __device__ __forceinline__ void AddTailStages(
     float (&acc)[kRows][kHalfN], int count, int blocks, int channels,
     uint32_t address_a, uint32_t address_b, int stage_bytes,
@@ -28,8 +28,7 @@ __device__ __forceinline__ void AddTailStages(
   constexpr int kN = 2 * kHalfN;
   constexpr bool kFilterRows = kB == Contiguous::kRows;
   constexpr uint64_t kStep = kReductionStep<Contiguous::kReduction>;
-  constexpr uint64_t kStepB =
-      kFilterRows && kIsOdd<kN> ? 16 * 64 >> 4 : kReductionStep<kB>;
+  constexpr uint64_t kStepB = kHalfBoxes ? 16 * 64 >> 4 : kReductionStep<kB>;
   auto multiply = [&](uint64_t a, uint64_t row_step, uint64_t b) {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -52,8 +51,7 @@ __device__ __forceinline__ void AddTailStages(
     return address_b + (kResident ? number * kN * 128 : at.stage * stage_bytes);
   };
   auto filter = [&] {
-    return kFilterRows && kIsOdd<kN> ? HalfBoxDescriptor(weights())
-                                     : Descriptor(weights());
+    return kHalfBoxes ? HalfBoxDescriptor(weights()) : Descriptor(weights());
   };
   auto next = [&] {
     WgmmaCommit();
