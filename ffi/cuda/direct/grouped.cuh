@@ -10,7 +10,7 @@
 #include "cuda/direct/grouped_problem.h"
 #include "cuda/direct/mma.cuh"
 #include "cuda/direct/pairs.cuh"
-#include "cuda/direct/staging.cuh"
+#include "cuda/direct/tile_ring.cuh"
 #include "cuda/dtypes.h"
 
 namespace jax_convbatch::direct {
@@ -123,20 +123,13 @@ __global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
   const int warps = blockDim.x / 32;
 
   const Stager<T, true> stager(p.in, p.source, first_in);
-  TilePlace places[kGroupedStages];
-  auto fetch = [&](int tile, int stage, TilePlace& place) {
-    if (tile < p.grid.tiles) {
-      place = PlaceOf(p.grid, tile);
-      stager.Fill(shared + stage * stage_bytes, place.sample,
-                  place.row * p.h.in_step + p.h.origin,
-                  place.col * p.w.in_step + p.w.origin);
-    }
-    CommitCopies();
+  auto fill = [&](int stage, const TilePlace& place) {
+    stager.Fill(shared + stage * stage_bytes, place.sample,
+                place.row * p.h.in_step + p.h.origin,
+                place.col * p.w.in_step + p.w.origin);
   };
-#pragma unroll
-  for (int i = 0; i < kGroupedStages - 1; ++i) {
-    fetch(worker + i * p.workers, i, places[i]);
-  }
+  TileRing<kGroupedStages, decltype(fill)> ring(p.grid, worker, p.workers,
+                                                fill);
 
   // [tap][block][step][lane][1 or 2 pairs of input channels]. A warp takes all
   // taps of eight by eight channels: their loads are under way together.
@@ -185,16 +178,8 @@ __global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
         block * 8 < channels.out ? (channels.InOf(block) - first_in) * 2 : 0;
   }
 
-  int stage = 0;
   for (int tile = worker; tile < p.grid.tiles; tile += p.workers) {
-    WaitForCopies<kGroupedStages - 2>();
-    __syncthreads();
-    fetch(tile + (kGroupedStages - 1) * p.workers,
-          stage == 0 ? kGroupedStages - 1 : stage - 1,
-          places[kGroupedStages - 1]);
-    const TilePlace place = places[0];
-#pragma unroll
-    for (int i = 1; i < kGroupedStages; ++i) places[i - 1] = places[i];
+    const TilePlace place = ring.Wait(tile);
 
     for (int item = warp; item < p.items; item += warps) {
       uint32_t rest = item;
@@ -214,7 +199,7 @@ __global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
           set * 32 + lane < p.outputs && h < p.h.out_size && w < p.w.out_size;
       const int pixel = exists ? h * p.w.out_size + w : -1;
       const uint32_t origin =
-          SharedAddress(shared + stage * stage_bytes) +
+          SharedAddress(shared + ring.stage() * stage_bytes) +
           (taps_h.input + row * p.h.in_step) * p.in.row_bytes +
           (taps_w.input + col * p.w.in_step) * p.in.pixel_bytes;
 
@@ -345,7 +330,7 @@ __global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
                   kBlocks * 8);
       }
     }
-    stage = stage == kGroupedStages - 1 ? 0 : stage + 1;
+    ring.Advance();
   }
 }
 

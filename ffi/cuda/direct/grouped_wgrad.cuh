@@ -8,7 +8,7 @@
 #include "cuda/direct/grouped.h"
 #include "cuda/direct/grouped_problem.h"
 #include "cuda/direct/mma.cuh"
-#include "cuda/direct/staging.cuh"
+#include "cuda/direct/tile_ring.cuh"
 
 namespace jax_convbatch::direct {
 
@@ -49,21 +49,13 @@ __global__ void __launch_bounds__(kGroupedThreads, 2)
 
   const Stager<T, true> x_stager(p.in, p.x, first_in);
   const Stager<T, true> dy_stager(p.out, p.dy, first_out);
-  TilePlace places[kStages];
-  auto fetch = [&](int tile, int stage, TilePlace& place) {
-    if (tile < p.grid.tiles) {
-      place = PlaceOf(p.grid, tile);
-      char* to = shared + stage * stage_bytes;
-      x_stager.Fill(to, place.sample, place.row * p.h.in_step + p.h.origin,
-                    place.col * p.w.in_step + p.w.origin);
-      dy_stager.Fill(to + p.in.bytes(), place.sample, place.row, place.col);
-    }
-    CommitCopies();
+  auto fill = [&](int stage, const TilePlace& place) {
+    char* const to = shared + stage * stage_bytes;
+    x_stager.Fill(to, place.sample, place.row * p.h.in_step + p.h.origin,
+                  place.col * p.w.in_step + p.w.origin);
+    dy_stager.Fill(to + p.in.bytes(), place.sample, place.row, place.col);
   };
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
-    fetch(worker + i * p.workers, i, places[i]);
-  }
+  TileRing<kStages, decltype(fill)> ring(p.grid, worker, p.workers, fill);
 
   // Lanes name rows of 8 channels: of x the pixels' halves are in the upper bit
   // of lane / 8, of dy in the lower.
@@ -73,16 +65,9 @@ __global__ void __launch_bounds__(kGroupedThreads, 2)
   const uint32_t dy_channel = (roles.out[pair] * 16 + lane / 16 * 8) * 2;
 
   float sums[kTaps][2][4] = {};
-  int stage = 0;
   for (int tile = worker; tile < p.grid.tiles; tile += p.workers) {
-    WaitForCopies<kStages - 2>();
-    __syncthreads();
-    fetch(tile + (kStages - 1) * p.workers,
-          stage == 0 ? kStages - 1 : stage - 1, places[kStages - 1]);
-    const TilePlace place = places[0];
-#pragma unroll
-    for (int i = 1; i < kStages; ++i) places[i - 1] = places[i];
-    const uint32_t x_tile = SharedAddress(shared + stage * stage_bytes);
+    const TilePlace place = ring.Wait(tile);
+    const uint32_t x_tile = SharedAddress(shared + ring.stage() * stage_bytes);
     const uint32_t dy_tile = x_tile + p.in.bytes();
     const int rows = min(p.grid.tile_h, p.h.out_size - place.row);
     const int cols = min(p.grid.tile_w, p.w.out_size - place.col);
@@ -123,7 +108,7 @@ __global__ void __launch_bounds__(kGroupedThreads, 2)
         }
       }
     }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+    ring.Advance();
   }
   WaitForCopies<0>();
   __syncthreads();
