@@ -119,6 +119,10 @@ def test_64_channels_of_3x3_layers_are_read_as_windows(native):
             assert tiles(batch=batch, dtype=dtype) == {STRIP}
     assert tiles(H=14, W=14, P=14, Q=14) == {WINDOW}  # strips would hang over
     assert tiles(H=240, W=240, P=240, Q=240) == {STRIP}  # rows fit no product
+    five = {"R": 5, "S": 5, "pad": (0, 2, 2)}
+    five |= {"H": 35, "W": 35, "P": 35, "Q": 35}
+    assert tiles(batch=64, C=48, **five) == {STRIP}
+    assert tiles(batch=64, groups=4, **five) == {"128x64"}  # up to nine taps
     neither = {STRIP, WINDOW}.isdisjoint
     assert neither(tiles(batch=1))  # too few tiles
     assert neither(tiles(dtype="float32"))

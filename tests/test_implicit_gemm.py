@@ -122,6 +122,12 @@ STRIPS = {
     "strips, dilated": problem(
         70, (24, 21), 64, 64, (3, 3), padding=((2, 2), (1, 1)), dilation=(2, 1)
     ),
+    "strips of 25 taps": problem(
+        20, (35, 34), 48, 64, (5, 5), padding=((2, 2), (2, 2))
+    ),
+    "strips of few channels": problem(
+        30, (20, 24), 24, 40, (5, 5), padding=((2, 2), (2, 2))
+    ),
     "strips, two stages": problem(
         37, (26, 72), 24, 64, (3, 3), padding=((2, 2), (3, 3)), dilation=(2, 3)
     ),

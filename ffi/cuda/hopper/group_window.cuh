@@ -48,7 +48,7 @@ __device__ __forceinline__ void MultiplyGroupWindows(
           BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
         }
         WgmmaWait<1>();
-        b += kWindowTapBytes<kWidth> >> 4;
+        b += problem.filter_rows * 128 >> 4;
       }
       WgmmaWait<0>();
       // Every warp's products have read the window.
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                       const __grid_constant__ Few few) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const int filter_bytes =
-      problem.taps_h.count * problem.taps_w.count * kWindowTapBytes<kWidth>;
+      problem.taps_h.count * problem.taps_w.count * problem.filter_rows * 128;
   auto& barriers = *reinterpret_cast<WindowBarriers*>(
       memory + filter_bytes +
       problem.tiling.stages * problem.tiling.stage_bytes);
@@ -127,7 +127,7 @@ cudaError_t RunGroupWindow(const ConvCall& call, const Activations& in,
     return cudaErrorInvalidValue;
   }
   return LaunchWindow(&GroupWindowKernel<T, kWeights, kWidth, Few>, problem,
-                      call, kWindowTapBytes<kWidth>, stage, stream, few);
+                      call, stage, stream, few);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -22,7 +22,7 @@
 
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgmma_224.cuh"
+#include "cuda/hopper/wgmma_strips.cuh"
 #include "cuda/hopper/window_problem.h"
 #include "cuda/hopper/window_write.cuh"
 
@@ -121,26 +121,21 @@ __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
   }
 }
 
-// Bytes of a tap of the filter.
-template <int kWidth>
-inline constexpr int kWindowTapBytes =
-    kIsNarrow<kWidth> ? kWidth * 128 : kBoxBytes;
-
 // By one thread.
-template <int kWidth>
 __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
                                            int channel, uint32_t filter,
                                            WindowBarriers& barriers) {
   const TapAxis &h = problem.taps_h, &w = problem.taps_w;
+  const int tap_bytes = problem.filter_rows * 128;
   uint64_t* barrier = barriers.filter;
   for (int r = 0; r < h.count; ++r) {
     for (int s = 0; s < w.count; ++s) {
       const uint32_t full = SharedAddress(barrier++);
-      BarrierArriveExpect(full, kWindowTapBytes<kWidth>);
+      BarrierArriveExpect(full, tap_bytes);
       LoadTile3(filter, problem.weights, full, channel, 0,
                 (h.tap + r * h.tap_step) * problem.filter_width + w.tap +
                     s * w.tap_step);
-      filter += kWindowTapBytes<kWidth>;
+      filter += tap_bytes;
     }
   }
 }
@@ -170,7 +165,7 @@ __device__ __forceinline__ void LoadFirst(const WindowProblem& problem,
   const WindowTile tile = FirstWindow<kStrips, kWidth != kOneGroup>(problem);
   LoadWindow<kWidth>(problem, tile, ring, barriers);
   if constexpr (kFilter) {
-    LoadFilter<kWidth>(problem, tile.channel, filter, barriers);
+    LoadFilter(problem, tile.channel, filter, barriers);
   }
 }
 
@@ -204,6 +199,18 @@ __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
   });
 }
 
+// d += a b, for so many pixels.
+template <typename T, Contiguous kWeights, int kHalf>
+__device__ __forceinline__ void WindowProduct(float (&d)[kHalf], uint64_t a,
+                                              uint64_t b) {
+  constexpr int kN = 2 * kHalf;
+  if constexpr (kN == kStripPixels || kN == kShortStripPixels) {
+    WgmmaStrip<T, kWeights, kN>(d, a, b);
+  } else {
+    Wgmma<T, kWeights, Contiguous::kReduction, kN>(d, a, b);
+  }
+}
+
 template <typename T, Contiguous kWeights, bool kStrips, bool kGroups,
           typename After>
 __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
@@ -217,7 +224,9 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
-  constexpr int kPixels = kStrips ? kStripPixels : kWindowPixels;
+  // The filter's rows that dgrad's products read behind a tap's give channels
+  // that are not stored.
+  const uint64_t filter_step = problem.filter_rows * 128 >> 4;
   // Of a strip, the operand's groups are rows.
   const uint64_t groups =
       kStrips ? uint64_t{kDescriptorBase} - (uint64_t{1024 >> 4} << 32) +
@@ -237,33 +246,40 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                     (tile.turn - 1) / kConsumers & 1);
       }
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
-      uint64_t a = Descriptor(filter), b = groups | (window & 0x3FFFF) >> 4;
-      for (int tap = 0, s = 0; tap < taps; ++tap) {
-        BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
-        WgmmaFence();
+      auto add_taps = [&](auto reduction_steps) {
+        uint64_t a = Descriptor(filter);
+        uint64_t b = groups | (window & 0x3FFFF) >> 4;
+        for (int tap = 0, s = 0; tap < taps; ++tap) {
+          BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
+          WgmmaFence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const uint64_t of_a = a + k * kReductionStep<kWeights>;
-          const uint64_t of_b = b + k * kReductionStep<Contiguous::kReduction>;
-          if constexpr (kN == kStripPixels) {
-            Wgmma224<T, kWeights>(acc[0], of_a, of_b);
-          } else {
-            Wgmma<T, kWeights, Contiguous::kReduction, kN>(acc[0], of_a, of_b);
+          for (int k = 0; k < decltype(reduction_steps)::value; ++k) {
+            WindowProduct<T, kWeights>(
+                acc[0], a + k * kReductionStep<kWeights>,
+                b + k * kReductionStep<Contiguous::kReduction>);
+          }
+          WgmmaCommit();
+          if (tap + 1 == taps && signals) {
+            BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+          }
+          WgmmaWait<1>();
+          a += filter_step;
+          b += step_w;
+          if (++s == problem.taps_w.count) {
+            s = 0;
+            b += step_h;
           }
         }
-        WgmmaCommit();
-        if (tap + 1 == taps && signals) {
-          BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
-        }
-        WgmmaWait<1>();
-        a += kBoxBytes >> 4;
-        b += step_w;
-        if (++s == problem.taps_w.count) {
-          s = 0;
-          b += step_h;
-        }
+        WgmmaWait<0>();
+      };
+      // A loop each: what decides within one holds the multiplier up.
+      if (kGroups || problem.reduction_steps == 4) {
+        add_taps(std::integral_constant<int, 4>());
+      } else if (problem.reduction_steps == 3) {
+        add_taps(std::integral_constant<int, 3>());
+      } else {
+        add_taps(std::integral_constant<int, 2>());
       }
-      WgmmaWait<0>();
       // Every warp's products have read the window.
       NamedBarrier(1 + group, kWarpgroup);
       if constexpr (After::kPresent) {
@@ -276,10 +292,14 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                              });
       }
     };
-    if (tile.rows == tiling.rows) {
-      multiply(std::integral_constant<int, kPixels>());
-    } else {
+    if (tile.rows != tiling.rows) {
       multiply(std::integral_constant<int, kWindowPiecePixels>());
+    } else if constexpr (!kStrips) {
+      multiply(std::integral_constant<int, kWindowPixels>());
+    } else if (kGroups || tiling.pixels == kStripPixels) {
+      multiply(std::integral_constant<int, kStripPixels>());
+    } else {
+      multiply(std::integral_constant<int, kShortStripPixels>());
     }
     FenceAsyncProxy();
     __syncwarp();
@@ -296,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr bool kGroups = kWidth != kOneGroup;
   extern __shared__ __align__(1024) uint8_t memory[];
   const int filter_bytes =
-      problem.taps_h.count * problem.taps_w.count * kWindowTapBytes<kWidth>;
+      problem.taps_h.count * problem.taps_w.count * problem.filter_rows * 128;
   auto& barriers = *reinterpret_cast<WindowBarriers*>(
       memory + filter_bytes +
       problem.tiling.stages * problem.tiling.stage_bytes);

@@ -55,7 +55,7 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   const auto tiling =
       g.groups > 1
           ? TileGroupWindow(g, call.type, in, out, part, call.plan.tile_m)
-          : TileWindow(call.type, in, out, part, call.plan.tile_m);
+          : TileWindow(g, call.type, in, out, part, call.plan.tile_m);
   if (!tiling) return false;
   const int units = g.groups > 1 ? static_cast<int>(GroupUnits(g)) : 1;
   const int blocks = call.plan.blocks / units;  // that share tiles
@@ -69,7 +69,8 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   const GroupReach w = ReachOf({part}, &PartAxes::w);
   problem->input_h = h.low;
   problem->input_w = w.low;
-  for (int i = 0; i < part.h.taps.count * part.w.taps.count; ++i) {
+  const int placed = g.groups > 1 ? part.h.taps.count * part.w.taps.count : 0;
+  for (int i = 0; i < placed; ++i) {
     problem->tap_at[i] =
         WindowTapAt(*tiling, part.h, h.low, i / part.w.taps.count, part.w,
                     w.low, i % part.w.taps.count);
@@ -93,11 +94,13 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
     problem->whole -= last;
     problem->tiles = problem->whole + last * pieces;
   }
-  const int width = GroupWidth(g);
+  problem->filter_rows = WindowFilterRows(g);
+  problem->reduction_steps =
+      static_cast<int>(std::clamp<int64_t>((in.c + 15) / 16, 2, 4));
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
   return EncodeTiled(&problem->weights, call.type, call.rhs,
                      {g.K, g.group_C(), g.taps()},
-                     {64, IsNarrow(width) ? width : 64, 1}) &&
+                     {64, problem->filter_rows, 1}) &&
          EncodeWindows(call, in, *tiling, problem->input) &&
          EncodeTiled(&problem->output, call.type, call.result,
                      {out.c, out.w, out.h, out.n},
@@ -110,11 +113,12 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
 
 template <typename Kernel, typename After>
 cudaError_t LaunchWindow(Kernel* kernel, const WindowProblem& problem,
-                         const ConvCall& call, int tap_bytes, Stage stage,
-                         cudaStream_t stream, const After& after) {
-  const int bytes = static_cast<int>(call.g.taps()) * tap_bytes +
-                    problem.tiling.stages * problem.tiling.stage_bytes +
-                    static_cast<int>(sizeof(WindowBarriers));
+                         const ConvCall& call, Stage stage, cudaStream_t stream,
+                         const After& after) {
+  const int bytes =
+      static_cast<int>(call.g.taps()) * problem.filter_rows * 128 +
+      problem.tiling.stages * problem.tiling.stage_bytes +
+      static_cast<int>(sizeof(WindowBarriers));
   // To one limit: threads may launch the kernel for several geometries at once.
   const cudaError_t raised = RaiseSharedMemory(
       kernel, kMostShared + static_cast<int>(sizeof(WindowBarriers)));
@@ -136,8 +140,7 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto* kernel) {
-    return LaunchWindow(kernel, problem, call, kWindowTapBytes<kWidth>, stage,
-                        stream, after);
+    return LaunchWindow(kernel, problem, call, stage, stream, after);
   };
   if (call.plan.tile_m == kStripPixels) {
     return launch(&WindowKernel<T, kWeights, true, After, kWidth>);

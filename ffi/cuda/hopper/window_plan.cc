@@ -14,10 +14,17 @@ constexpr int64_t kMaxBox = 256;    // of a copy, along an axis
 
 }  // namespace
 
-std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
+int WindowFilterRows(const ConvGeometry& g) {
+  const int width = GroupWidth(g);
+  if (IsNarrow(width)) return width;
+  const int64_t rows = (g.group_C() + 15) / 16 * 16;
+  return static_cast<int>(std::clamp<int64_t>(rows, 32, 64));
+}
+
+std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
+                                       const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part, int pixels,
-                                       int filter_rows) {
+                                       const PartAxes& part, int pixels) {
   const PartAxis &h = part.h, &w = part.w;
   const bool in_strips = pixels == kStripPixels;
   const bool narrow = pixels == kGroupWindowPixels;
@@ -27,7 +34,7 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
                      w.input_step == step && in.h >= step && in.w >= step &&
                      h.output_step == 1 && w.output_step == 1;
   if (type == Type::kTf32 || !steps || in.c > 64 || out.c > 64 || taps < 2 ||
-      taps > kMaxWindowTaps) {
+      taps > (g.groups > 1 ? kMaxGroupWindowTaps : kMaxWindowTaps)) {
     return std::nullopt;
   }
   const GroupReach pixels_h = ReachOf({part}, &PartAxes::h);
@@ -39,13 +46,24 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
   if (width > (in_strips ? kMaxBox : pixels) || reach_h >= kMaxBox) {
     return std::nullopt;
   }
-  const int64_t fit = pixels / (in_strips ? cols : width);
+  int64_t fit = pixels / (in_strips ? cols : width);
+  const int64_t left = kMostShared - taps * WindowFilterRows(g) * kRowBytes;
+  auto bytes = [](int64_t pixel_count) {
+    return (pixel_count * kRowBytes + 1023) / 1024 * 1024;
+  };
+  const bool may_be_short = in_strips && g.groups == 1;
+  constexpr int64_t kShort = kShortStripPixels / kStripCols;
+  if (may_be_short &&
+      (h.count <= kShort || 2 * bytes((fit + reach_h) * width) > left)) {
+    fit = kShort;
+  }
   const int64_t classes = step * step;
   // Of several classes fewer rows, so that two tiles have room.
   for (int64_t most = std::min<int64_t>(fit, kMaxBox - reach_h); most > 0;
        --most) {
     const int64_t groups = (h.count + most - 1) / most;
     const int64_t rows = (h.count + groups - 1) / groups;
+    if (may_be_short && rows <= kShort) fit = kShort;
     const int64_t box_rows = rows + reach_h;
     // Equal pieces, as what one stores past its rows belongs to another tile.
     const int64_t in_piece = kWindowPiecePixels / cols;
@@ -58,15 +76,11 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
     const int64_t read_pixels = narrow ? (pixels + 63) / 64 * 64 : pixels;
     const int64_t read = in_strips ? (fit + reach_h) * width
                                    : reach_h * width + reach_w + read_pixels;
-    auto bytes = [](int64_t pixel_count) {
-      return (pixel_count * kRowBytes + 1023) / 1024 * 1024;
-    };
     const int64_t class_bytes = bytes(box_rows * width);
     const int64_t stage_bytes =
         (classes - 1) * class_bytes + bytes(std::max(box_rows * width, read));
-    const int64_t stages = std::min<int64_t>(
-        (kMostShared - taps * filter_rows * kRowBytes) / stage_bytes,
-        kMaxWindowStages);
+    const int64_t stages =
+        std::min<int64_t>(left / stage_bytes, kMaxWindowStages);
     if (stages < 2) {
       if (classes == 1) break;
       continue;
@@ -74,6 +88,7 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
     return WindowTiling{static_cast<int>(rows),
                         static_cast<int>(cols),
                         static_cast<int>(width),
+                        static_cast<int>(in_strips ? fit * cols : pixels),
                         static_cast<int>(box_rows),
                         static_cast<int>(piece_rows),
                         static_cast<int>(groups),
@@ -98,8 +113,7 @@ std::optional<WindowTiling> TileGroupWindow(const ConvGeometry& g, Type type,
   Activations unit_in = in, unit_out = out;
   unit_in.c = UnitChannels(g, in.c);
   unit_out.c = UnitChannels(g, out.c);
-  return TileWindow(type, unit_in, unit_out, part, pixels,
-                    narrow ? width : kWideGroups);
+  return TileWindow(g, type, unit_in, unit_out, part, pixels);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -15,15 +15,20 @@ inline bool IsWindow(const Plan& plan) {
           plan.tile_m == kGroupWindowPixels);
 }
 
+// Rows of the filter's boxes: the input channels of a tap, for two products of
+// 16 or more.
+int WindowFilterRows(const ConvGeometry& g);
+
 // For products of kWindowPixels or kStripPixels, or for those of narrow groups
-// of kGroupWindowPixels, whose filter has so many rows a tap. Nothing where the
-// kernel cannot run the part: it takes 16-bit types, up to 64 channels on
-// either side, at most kMaxWindowTaps taps, stride 1 (of narrow groups also 2)
-// and, if whole, rows of which at least one fits a product.
-std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
+// of kGroupWindowPixels. Nothing where the kernel cannot run the part: it takes
+// 16-bit types, up to 64 channels on either side, at most kMaxWindowTaps taps
+// (of several groups kMaxGroupWindowTaps) whose filter leaves room for two
+// tiles, stride 1 (of narrow groups also 2) and, if whole, rows of which at
+// least one fits a product.
+std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
+                                       const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part, int pixels,
-                                       int filter_rows = 64);
+                                       const PartAxes& part, int pixels);
 
 // The same for a set of 64 channels of several groups: several narrow ones, of
 // kGroupWindowPixels, or one of 64.

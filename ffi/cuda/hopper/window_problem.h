@@ -16,14 +16,16 @@ namespace jax_convbatch::hopper {
 
 struct WindowProblem {
   CUtensorMap input[kMaxWindowClasses];  // box_rows x width pixels a box
-  CUtensorMap weights;                   // [taps, C, K], 64 x 64 a box
-  CUtensorMap output;                    // rows x cols pixels a box
-  CUtensorMap piece;                     // the same, of a tile's piece
+  CUtensorMap weights;  // [taps, C, K], 64 output channels a box
+  CUtensorMap output;   // rows x cols pixels a box
+  CUtensorMap piece;    // the same, of a tile's piece
   TapAxis taps_h, taps_w;
-  // Of narrow groups: where taps begin, in 16 bytes.
-  int32_t tap_at[kMaxWindowTaps];
+  // Of several groups: where taps begin, in 16 bytes.
+  int32_t tap_at[kMaxGroupWindowTaps];
   WindowTiling tiling;
   int filter_width;            // S
+  int filter_rows;             // input channels of a tap, as boxes have them
+  int reduction_steps;         // of 16 channels, in a tap
   int input_h, input_w;        // of the first output's first tap
   int height, cols, channels;  // of the output
   int tiles;                   // the last ones, from `whole` on, are pieces
