@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/box_map.h"
 #include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
@@ -57,7 +58,8 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
           ? TileGroupWindow(g, call.type, in, out, part, call.plan.tile_m)
           : TileWindow(g, call.type, in, out, part, call.plan.tile_m);
   if (!tiling) return false;
-  const int units = g.groups > 1 ? static_cast<int>(GroupUnits(g)) : 1;
+  const int units =
+      static_cast<int>(g.groups > 1 ? GroupUnits(g) : (out.c + 63) / 64);
   const int blocks = call.plan.blocks / units;  // that share tiles
   if (blocks == 0) return false;
   problem->units = units;
@@ -94,14 +96,18 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
     problem->whole -= last;
     problem->tiles = problem->whole + last * pieces;
   }
-  problem->filter_rows = WindowFilterRows(g);
-  problem->reduction_steps =
-      static_cast<int>(std::clamp<int64_t>((in.c + 15) / 16, 2, 4));
+  const WindowFilter filter = WindowFilterOf(g, in);
+  problem->tap_bytes = filter.rows * filter.row_bytes;
+  problem->reduction_steps = WindowSteps(in);
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
-  return EncodeTiled(&problem->weights, call.type, call.rhs,
-                     {g.K, g.group_C(), g.taps()},
-                     {64, problem->filter_rows, 1}) &&
-         EncodeWindows(call, in, *tiling, problem->input) &&
+  const bool encoded =
+      filter.row_bytes == 128
+          ? EncodeTiled(&problem->weights, call.type, call.rhs,
+                        {g.K, g.group_C(), g.taps()}, {64, filter.rows, 1})
+          : EncodeHalfLines(&problem->weights, call.type, call.rhs,
+                            {g.K, g.C, g.taps()}, {32, filter.rows, 1},
+                            Copy::kLoad);
+  return encoded && EncodeWindows(call, in, *tiling, problem->input) &&
          EncodeTiled(&problem->output, call.type, call.result,
                      {out.c, out.w, out.h, out.n},
                      {64, tiling->cols, tiling->rows, 1}, Copy::kStore) &&
@@ -115,10 +121,9 @@ template <typename Kernel, typename After>
 cudaError_t LaunchWindow(Kernel* kernel, const WindowProblem& problem,
                          const ConvCall& call, Stage stage, cudaStream_t stream,
                          const After& after) {
-  const int bytes =
-      static_cast<int>(call.g.taps()) * problem.filter_rows * 128 +
-      problem.tiling.stages * problem.tiling.stage_bytes +
-      static_cast<int>(sizeof(WindowBarriers));
+  const int bytes = static_cast<int>(call.g.taps()) * problem.tap_bytes +
+                    problem.tiling.stages * problem.tiling.stage_bytes +
+                    static_cast<int>(sizeof(WindowBarriers));
   // To one limit: threads may launch the kernel for several geometries at once.
   const cudaError_t raised = RaiseSharedMemory(
       kernel, kMostShared + static_cast<int>(sizeof(WindowBarriers)));
@@ -142,10 +147,17 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
   auto launch = [&](auto* kernel) {
     return LaunchWindow(kernel, problem, call, stage, stream, after);
   };
-  if (call.plan.tile_m == kStripPixels) {
-    return launch(&WindowKernel<T, kWeights, true, After, kWidth>);
+  const bool strips = call.plan.tile_m == kStripPixels;
+  if constexpr (kWeights == Contiguous::kRows && kWidth == kOneGroup) {
+    if (IsDeepWindow(call.g, in)) {
+      return strips
+                 ? launch(&WindowKernel<T, kWeights, true, After, kWidth, true>)
+                 : launch(
+                       &WindowKernel<T, kWeights, false, After, kWidth, true>);
+    }
   }
-  return launch(&WindowKernel<T, kWeights, false, After, kWidth>);
+  return strips ? launch(&WindowKernel<T, kWeights, true, After, kWidth>)
+                : launch(&WindowKernel<T, kWeights, false, After, kWidth>);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -14,11 +14,16 @@ constexpr int64_t kMaxBox = 256;    // of a copy, along an axis
 
 }  // namespace
 
-int WindowFilterRows(const ConvGeometry& g) {
+bool IsDeepWindow(const ConvGeometry& g, const Activations& in) {
+  return g.groups == 1 && in.c == g.C && 64 < g.C && g.C <= 128 && g.K <= 32;
+}
+
+WindowFilter WindowFilterOf(const ConvGeometry& g, const Activations& in) {
   const int width = GroupWidth(g);
-  if (IsNarrow(width)) return width;
+  if (IsNarrow(width)) return {width, 128};
+  if (IsDeepWindow(g, in)) return {WindowSteps(in) * 16, 64};
   const int64_t rows = (g.group_C() + 15) / 16 * 16;
-  return static_cast<int>(std::clamp<int64_t>(rows, 32, 64));
+  return {static_cast<int>(std::clamp<int64_t>(rows, 32, 64)), 128};
 }
 
 std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
@@ -33,7 +38,8 @@ std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
   const bool steps = (step == 1 || (narrow && step == 2)) &&
                      w.input_step == step && in.h >= step && in.w >= step &&
                      h.output_step == 1 && w.output_step == 1;
-  if (type == Type::kTf32 || !steps || in.c > 64 || out.c > 64 || taps < 2 ||
+  if (type == Type::kTf32 || !steps || (in.c > 64 && !IsDeepWindow(g, in)) ||
+      (g.groups > 1 && out.c > 64) || taps < 2 ||
       taps > (g.groups > 1 ? kMaxGroupWindowTaps : kMaxWindowTaps)) {
     return std::nullopt;
   }
@@ -47,17 +53,19 @@ std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
     return std::nullopt;
   }
   int64_t fit = pixels / (in_strips ? cols : width);
-  const int64_t left = kMostShared - taps * WindowFilterRows(g) * kRowBytes;
+  const WindowFilter filter = WindowFilterOf(g, in);
+  const int64_t left = kMostShared - taps * filter.rows * filter.row_bytes;
+  const int64_t blocks = (in.c + 63) / 64;
   auto bytes = [](int64_t pixel_count) {
     return (pixel_count * kRowBytes + 1023) / 1024 * 1024;
   };
   const bool may_be_short = in_strips && g.groups == 1;
   constexpr int64_t kShort = kShortStripPixels / kStripCols;
-  if (may_be_short &&
-      (h.count <= kShort || 2 * bytes((fit + reach_h) * width) > left)) {
+  if (may_be_short && (h.count <= kShort ||
+                       2 * blocks * bytes((fit + reach_h) * width) > left)) {
     fit = kShort;
   }
-  const int64_t classes = step * step;
+  const int64_t boxes = blocks * step * step;
   // Of several classes fewer rows, so that two tiles have room.
   for (int64_t most = std::min<int64_t>(fit, kMaxBox - reach_h); most > 0;
        --most) {
@@ -78,11 +86,11 @@ std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
                                    : reach_h * width + reach_w + read_pixels;
     const int64_t class_bytes = bytes(box_rows * width);
     const int64_t stage_bytes =
-        (classes - 1) * class_bytes + bytes(std::max(box_rows * width, read));
+        (boxes - 1) * class_bytes + bytes(std::max(box_rows * width, read));
     const int64_t stages =
         std::min<int64_t>(left / stage_bytes, kMaxWindowStages);
     if (stages < 2) {
-      if (classes == 1) break;
+      if (boxes == 1) break;
       continue;
     }
     return WindowTiling{static_cast<int>(rows),
@@ -94,6 +102,7 @@ std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
                         static_cast<int>(groups),
                         static_cast<int>((w.count + cols - 1) / cols),
                         step,
+                        static_cast<int>(boxes),
                         static_cast<int>(class_bytes),
                         static_cast<int>(stage_bytes),
                         static_cast<int>(stages)};

@@ -1,6 +1,6 @@
 // What the host tells the window kernels, which take fprop and dgrad at stride
-// 1 of up to 64 channels on either side; of narrow groups fprop at stride 2,
-// too. In fprop's words, as conv_problem.h.
+// 1 of few channels; of narrow groups fprop at stride 2, too. In fprop's words,
+// as conv_problem.h.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PROBLEM_H_
 
@@ -24,7 +24,7 @@ struct WindowProblem {
   int32_t tap_at[kMaxGroupWindowTaps];
   WindowTiling tiling;
   int filter_width;            // S
-  int filter_rows;             // input channels of a tap, as boxes have them
+  int tap_bytes;               // of the filter
   int reduction_steps;         // of 16 channels, in a tap
   int input_h, input_w;        // of the first output's first tap
   int height, cols, channels;  // of the output
@@ -34,7 +34,7 @@ struct WindowProblem {
   Divisor per_image;  // tiles
   Divisor strips;     // those of the tiling
   int reciprocal;     // of width, in 2^-16
-  Divisor units;      // of 64 channels, where there are several groups
+  Divisor units;      // of 64 output channels
 };
 
 }  // namespace jax_convbatch::hopper

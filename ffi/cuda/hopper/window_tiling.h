@@ -32,6 +32,7 @@ struct WindowTiling {
   int piece_rows;      // of the pieces that tiles may be cut into, or 0
   int groups, strips;  // tiles down and across an image
   int step;            // from an output to the next, of both axes
+  int boxes;           // of the classes, or of 64 channels each
   int class_bytes;     // a box
   int stage_bytes;     // the boxes and what a product reads behind them
   int stages;
