@@ -21,6 +21,11 @@ add_library(hopper OBJECT ${HOPPER_SOURCES})
 set_target_properties(hopper PROPERTIES
   CUDA_ARCHITECTURES 90a-real CUDA_VISIBILITY_PRESET hidden)
 target_include_directories(hopper PRIVATE ffi)
+option(JAX_CONVBATCH_RACECHECK
+  "Every thread arrives at the barriers that racecheck must follow; slower" OFF)
+if(JAX_CONVBATCH_RACECHECK)
+  target_compile_definitions(hopper PRIVATE JAX_CONVBATCH_RACECHECK)
+endif()
 target_link_libraries(_cuda PRIVATE hopper)
 
 # jax[cuda13] brings cuBLAS in the nvidia wheels, beside this package. Where it

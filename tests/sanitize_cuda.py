@@ -51,7 +51,6 @@ EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
     **{f"windows, {name}": case for name, case in test_implicit_gemm.WINDOWS.items()},
     **{f"windows, {name}": case for name, case in test_implicit_gemm.STRIPS.items()},
-    **{f"windows, {name}": c for name, (c, _) in test_implicit_gemm.WIDE.items()},
     **{
         f"wgrad, {name}": case
         for name, (case, _) in test_hopper_wgrad.SPLITS.items()
@@ -74,6 +73,17 @@ EDGES = {
     **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
+    # More tiles than what all blocks hold at once: their stages are filled again.
+    "few, stages again": test_few_channels.problem(
+        530, (6, 6), 3, 16, (3, 3), padding=((1, 1), (1, 1))
+    ),
+    "thin strips, stages again": test_few_channels.problem(
+        400, (12, 12), 3, 64, (7, 7), (2, 2), ((3, 3), (3, 3))
+    ),
+    # Of more samples: in clusters whose tiles have pixels as rows.
+    "long sums, rows": test_long_sums.LONG["both"]._replace(x=(9, 7, 7, 512)),
+    # dw of cuBLAS, its sums in parts that a kernel of ours adds.
+    "product, in parts": test_long_sums.problem(8, (20, 20), 512, 512, (1, 1), pad=0),
     **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
     **{f"true f32, {name}": case for name, case in test_true_f32.CASES.items()},
     **{f"wave, {name}": case for name, (case, *_) in test_wave.WAVES.items()},
@@ -282,9 +292,16 @@ def runs():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--without", nargs="*", default=[], metavar="WORD")
-    without = parser.parse_args().without
-    chosen = {n: c for n, c in runs().items() if not any(w in n for w in without)}
+    add = parser.add_argument
+    add("words", nargs="*", default=[""], help="of problems that run (default: all)")
+    add("--without", nargs="*", default=[], metavar="WORD")
+    options = parser.parse_args()
+    chosen = {
+        name: call
+        for name, call in runs().items()
+        if any(word in name for word in options.words)
+        and not any(word in name for word in options.without)
+    }
     with jax.default_device(jax.devices("cuda")[0]):
         for name, call in chosen.items():
             finite = all(np.isfinite(np.float32(a)).all() for a in call())

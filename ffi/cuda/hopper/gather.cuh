@@ -243,6 +243,19 @@ __device__ __forceinline__ uint32_t ChunkAddress(int thread) {
   return row * 128 + ((thread % kChunk ^ row % 8) << 4);
 }
 
+// The arrivals of a warp that has stored to a stage or loaded from it: one lane
+// arrives for it. racecheck follows only threads that arrive themselves; all do
+// in a build with JAX_CONVBATCH_RACECHECK.
+#ifdef JAX_CONVBATCH_RACECHECK
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+
+__device__ __forceinline__ void WarpArrive(int lane, uint32_t barrier) {
+  if (kWarpArrivals > 1 || lane == 0) BarrierArrive(barrier);
+}
+
 // A gathering warpgroup's side of the ring: a stage is handed on kLag stages
 // later, when its copies have arrived, so that those of kLag stages are under
 // way. kStages > kLag.
@@ -279,9 +292,7 @@ class GatherRing {
   __device__ __forceinline__ void HandOn() {
     FenceAsyncProxy();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      BarrierArrive(SharedAddress(&barriers_.full[done_.stage]));
-    }
+    WarpArrive(threadIdx.x % 32, SharedAddress(&barriers_.full[done_.stage]));
     done_.Advance();
   }
 
@@ -291,8 +302,8 @@ class GatherRing {
   static_assert(kStages > kLag);
 };
 
-// Arrivals that fill a stage: the warps that gather.
-inline constexpr int kGatherArrivals = 2 * kWarpgroup / 32;
+// Arrivals that fill a stage: of the warps that gather.
+inline constexpr int kGatherArrivals = 2 * kWarpgroup / 32 * kWarpArrivals;
 
 }  // namespace jax_convbatch::hopper
 

@@ -193,7 +193,7 @@ __device__ __forceinline__ void ConsumeStrips(
         box = (box + 1) % kStripStores;
       }
     }
-    if (lane == 0) BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
+    WarpArrive(lane, SharedAddress(&barriers.empty[at.stage]));
     at.Advance();
   }
   if (thread == 0) StoreWaitRead<0>();
@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   const uint32_t store = filter + (problem.K + 63) / 64 * Config::kFilterBytes;
   const uint32_t ring = store + Config::kStoreBytes;
   if (threadIdx.x == 0) {
-    barriers.Init(kWarpgroup / 32, kStripConsumers * kWarpgroup / 32);
+    barriers.Init(kWarpgroup / 32 * kWarpArrivals,
+                  kStripConsumers * kWarpgroup / 32 * kWarpArrivals);
   }
   LoadFilter<Config>(problem, filter);
   __syncthreads();

@@ -224,7 +224,7 @@ __device__ __forceinline__ void ConsumeWide(
       StoreWide<Config::kLayer>(p, e, sums, tile.image, pixel + line, apart,
                                 channel);
     }
-    if (lane == 0) BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
+    WarpArrive(lane, SharedAddress(&barriers.empty[at.stage]));
     at.Advance();
   }
 }
@@ -239,7 +239,8 @@ __global__ void __launch_bounds__(kStripWideThreads, 1)
   const uint32_t filter = (SharedAddress(shared) + 1023) & ~1023u;
   const uint32_t ring = filter + Config::kFilterBytes;
   if (threadIdx.x == 0) {
-    barriers.Init(kWarpgroup / 32, kStripWideConsumers * kWarpgroup / 32);
+    barriers.Init(kWarpgroup / 32 * kWarpArrivals,
+                  kStripWideConsumers * kWarpgroup / 32 * kWarpArrivals);
   }
   __syncthreads();
 

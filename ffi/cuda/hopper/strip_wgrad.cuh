@@ -179,7 +179,7 @@ __device__ __forceinline__ void ConsumeStripsAndDy(
       }
     }
     WgmmaWait<0>();
-    if (lane == 0) BarrierArrive(SharedAddress(&barriers.empty[at.stage]));
+    WarpArrive(lane, SharedAddress(&barriers.empty[at.stage]));
     at.Advance();
   }
 }
@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ RingBarriers<kStripStages> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
-    barriers.Init(kWarpgroup / 32 + 1, kConsumers * kWarpgroup / 32);
+    barriers.Init(kWarpgroup / 32 * kWarpArrivals + 1,
+                  kConsumers * kWarpgroup / 32 * kWarpArrivals);
   }
   __syncthreads();
 
