@@ -45,6 +45,11 @@ MANY = {
     "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),
     "one tile a block": problem(8, (14, 13), 256, 200, (3, 3), padding=SAME),
     "one tile a block of 128 channels": problem(8, (14, 14), 136, 1024, (1, 1)),
+    "f32 in 160x128": problem(8, (16, 15), 132, 1284, (3, 3), padding=SAME),
+    "f32 in 224x128": problem(35, (39, 40), 132, 252, (3, 3), (2, 2), SAME),
+    "f32 in 224x64": problem(67, (20, 19), 68, 60, (3, 3), padding=SAME),
+    "f32 in 192x64": problem(66, (20, 19), 68, 60, (3, 3), padding=SAME),
+    "f32 in 160x64": problem(89, (20, 19), 68, 60, (3, 3), padding=SAME),
 }
 
 

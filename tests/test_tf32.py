@@ -24,9 +24,8 @@ def problem(n, size, c, k, taps, stride=(1, 1), padding=SAME, dilated=(1, 1)):
     return Problem((n, *size, c), (*taps, c, k), conv, ("NHWC", "HWIO", "NHWC"))
 
 
-# wgrad that reads x once for nine taps, tiles of fprop that two warpgroups
-# multiply together, and dgrad's of a stride's classes: the operation and its
-# configuration.
+# wgrad that reads x once for nine taps, tiles of fprop and dgrad, and dgrad's of
+# a stride's classes: the operation and its configuration.
 TILES = {
     "strips of seven": (problem(64, (30, 20), 96, 160, (3, 3)), "wgrad", "576x64"),
     "strips of eight": (problem(64, (30, 15), 96, 160, (3, 3)), "wgrad", "576x64"),
@@ -36,10 +35,31 @@ TILES = {
         "576x64",
     ),
     "one tile": (problem(64, (14, 14), 64, 64, (3, 3)), "wgrad", "576x64"),
-    "256 pixels": (problem(60, (16, 15), 256, 136, (3, 3)), "fprop", "256x128"),
-    "192 pixels": (problem(170, (7, 7), 132, 520, (3, 3)), "fprop", "192x128"),
+    "256 pixels": (problem(70, (16, 15), 256, 252, (3, 3)), "fprop", "256x128"),
+    "224 pixels": (
+        problem(35, (39, 40), 132, 252, (3, 3), stride=(2, 2)),
+        "fprop",
+        "224x128",
+    ),
+    "192 pixels": (problem(129, (7, 7), 132, 508, (3, 3)), "fprop", "192x128"),
+    "160 pixels": (problem(8, (16, 15), 132, 1284, (3, 3)), "fprop", "160x128"),
+    "224 pixels of fprop, 64 channels": (
+        problem(67, (20, 19), 68, 60, (3, 3)),
+        "fprop",
+        "224x64",
+    ),
+    "192 pixels of fprop, 64 channels": (
+        problem(66, (20, 19), 68, 60, (3, 3)),
+        "fprop",
+        "192x64",
+    ),
+    "160 pixels of fprop, 64 channels": (
+        problem(89, (20, 19), 68, 60, (3, 3)),
+        "fprop",
+        "160x64",
+    ),
     "128 pixels, a transposed filter": (
-        problem(110, (16, 15), 300, 200, (3, 3)),
+        problem(124, (16, 15), 300, 200, (3, 3)),
         "fprop",
         "128x128t",
     ),

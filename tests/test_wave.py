@@ -60,6 +60,13 @@ WAVES = {
 # The same in f32: taps of a row share their pixels in tiles of 64 channels.
 WAVES_F32 = {
     "1x1": (problem(8, (14, 14), 256, 128, (1, 1)), "40x64", "56x64"),
+    # Filters in one box a stage where channels are a multiple of 32, else in two.
+    "1x1, half a tile": (problem(8, (14, 14), 132, 160, (1, 1)), "40x64", "40x64"),
+    "1x1, channels past a box": (
+        problem(8, (14, 14), 132, 100, (1, 1)),
+        "40x64",
+        "40x64",
+    ),
     "1x1, two warpgroups": (
         problem(8, (14, 14), 136, 1000, (1, 1)),
         "112x128",

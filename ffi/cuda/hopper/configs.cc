@@ -97,15 +97,15 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
   if (g.groups > 1 && (channels + 63) / 64 % 2 != 0) return tiles;
   if (op == Op::kDgrad) {
     tiles.push_back({128, 128});
-    if (g.groups == 1 && g.stride.all(1)) {
-      tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}});
-      tiles.insert(tiles.end(), {{160, 128}, {192, 128}});
-    }
   } else {
     tiles.insert(tiles.end(), {{192, 128}, {256, 128}});
     if (MayTranspose(g, type)) {
       tiles.insert(tiles.end(), {{256, 64, true}, {128, 128, true}});
     }
+  }
+  if (g.groups == 1 && (op == Op::kFprop || g.stride.all(1))) {
+    tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}, {160, 128}});
+    tiles.push_back({op == Op::kFprop ? 224 : 192, 128});
   }
   const bool fprop = op == Op::kFprop;
   const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);

@@ -8,6 +8,7 @@
 
 #include "cuda/hopper/conv_launch.cuh"
 #include "cuda/hopper/conv_tf32_kernel.cuh"
+#include "cuda/hopper/wgmma_tf32_fprop.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -69,7 +70,8 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
     return launch(Tf32Config<256, 64, 5, kWeights, 1, kInTurns, kWidth>(),
                   parts);
   }
-  // Only fprop has these: dgrad's 128 x 128 store while the other multiplies.
+  // By 128 channels together. Only fprop has these: dgrad's 128 x 128 store
+  // while the other multiplies.
   if constexpr (kWeights == Contiguous::kRows) {
     if (m == 256 && n == 128) {
       return launch(Tf32Config<256, 128, 4, kWeights, 1, kTogether, kWidth>(),
@@ -80,9 +82,8 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                     parts);
     }
   }
-  // What leaves less of the last wave empty; by 128 channels together.
-  if constexpr (kWeights == Contiguous::kReduction && kParts == 1 &&
-                kWidth == kOneGroup) {
+  // What leaves less of the last wave empty; HasTf32Epilogue() knows of them.
+  if constexpr (kParts == 1 && kWidth == kOneGroup && !After::kPresent) {
     if (m == 224 && n == 64) {
       return launch(Tf32Config<224, 64, 5, kWeights, 1, kInTurns>(), parts);
     }
@@ -92,8 +93,12 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
     if (m == 160 && n == 64) {
       return launch(Tf32Config<160, 64, 7, kWeights, 1, kInTurns>(), parts);
     }
-    if (m == 192 && n == 128) {
-      return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether>(), parts);
+    if constexpr (kWeights == Contiguous::kReduction) {
+      if (m == 192 && n == 128) {
+        return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether>(), parts);
+      }
+    } else if (m == 224 && n == 128) {
+      return launch(Tf32Config<224, 128, 4, kWeights, 1, kTogether>(), parts);
     }
     if (m == 160 && n == 128) {
       return launch(Tf32Config<160, 128, 5, kWeights, 1, kTogether>(), parts);

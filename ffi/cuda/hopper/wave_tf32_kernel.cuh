@@ -23,14 +23,17 @@ constexpr int StoredAtOnce(int pixels) {
 }
 
 // kGroups: warpgroups, of 64 channels each, that share the pixels of a stage.
-// kTaps: as Tf32Config.
-template <int kPixels, int kGroups_, Contiguous kWeights_, int kTaps_ = 1>
+// kTaps: as Tf32Config. kOneBox: of kRows, whether one box holds a stage's
+// filter, which comes sooner than two of 32 channels.
+template <int kPixels, int kGroups_, Contiguous kWeights_, int kTaps_ = 1,
+          bool kOneBox_ = false>
 struct WaveTf32Config {
+  static constexpr bool kOneBox = kOneBox_;
   static constexpr int kM = kPixels, kGroups = kGroups_, kN = 64 * kGroups;
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kTaps = kTaps_;
   // The multiplier is done with a small tile before the next registers come.
-  static constexpr bool kAhead = kTaps > 1 && kM <= 112;
+  static constexpr bool kAhead = (kTaps > 1 || kOneBox) && kM <= 112;
   static constexpr int kWidth = kOneGroup;
   static constexpr int kGroupN = 64, kBlocks = 1;
   static constexpr int kInputBoxes = 1;
@@ -51,6 +54,24 @@ struct WaveTf32Config {
   static constexpr int kStoreOffset = kStages * kStageBytes;
   static constexpr int kBarrierOffset = kStoreOffset + kGroups * kStoreBytes;
 };
+
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyWaveWeights(
+    const ConvProblem<kParts>& problem, const ConvTile& tile,
+    const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
+  if constexpr (Config::kOneBox) {
+    static_assert(Config::kTaps == 1);
+    const ConvPart& part = *tile.part;
+    const int filter_row = part.taps_h.tap + walk.r * part.taps_h.tap_step;
+    const int filter_column = part.taps_w.tap + walk.s * part.taps_w.tap_step;
+    BarrierArriveExpect(full, Config::kTapBytes);
+    LoadTile4(weights, problem.weights, full, 0, walk.block * kTf32Block,
+              tile.channel / kTf32Block,
+              filter_row * problem.filter_width + filter_column);
+  } else {
+    CopyTf32Weights<Config>(problem, tile, walk, boxes, weights, full);
+  }
+}
 
 // Copies of `count` stages those from the first few on.
 template <typename Config, Operand kOperand, int kParts>
@@ -73,7 +94,7 @@ __device__ __forceinline__ void CopyWave(
       if constexpr (kOperand == Operand::kInput) {
         CopyTf32Input<Config>(problem, tile, walk, input, full);
       } else {
-        CopyTf32Weights<Config>(problem, tile, walk, boxes,
+        CopyWaveWeights<Config>(problem, tile, walk, boxes,
                                 input + Config::kInputBytes, full);
       }
     }
@@ -197,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const uint32_t full = SharedAddress(&barriers.ring.full[i]);
           const uint32_t input = shared + i * Config::kStageBytes;
           CopyTf32Input<Config>(problem, tile, at, input, full);
-          CopyTf32Weights<Config>(problem, tile, at, boxes,
+          CopyWaveWeights<Config>(problem, tile, at, boxes,
                                   input + Config::kInputBytes, full);
           at.Advance(*tile.part, problem.channel_blocks);
         }

@@ -23,6 +23,15 @@ cudaError_t LaunchWaveTf32(const ConvCall& call, const Activations& in,
   if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
+  if constexpr (Config::kOneBox) {
+    const int64_t c = call.g.C, k = call.g.K;
+    if (!EncodeStrided(&problem.weights, call.type, call.rhs,
+                       {kTf32Block, c, k / kTf32Block, call.g.taps()},
+                       {k, kTf32Block, c * k},
+                       {kTf32Block, kTf32Block, Config::kN / kTf32Block, 1})) {
+      return cudaErrorInvalidValue;
+    }
+  }
   return LaunchWave<Config>(&WaveTf32Kernel<Config, kParts, After>, problem,
                             after, stage, stream);
 }
@@ -41,6 +50,14 @@ cudaError_t RunWaveTf32(const ConvCall& call, const Activations& in,
       if (TapsShareInWave(parts[0].w, 64)) {
         return LaunchWaveTf32<WaveTf32Config<kM, kGroups, kWeights, 3>, kParts>(
             call, in, out, {WithReach(parts[0])}, stage, stream, after);
+      }
+    }
+    if constexpr (kWeights == Contiguous::kRows && kGroups == 1 && kM <= 112 &&
+                  !After::kPresent) {
+      if (call.g.K % kTf32Block == 0) {
+        using Config = WaveTf32Config<kM, kGroups, kWeights, 1, true>;
+        return LaunchWaveTf32<Config, kParts>(call, in, out, parts, stage,
+                                              stream, after);
       }
     }
     return LaunchWaveTf32<WaveTf32Config<kM, kGroups, kWeights>, kParts>(

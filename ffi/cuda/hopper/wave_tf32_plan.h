@@ -25,7 +25,11 @@ bool TapsShareInWave(const PartAxis& w, int channels);
 Plan OrWaveTf32(const Plan& plan, const Activations& in, const Activations& out,
                 const std::vector<PartAxes>& parts, int multiprocessors);
 
-// What has an epilogue in place of such a plan, with the same bits.
+// Whether the other kernel's tile has an epilogue: with one, those that leave
+// less of the last wave empty would be as many kernels again.
+bool HasTf32Epilogue(const Plan& plan);
+
+// What has an epilogue in place of a plan that has none, with the same bits.
 Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan);
 
 }  // namespace jax_convbatch::hopper
