@@ -51,6 +51,7 @@ EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
     **{f"windows, {name}": case for name, case in test_implicit_gemm.WINDOWS.items()},
     **{f"windows, {name}": case for name, case in test_implicit_gemm.STRIPS.items()},
+    **{f"windows, {name}": c for name, (c, _) in test_implicit_gemm.WIDE.items()},
     **{
         f"wgrad, {name}": case
         for name, (case, _) in test_hopper_wgrad.SPLITS.items()

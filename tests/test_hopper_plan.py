@@ -119,6 +119,10 @@ def test_64_channels_of_3x3_layers_are_read_as_windows(native):
             assert tiles(batch=batch, dtype=dtype) == {STRIP}
     assert tiles(H=14, W=14, P=14, Q=14) == {WINDOW}  # strips would hang over
     assert tiles(H=240, W=240, P=240, Q=240) == {STRIP}  # rows fit no product
+    five = {"R": 5, "S": 5, "pad": (0, 2, 2)}
+    five |= {"H": 35, "W": 35, "P": 35, "Q": 35}
+    assert tiles(batch=64, C=48, **five) == {STRIP}
+    assert tiles(batch=64, groups=4, **five) == {"128x64"}  # up to nine taps
     neither = {STRIP, WINDOW}.isdisjoint
     assert neither(tiles(batch=1))  # too few tiles
     assert neither(tiles(dtype="float32"))
@@ -126,6 +130,20 @@ def test_64_channels_of_3x3_layers_are_read_as_windows(native):
     assert neither(tiles(RESNET50_V1["56_1x1_64_64"]))
     assert neither(tiles(stride=(1, 2, 2), P=28, Q=28))
     assert neither(tiles(H=7, W=7, P=7, Q=7))  # fills either badly
+
+
+def test_windows_have_many_channels_on_one_side(native):
+    def tile(op, batch=64, row=ROW, **changes):
+        return native(op, geometry(batch, row, **changes), "bfloat16", H200)["config"]
+
+    _, dense = ZOO["densenet_28_3x3_128_32"]
+    assert tile("fprop", row=dense) == tile("dgrad", row=dense) == STRIP
+    assert tile("dgrad", 16, row=dense) == STRIP
+    assert tile("fprop", row=dense, K=40) != STRIP
+    assert tile("fprop", row=dense, C=136) != STRIP
+    assert tile("dgrad", C=32, K=128) != STRIP
+    assert tile("fprop", C=48, K=192) == STRIP
+    assert tile("fprop", C=56, K=192) != STRIP
 
 
 def test_long_sums_take_tiles_in_turns_and_short_ones_wide_tiles(native):
@@ -346,7 +364,9 @@ def test_odd_numbers_of_channels_leave_little_empty(native):
         assert tile("inception_35_3x3_96", op) == "256x96"
         f32 = "256x64t" if op == "fprop" else "256x64"
         assert tile("wideresnet_32_3x3_160", op, "float32") == f32
-    assert tile("densenet_28_3x3_128_32", "fprop") == "128x32"
+    batch, row = ZOO["densenet_28_3x3_128_32"]
+    deep = native("fprop", geometry(batch, row, C=192), "bfloat16", H200)
+    assert deep["config"] == "128x32"
     assert tile("yolo_80_3x3s2_128_256", "fprop", "float32") == "224x128"
     assert tile("wideresnet_8_3x3_640", "fprop") == "64x128"  # sums in chunks
     for name in ("diffusion_16_3x3_1280", "diffusion_32_3x3_640"):

@@ -19,6 +19,7 @@ from jax_convbatch.canonical import resolve
 
 DTYPES = ["bfloat16", "float16", "float32"]
 SAME = ((1, 1), (1, 1))
+TWO = ((2, 2), (2, 2))
 # Of few channels, whose path keeps strips of the image in shared memory.
 STEMS = {
     "stem": problem(3, (37, 41), 3, 64, (7, 7), (2, 2), ((3, 3), (3, 3))),
@@ -40,6 +41,10 @@ MANY = {
     "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
     "windows": problem(64, (28, 29), 64, 56, (3, 3), padding=SAME),
     "windows in strips": problem(64, (28, 32), 48, 64, (3, 3), padding=SAME),
+    "windows of 32 channels": problem(40, (30, 24), 32, 40, (3, 3), padding=SAME),
+    "windows of 128 channels": problem(64, (28, 28), 128, 32, (3, 3), padding=SAME),
+    "windows to 96 channels": problem(40, (28, 32), 32, 96, (3, 3), padding=SAME),
+    "windows of 25 taps": problem(20, (35, 34), 48, 64, (5, 5), padding=TWO),
     "odd widths": problem(70, (28, 28), 80, 160, (3, 3), padding=SAME),
     "long sums": problem(300, (7, 7), 512, 136, (3, 3), padding=SAME),
     "long sums, few tiles": problem(8, (7, 7), 512, 136, (3, 3), padding=SAME),

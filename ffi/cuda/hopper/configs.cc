@@ -39,7 +39,7 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
     return tiles;
   }
   for (const int pixels : {kWindowPixels, kStripPixels}) {
-    if (TileWindow(type, in, out, parts[0], pixels)) {
+    if (TileWindow(g, type, in, out, parts[0], pixels)) {
       tiles.push_back({pixels, kWindowChannels});
     }
   }

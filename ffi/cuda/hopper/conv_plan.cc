@@ -64,20 +64,35 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
   return {64, 64, multiprocessors, 0};
 }
 
-// Products of how many pixels take windows, or 0 where those are no faster than
-// the tiles of 64 channels above, which take some 1.4 times as long as full
-// windows. Of two kinds, the one that multiplies less which is no output.
-int PixelsOfWindows(Type type, const Activations& in, const Activations& out,
-                    const PartAxes& part, int multiprocessors) {
+// What part of a window, in hundredths, outputs have to be for it to be faster
+// than the tiles above, were it of as many steps of the reduction as theirs.
+// Fitted to times of layers of 32 to 128 channels. Tiles of up to 32 channels
+// have half a stage, those of 48 a whole one.
+int64_t LeastOfWindows(const Activations& in, const Activations& out) {
+  if (in.c <= 32) return 100;
+  return in.c <= 48 && out.c <= 64 ? 55 : 70;
+}
+
+// Products of how many pixels take windows, or 0 where those are no faster. Of
+// two kinds, the one that multiplies less which is no output.
+int PixelsOfWindows(const ConvGeometry& g, Type type, const Activations& in,
+                    const Activations& out, const PartAxes& part,
+                    int multiprocessors) {
+  // Input channels of windows that are read for each 64 of many output
+  // channels.
+  constexpr int64_t kMostOfWide = 48;
   int best = 0;
   int64_t least = 0;
   for (const int pixels : {kStripPixels, kWindowPixels}) {
-    const auto tiling = TileWindow(type, in, out, part, pixels);
-    if (!tiling) continue;
+    const auto tiling = TileWindow(g, type, in, out, part, pixels);
+    if (!tiling || (out.c > 64 && in.c > kMostOfWide)) continue;
+    const int64_t units = out.c > 64 ? 2 : 1;  // at least
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
-    const int64_t multiplied = tiles * pixels;
-    if (out.n * tiles >= multiprocessors / 2 &&
-        10 * out.h * out.w >= 7 * multiplied &&
+    const int64_t multiplied = tiles * tiling->pixels;
+    const int64_t box_steps = (in.c + 63) / 64 * 4;
+    if (out.n * tiles * units >= multiprocessors / 2 &&
+        100 * out.h * out.w * box_steps >=
+            LeastOfWindows(in, out) * multiplied * WindowSteps(in) &&
         (best == 0 || multiplied < least)) {
       best = pixels;
       least = multiplied;
@@ -155,12 +170,13 @@ Plan FullerTile(const Activations& out, Plan plan, int multiprocessors) {
   return plan;
 }
 
-Plan BestTile(Type type, const Activations& in, const Activations& out,
-              const std::vector<PartAxes>& parts, int multiprocessors) {
+Plan BestTile(const ConvGeometry& g, Type type, const Activations& in,
+              const Activations& out, const std::vector<PartAxes>& parts,
+              int multiprocessors) {
   const int count = static_cast<int>(parts.size());
   if (count == 1) {
     const int pixels =
-        PixelsOfWindows(type, in, out, parts[0], multiprocessors);
+        PixelsOfWindows(g, type, in, out, parts[0], multiprocessors);
     if (pixels > 0) return {pixels, kWindowChannels, multiprocessors, 0};
   }
   const bool lines = count == 1 && StoresLines(in, out, parts[0]);
@@ -250,13 +266,14 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   if (IsFewChannels(g)) {
     return FewTile(g, type, in, out, part, multiprocessors);
   }
-  return g.groups > 1 ? GroupTile(g, type, in, out, part, true, multiprocessors)
-                      : OrWave(BestTile(type, in, out, {part}, multiprocessors),
-                               type, in, out, {part}, multiprocessors);
+  return g.groups > 1
+             ? GroupTile(g, type, in, out, part, true, multiprocessors)
+             : OrWave(BestTile(g, type, in, out, {part}, multiprocessors), type,
+                      in, out, {part}, multiprocessors);
 }
 
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
-  return IsWave(type, plan) ? BestTile(type, InputOf(g), OutputOf(g),
+  return IsWave(type, plan) ? BestTile(g, type, InputOf(g), OutputOf(g),
                                        {FpropPart(g)}, plan.blocks)
                             : plan;
 }
@@ -279,10 +296,11 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
     if (parts.size() != 1) return std::nullopt;
     return FewTile(g, type, in, out, parts[0], multiprocessors);
   }
-  return g.groups > 1 ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
-                                  multiprocessors)
-                      : OrWave(BestTile(type, in, out, parts, multiprocessors),
-                               type, in, out, parts, multiprocessors);
+  return g.groups > 1
+             ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
+                         multiprocessors)
+             : OrWave(BestTile(g, type, in, out, parts, multiprocessors), type,
+                      in, out, parts, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -19,7 +19,7 @@ __device__ __forceinline__ void MultiplyGroupWindows(
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
   const int blocks = (tiling.rows * tiling.width + 63) / 64;
-  ForWindows<false, true>(problem, [&](const WindowTile& tile) {
+  ForWindows<false>(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
     if (tile.turn > 0) {
       BarrierWait(SharedAddress(&barriers.turn[group]),
@@ -48,7 +48,7 @@ __device__ __forceinline__ void MultiplyGroupWindows(
           BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
         }
         WgmmaWait<1>();
-        b += kWindowTapBytes<kWidth> >> 4;
+        b += problem.tap_bytes >> 4;
       }
       WgmmaWait<0>();
       // Every warp's products have read the window.
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     GroupWindowKernel(const __grid_constant__ WindowProblem problem,
                       const __grid_constant__ Few few) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  const int filter_bytes =
-      problem.taps_h.count * problem.taps_w.count * kWindowTapBytes<kWidth>;
+  const int taps = problem.taps_h.count * problem.taps_w.count;
+  const int filter_bytes = taps * problem.tap_bytes;
   auto& barriers = *reinterpret_cast<WindowBarriers*>(
       memory + filter_bytes +
       problem.tiling.stages * problem.tiling.stage_bytes);
@@ -94,11 +94,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefetchMap(problem.output);
   }
   if (threadIdx.x == 0) {
-    barriers.InitFirst();
-    LoadFirst<false, kWidth, !kIsFew<Few>>(problem, filter, ring, barriers);
+    barriers.InitFirst(taps);
+    LoadFirst<kWeights, false, kWidth, !kIsFew<Few>>(problem, filter, ring,
+                                                     barriers);
   }
   if constexpr (kIsFew<Few>) {
-    BuildFilter(problem, few, WindowShare<true>(problem).channel, filter);
+    BuildFilter(problem, few, WindowShare(problem).channel, filter);
   }
   if (threadIdx.x == 96) barriers.Init();
   __syncthreads();
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
       LoadWindows<false, kWidth>(problem, ring, barriers);
     } else if (threadIdx.x == 64) {
-      StoreWindows<false, true>(problem, ring, barriers);
+      StoreWindows<false>(problem, ring, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
@@ -127,7 +128,7 @@ cudaError_t RunGroupWindow(const ConvCall& call, const Activations& in,
     return cudaErrorInvalidValue;
   }
   return LaunchWindow(&GroupWindowKernel<T, kWeights, kWidth, Few>, problem,
-                      call, kWindowTapBytes<kWidth>, stage, stream, few);
+                      call, stage, stream, few);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,5 +1,5 @@
-// fprop and dgrad at stride 1 of up to 64 channels on either side, with each
-// tile's pixels in shared memory once for all taps.
+// fprop and dgrad at stride 1 of few channels (window_plan.h says of how many),
+// with each tile's pixels in shared memory once for all taps.
 //
 // Products have channels as rows and pixels as columns: 64 x 232 of them read
 // 79 bytes of shared memory a cycle, where tiles of 64 channels as columns read
@@ -22,7 +22,7 @@
 
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
-#include "cuda/hopper/wgmma_224.cuh"
+#include "cuda/hopper/wgmma_strips.cuh"
 #include "cuda/hopper/window_problem.h"
 #include "cuda/hopper/window_write.cuh"
 
@@ -36,9 +36,18 @@ struct WindowBarriers {
   uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
 
   // Of the first copies, and of all else; each by one thread.
-  __device__ void InitFirst() {
+  __device__ void InitFirst(int taps) {
     BarrierInit(SharedAddress(&full[0]), 1);
-    for (uint64_t& tap : filter) BarrierInit(SharedAddress(&tap), 1);
+    // All of a few, as to count takes longer.
+    constexpr int kFew = kMaxGroupWindowTaps;
+#pragma unroll
+    for (int i = 0; i < kFew; ++i) BarrierInit(SharedAddress(&filter[i]), 1);
+    if (taps > kFew) {
+#pragma unroll
+      for (int i = kFew; i < kMaxWindowTaps; ++i) {
+        BarrierInit(SharedAddress(&filter[i]), 1);
+      }
+    }
     FenceBarrierInit();
   }
   __device__ void Init() {
@@ -77,26 +86,21 @@ __device__ __forceinline__ void Place(const WindowProblem& problem, int t,
   tile->row = group * problem.tiling.rows + row;
 }
 
-// Which blocks share the tiles of the same channels: of several groups, a block
-// keeps to one set of 64.
-template <bool kGroups>
+// Which blocks share the tiles of the same output channels: a block keeps to
+// one set of 64.
 struct WindowShare {
-  int first = blockIdx.x, step = gridDim.x;
-  int channel = 0;
+  int first, step, channel;
 
-  __device__ explicit WindowShare(const WindowProblem& problem) {
-    if constexpr (kGroups) {
-      first = blockIdx.x / problem.units;
-      step = gridDim.x / problem.units;
-      channel = (blockIdx.x - first * problem.units) * 64;
-    }
-  }
+  __device__ explicit WindowShare(const WindowProblem& problem)
+      : first(blockIdx.x / problem.units),
+        step(gridDim.x / problem.units),
+        channel((blockIdx.x - first * problem.units) * 64) {}
 };
 
-template <bool kStrips, bool kGroups>
+template <bool kStrips>
 __device__ __forceinline__ WindowTile
 FirstWindow(const WindowProblem& problem) {
-  const WindowShare<kGroups> share(problem);
+  const WindowShare share(problem);
   WindowTile tile{};
   tile.channel = share.channel;
   Place<kStrips>(problem, share.first, &tile);
@@ -104,10 +108,10 @@ FirstWindow(const WindowProblem& problem) {
 }
 
 // Calls visit(tile) for the tiles of this block, in order.
-template <bool kStrips, bool kGroups, typename Visit>
+template <bool kStrips, typename Visit>
 __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
                                            Visit visit) {
-  const WindowShare<kGroups> share(problem);
+  const WindowShare share(problem);
   WindowTile tile{};
   tile.channel = share.channel;
   for (int t = share.first; t < problem.tiles; t += share.step) {
@@ -121,26 +125,25 @@ __device__ __forceinline__ void ForWindows(const WindowProblem& problem,
   }
 }
 
-// Bytes of a tap of the filter.
-template <int kWidth>
-inline constexpr int kWindowTapBytes =
-    kIsNarrow<kWidth> ? kWidth * 128 : kBoxBytes;
-
-// By one thread.
-template <int kWidth>
+// By one thread. Of dgrad, one group's output channels are rows of the filter.
+template <Contiguous kWeights, int kWidth>
 __device__ __forceinline__ void LoadFilter(const WindowProblem& problem,
                                            int channel, uint32_t filter,
                                            WindowBarriers& barriers) {
   const TapAxis &h = problem.taps_h, &w = problem.taps_w;
+  const int tap_bytes = problem.tap_bytes;
+  constexpr bool kRows =
+      kWeights == Contiguous::kReduction && kWidth == kOneGroup;
   uint64_t* barrier = barriers.filter;
   for (int r = 0; r < h.count; ++r) {
     for (int s = 0; s < w.count; ++s) {
       const uint32_t full = SharedAddress(barrier++);
-      BarrierArriveExpect(full, kWindowTapBytes<kWidth>);
-      LoadTile3(filter, problem.weights, full, channel, 0,
+      BarrierArriveExpect(full, tap_bytes);
+      LoadTile3(filter, problem.weights, full, kRows ? 0 : channel,
+                kRows ? channel : 0,
                 (h.tap + r * h.tap_step) * problem.filter_width + w.tap +
                     s * w.tap_step);
-      filter += kWindowTapBytes<kWidth>;
+      filter += tap_bytes;
     }
   }
 }
@@ -152,25 +155,27 @@ __device__ __forceinline__ void LoadWindow(const WindowProblem& problem,
                                            WindowBarriers& barriers) {
   const WindowTiling& tiling = problem.tiling;
   const uint32_t full = SharedAddress(&barriers.full[tile.stage]);
-  const int classes = kIsNarrow<kWidth> ? tiling.step * tiling.step : 1;
-  BarrierArriveExpect(full, classes * tiling.box_rows * tiling.width * 128);
-  for (int i = 0; i < classes; ++i) {
+  constexpr bool kOne = kWidth == kOneGroup;
+  BarrierArriveExpect(full,
+                      tiling.boxes * tiling.box_rows * tiling.width * 128);
+  for (int i = 0; i < tiling.boxes; ++i) {
     LoadTile4(ring + tile.stage * tiling.stage_bytes + i * tiling.class_bytes,
-              problem.input[i], full, tile.channel, problem.input_w + tile.col,
-              problem.input_h + tile.row, tile.image);
+              problem.input[kOne ? 0 : i], full, kOne ? i * 64 : tile.channel,
+              problem.input_w + tile.col, problem.input_h + tile.row,
+              tile.image);
   }
 }
 
 // By one thread, before the block's other barriers stand, as in
 // conv_kernel.cuh. The filter comes behind the first tile, tap by tap.
-template <bool kStrips, int kWidth, bool kFilter = true>
+template <Contiguous kWeights, bool kStrips, int kWidth, bool kFilter = true>
 __device__ __forceinline__ void LoadFirst(const WindowProblem& problem,
                                           uint32_t filter, uint32_t ring,
                                           WindowBarriers& barriers) {
-  const WindowTile tile = FirstWindow<kStrips, kWidth != kOneGroup>(problem);
+  const WindowTile tile = FirstWindow<kStrips>(problem);
   LoadWindow<kWidth>(problem, tile, ring, barriers);
   if constexpr (kFilter) {
-    LoadFilter<kWidth>(problem, tile.channel, filter, barriers);
+    LoadFilter<kWeights, kWidth>(problem, tile.channel, filter, barriers);
   }
 }
 
@@ -179,8 +184,7 @@ template <bool kStrips, int kWidth>
 __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
                                             uint32_t ring,
                                             WindowBarriers& barriers) {
-  constexpr bool kGroups = kWidth != kOneGroup;
-  ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     if (tile.turn == 0) return;
     BarrierWait(SharedAddress(&barriers.empty[tile.stage]), tile.round ^ 1);
     LoadWindow<kWidth>(problem, tile, ring, barriers);
@@ -188,11 +192,11 @@ __device__ __forceinline__ void LoadWindows(const WindowProblem& problem,
 }
 
 // By one thread.
-template <bool kStrips, bool kGroups>
+template <bool kStrips>
 __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
                                              uint32_t ring,
                                              WindowBarriers& barriers) {
-  ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
+  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     BarrierWait(SharedAddress(&barriers.written[tile.stage]), tile.round);
     StoreTile4(
         tile.rows == problem.tiling.rows ? problem.output : problem.piece,
@@ -204,7 +208,25 @@ __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
   });
 }
 
-template <typename T, Contiguous kWeights, bool kStrips, bool kGroups,
+// Of 32 output channels, 64 bytes a row: as 64 rows of a product, all twice.
+__device__ __forceinline__ uint64_t HalfLineDescriptor(uint32_t address) {
+  return uint64_t{512 >> 4} << 32 | uint64_t{2} << 62 |
+         (address & 0x3FFFF) >> 4;
+}
+
+// d += a b, for so many pixels.
+template <typename T, Contiguous kWeights, int kHalf>
+__device__ __forceinline__ void WindowProduct(float (&d)[kHalf], uint64_t a,
+                                              uint64_t b) {
+  constexpr int kN = 2 * kHalf;
+  if constexpr (kN == kStripPixels || kN == kShortStripPixels) {
+    WgmmaStrip<T, kWeights, kN>(d, a, b);
+  } else {
+    Wgmma<T, kWeights, Contiguous::kReduction, kN>(d, a, b);
+  }
+}
+
+template <typename T, Contiguous kWeights, bool kStrips, int kWidth, bool kDeep,
           typename After>
 __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                                                 const After& after, int group,
@@ -217,15 +239,22 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   const int step_w = problem.taps_w.offset_step * 8;  // in units of 16 bytes
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
-  constexpr int kPixels = kStrips ? kStripPixels : kWindowPixels;
+  constexpr uint64_t kFilterStep =
+      kDeep ? 16 * 64 >> 4 : kReductionStep<kWeights>;
+  const uint64_t next_box = tiling.class_bytes >> 4;
+  // The filter's rows that dgrad's products read behind a tap's give channels
+  // that are not stored.
+  const uint64_t filter_step = problem.tap_bytes >> 4;
   // Of a strip, the operand's groups are rows.
   const uint64_t groups =
       kStrips ? uint64_t{kDescriptorBase} - (uint64_t{1024 >> 4} << 32) +
                     (static_cast<uint64_t>(tiling.width * 8) << 32)
               : kDescriptorBase;
   WindowChannels channels;
-  if constexpr (After::kPresent) channels.Load<T>(after, problem.channels);
-  ForWindows<kStrips, kGroups>(problem, [&](const WindowTile& tile) {
+  if constexpr (After::kPresent) {
+    channels.Load<T>(after, WindowShare(problem).channel, problem.channels);
+  }
+  ForWindows<kStrips>(problem, [&](const WindowTile& tile) {
     if (tile.turn % kConsumers != group) return;
     const uint32_t window = ring + tile.stage * tiling.stage_bytes;
     auto multiply = [&](auto pixels) {
@@ -237,33 +266,48 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                     (tile.turn - 1) / kConsumers & 1);
       }
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
-      uint64_t a = Descriptor(filter), b = groups | (window & 0x3FFFF) >> 4;
-      for (int tap = 0, s = 0; tap < taps; ++tap) {
-        BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
-        WgmmaFence();
+      auto add_taps = [&](auto reduction_steps) {
+        uint64_t a = kDeep ? HalfLineDescriptor(filter) : Descriptor(filter);
+        uint64_t b = groups | (window & 0x3FFFF) >> 4;
+        for (int tap = 0, s = 0; tap < taps; ++tap) {
+          BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
+          WgmmaFence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const uint64_t of_a = a + k * kReductionStep<kWeights>;
-          const uint64_t of_b = b + k * kReductionStep<Contiguous::kReduction>;
-          if constexpr (kN == kStripPixels) {
-            Wgmma224<T, kWeights>(acc[0], of_a, of_b);
-          } else {
-            Wgmma<T, kWeights, Contiguous::kReduction, kN>(acc[0], of_a, of_b);
+          for (int k = 0; k < decltype(reduction_steps)::value; ++k) {
+            WindowProduct<T, kWeights>(
+                acc[0], a + k * kFilterStep,
+                b + k / 4 * next_box +
+                    k % 4 * kReductionStep<Contiguous::kReduction>);
+          }
+          WgmmaCommit();
+          if (tap + 1 == taps && signals) {
+            BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+          }
+          WgmmaWait<1>();
+          a += filter_step;
+          b += step_w;
+          if (++s == problem.taps_w.count) {
+            s = 0;
+            b += step_h;
           }
         }
-        WgmmaCommit();
-        if (tap + 1 == taps && signals) {
-          BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+        WgmmaWait<0>();
+      };
+      // A loop each: what decides within one holds the multiplier up.
+      const int steps = problem.reduction_steps;
+      if constexpr (kDeep) {
+        if (steps == 8) {
+          add_taps(std::integral_constant<int, 8>());
+        } else {
+          add_taps(std::integral_constant<int, 6>());
         }
-        WgmmaWait<1>();
-        a += kBoxBytes >> 4;
-        b += step_w;
-        if (++s == problem.taps_w.count) {
-          s = 0;
-          b += step_h;
-        }
+      } else if (kWidth != kOneGroup || steps == 4) {
+        add_taps(std::integral_constant<int, 4>());
+      } else if (steps == 3) {
+        add_taps(std::integral_constant<int, 3>());
+      } else {
+        add_taps(std::integral_constant<int, 2>());
       }
-      WgmmaWait<0>();
       // Every warp's products have read the window.
       NamedBarrier(1 + group, kWarpgroup);
       if constexpr (After::kPresent) {
@@ -276,10 +320,14 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
                              });
       }
     };
-    if (tile.rows == tiling.rows) {
-      multiply(std::integral_constant<int, kPixels>());
-    } else {
+    if (tile.rows != tiling.rows) {
       multiply(std::integral_constant<int, kWindowPiecePixels>());
+    } else if constexpr (!kStrips) {
+      multiply(std::integral_constant<int, kWindowPixels>());
+    } else if (kWidth != kOneGroup || tiling.pixels == kStripPixels) {
+      multiply(std::integral_constant<int, kStripPixels>());
+    } else {
+      multiply(std::integral_constant<int, kShortStripPixels>());
     }
     FenceAsyncProxy();
     __syncwarp();
@@ -287,16 +335,16 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
   });
 }
 
-// kWidth: see group_width.h; narrow groups have group_window.cuh.
+// kWidth: see group_width.h; narrow groups have group_window.cuh. kDeep: see
+// IsDeepWindow.
 template <typename T, Contiguous kWeights, bool kStrips, typename After,
-          int kWidth = kOneGroup>
+          int kWidth = kOneGroup, bool kDeep = false>
 __global__ void __launch_bounds__(kThreads, 1)
     WindowKernel(const __grid_constant__ WindowProblem problem,
                  const __grid_constant__ After after) {
-  constexpr bool kGroups = kWidth != kOneGroup;
   extern __shared__ __align__(1024) uint8_t memory[];
-  const int filter_bytes =
-      problem.taps_h.count * problem.taps_w.count * kWindowTapBytes<kWidth>;
+  const int taps = problem.taps_h.count * problem.taps_w.count;
+  const int filter_bytes = taps * problem.tap_bytes;
   auto& barriers = *reinterpret_cast<WindowBarriers*>(
       memory + filter_bytes +
       problem.tiling.stages * problem.tiling.stage_bytes);
@@ -309,8 +357,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefetchMap(problem.output);
   }
   if (threadIdx.x == 0) {
-    barriers.InitFirst();
-    LoadFirst<kStrips, kWidth>(problem, filter, ring, barriers);
+    barriers.InitFirst(taps);
+    LoadFirst<kWeights, kStrips, kWidth>(problem, filter, ring, barriers);
   }
   if (threadIdx.x == 96) barriers.Init();
   __syncthreads();
@@ -321,11 +369,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
       LoadWindows<kStrips, kWidth>(problem, ring, barriers);
     } else if (threadIdx.x == 64) {
-      StoreWindows<kStrips, kGroups>(problem, ring, barriers);
+      StoreWindows<kStrips>(problem, ring, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    MultiplyWindows<T, kWeights, kStrips, kGroups>(
+    MultiplyWindows<T, kWeights, kStrips, kWidth, kDeep>(
         problem, after, warpgroup - 1, filter, ring, barriers);
   }
 }

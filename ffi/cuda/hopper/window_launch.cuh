@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/box_map.h"
 #include "cuda/hopper/group_tf32_plan.h"
 #include "cuda/hopper/launch.cuh"
 #include "cuda/hopper/most_shared.h"
@@ -55,9 +56,10 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   const auto tiling =
       g.groups > 1
           ? TileGroupWindow(g, call.type, in, out, part, call.plan.tile_m)
-          : TileWindow(call.type, in, out, part, call.plan.tile_m);
+          : TileWindow(g, call.type, in, out, part, call.plan.tile_m);
   if (!tiling) return false;
-  const int units = g.groups > 1 ? static_cast<int>(GroupUnits(g)) : 1;
+  const int units =
+      static_cast<int>(g.groups > 1 ? GroupUnits(g) : (out.c + 63) / 64);
   const int blocks = call.plan.blocks / units;  // that share tiles
   if (blocks == 0) return false;
   problem->units = units;
@@ -69,7 +71,8 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
   const GroupReach w = ReachOf({part}, &PartAxes::w);
   problem->input_h = h.low;
   problem->input_w = w.low;
-  for (int i = 0; i < part.h.taps.count * part.w.taps.count; ++i) {
+  const int placed = g.groups > 1 ? part.h.taps.count * part.w.taps.count : 0;
+  for (int i = 0; i < placed; ++i) {
     problem->tap_at[i] =
         WindowTapAt(*tiling, part.h, h.low, i / part.w.taps.count, part.w,
                     w.low, i % part.w.taps.count);
@@ -93,12 +96,18 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
     problem->whole -= last;
     problem->tiles = problem->whole + last * pieces;
   }
-  const int width = GroupWidth(g);
+  const WindowFilter filter = WindowFilterOf(g, in);
+  problem->tap_bytes = filter.rows * filter.row_bytes;
+  problem->reduction_steps = WindowSteps(in);
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
-  return EncodeTiled(&problem->weights, call.type, call.rhs,
-                     {g.K, g.group_C(), g.taps()},
-                     {64, IsNarrow(width) ? width : 64, 1}) &&
-         EncodeWindows(call, in, *tiling, problem->input) &&
+  const bool encoded =
+      filter.row_bytes == 128
+          ? EncodeTiled(&problem->weights, call.type, call.rhs,
+                        {g.K, g.group_C(), g.taps()}, {64, filter.rows, 1})
+          : EncodeHalfLines(&problem->weights, call.type, call.rhs,
+                            {g.K, g.C, g.taps()}, {32, filter.rows, 1},
+                            Copy::kLoad);
+  return encoded && EncodeWindows(call, in, *tiling, problem->input) &&
          EncodeTiled(&problem->output, call.type, call.result,
                      {out.c, out.w, out.h, out.n},
                      {64, tiling->cols, tiling->rows, 1}, Copy::kStore) &&
@@ -110,9 +119,9 @@ inline bool MakeWindowProblem(const ConvCall& call, const Activations& in,
 
 template <typename Kernel, typename After>
 cudaError_t LaunchWindow(Kernel* kernel, const WindowProblem& problem,
-                         const ConvCall& call, int tap_bytes, Stage stage,
-                         cudaStream_t stream, const After& after) {
-  const int bytes = static_cast<int>(call.g.taps()) * tap_bytes +
+                         const ConvCall& call, Stage stage, cudaStream_t stream,
+                         const After& after) {
+  const int bytes = static_cast<int>(call.g.taps()) * problem.tap_bytes +
                     problem.tiling.stages * problem.tiling.stage_bytes +
                     static_cast<int>(sizeof(WindowBarriers));
   // To one limit: threads may launch the kernel for several geometries at once.
@@ -136,13 +145,19 @@ cudaError_t RunWindow(const ConvCall& call, const Activations& in,
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto* kernel) {
-    return LaunchWindow(kernel, problem, call, kWindowTapBytes<kWidth>, stage,
-                        stream, after);
+    return LaunchWindow(kernel, problem, call, stage, stream, after);
   };
-  if (call.plan.tile_m == kStripPixels) {
-    return launch(&WindowKernel<T, kWeights, true, After, kWidth>);
+  const bool strips = call.plan.tile_m == kStripPixels;
+  if constexpr (kWeights == Contiguous::kRows && kWidth == kOneGroup) {
+    if (IsDeepWindow(call.g, in)) {
+      return strips
+                 ? launch(&WindowKernel<T, kWeights, true, After, kWidth, true>)
+                 : launch(
+                       &WindowKernel<T, kWeights, false, After, kWidth, true>);
+    }
   }
-  return launch(&WindowKernel<T, kWeights, false, After, kWidth>);
+  return strips ? launch(&WindowKernel<T, kWeights, true, After, kWidth>)
+                : launch(&WindowKernel<T, kWeights, false, After, kWidth>);
 }
 
 }  // namespace jax_convbatch::hopper

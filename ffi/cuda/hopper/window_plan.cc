@@ -14,10 +14,22 @@ constexpr int64_t kMaxBox = 256;    // of a copy, along an axis
 
 }  // namespace
 
-std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
+bool IsDeepWindow(const ConvGeometry& g, const Activations& in) {
+  return g.groups == 1 && in.c == g.C && 64 < g.C && g.C <= 128 && g.K <= 32;
+}
+
+WindowFilter WindowFilterOf(const ConvGeometry& g, const Activations& in) {
+  const int width = GroupWidth(g);
+  if (IsNarrow(width)) return {width, 128};
+  if (IsDeepWindow(g, in)) return {WindowSteps(in) * 16, 64};
+  const int64_t rows = (g.group_C() + 15) / 16 * 16;
+  return {static_cast<int>(std::clamp<int64_t>(rows, 32, 64)), 128};
+}
+
+std::optional<WindowTiling> TileWindow(const ConvGeometry& g, Type type,
+                                       const Activations& in,
                                        const Activations& out,
-                                       const PartAxes& part, int pixels,
-                                       int filter_rows) {
+                                       const PartAxes& part, int pixels) {
   const PartAxis &h = part.h, &w = part.w;
   const bool in_strips = pixels == kStripPixels;
   const bool narrow = pixels == kGroupWindowPixels;
@@ -26,8 +38,9 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
   const bool steps = (step == 1 || (narrow && step == 2)) &&
                      w.input_step == step && in.h >= step && in.w >= step &&
                      h.output_step == 1 && w.output_step == 1;
-  if (type == Type::kTf32 || !steps || in.c > 64 || out.c > 64 || taps < 2 ||
-      taps > kMaxWindowTaps) {
+  if (type == Type::kTf32 || !steps || (in.c > 64 && !IsDeepWindow(g, in)) ||
+      (g.groups > 1 && out.c > 64) || taps < 2 ||
+      taps > (g.groups > 1 ? kMaxGroupWindowTaps : kMaxWindowTaps)) {
     return std::nullopt;
   }
   const GroupReach pixels_h = ReachOf({part}, &PartAxes::h);
@@ -39,13 +52,26 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
   if (width > (in_strips ? kMaxBox : pixels) || reach_h >= kMaxBox) {
     return std::nullopt;
   }
-  const int64_t fit = pixels / (in_strips ? cols : width);
-  const int64_t classes = step * step;
+  int64_t fit = pixels / (in_strips ? cols : width);
+  const WindowFilter filter = WindowFilterOf(g, in);
+  const int64_t left = kMostShared - taps * filter.rows * filter.row_bytes;
+  const int64_t blocks = (in.c + 63) / 64;
+  auto bytes = [](int64_t pixel_count) {
+    return (pixel_count * kRowBytes + 1023) / 1024 * 1024;
+  };
+  const bool may_be_short = in_strips && g.groups == 1;
+  constexpr int64_t kShort = kShortStripPixels / kStripCols;
+  if (may_be_short && (h.count <= kShort ||
+                       2 * blocks * bytes((fit + reach_h) * width) > left)) {
+    fit = kShort;
+  }
+  const int64_t boxes = blocks * step * step;
   // Of several classes fewer rows, so that two tiles have room.
   for (int64_t most = std::min<int64_t>(fit, kMaxBox - reach_h); most > 0;
        --most) {
     const int64_t groups = (h.count + most - 1) / most;
     const int64_t rows = (h.count + groups - 1) / groups;
+    if (may_be_short && rows <= kShort) fit = kShort;
     const int64_t box_rows = rows + reach_h;
     // Equal pieces, as what one stores past its rows belongs to another tile.
     const int64_t in_piece = kWindowPiecePixels / cols;
@@ -58,27 +84,25 @@ std::optional<WindowTiling> TileWindow(Type type, const Activations& in,
     const int64_t read_pixels = narrow ? (pixels + 63) / 64 * 64 : pixels;
     const int64_t read = in_strips ? (fit + reach_h) * width
                                    : reach_h * width + reach_w + read_pixels;
-    auto bytes = [](int64_t pixel_count) {
-      return (pixel_count * kRowBytes + 1023) / 1024 * 1024;
-    };
     const int64_t class_bytes = bytes(box_rows * width);
     const int64_t stage_bytes =
-        (classes - 1) * class_bytes + bytes(std::max(box_rows * width, read));
-    const int64_t stages = std::min<int64_t>(
-        (kMostShared - taps * filter_rows * kRowBytes) / stage_bytes,
-        kMaxWindowStages);
+        (boxes - 1) * class_bytes + bytes(std::max(box_rows * width, read));
+    const int64_t stages =
+        std::min<int64_t>(left / stage_bytes, kMaxWindowStages);
     if (stages < 2) {
-      if (classes == 1) break;
+      if (boxes == 1) break;
       continue;
     }
     return WindowTiling{static_cast<int>(rows),
                         static_cast<int>(cols),
                         static_cast<int>(width),
+                        static_cast<int>(in_strips ? fit * cols : pixels),
                         static_cast<int>(box_rows),
                         static_cast<int>(piece_rows),
                         static_cast<int>(groups),
                         static_cast<int>((w.count + cols - 1) / cols),
                         step,
+                        static_cast<int>(boxes),
                         static_cast<int>(class_bytes),
                         static_cast<int>(stage_bytes),
                         static_cast<int>(stages)};
@@ -98,8 +122,7 @@ std::optional<WindowTiling> TileGroupWindow(const ConvGeometry& g, Type type,
   Activations unit_in = in, unit_out = out;
   unit_in.c = UnitChannels(g, in.c);
   unit_out.c = UnitChannels(g, out.c);
-  return TileWindow(type, unit_in, unit_out, part, pixels,
-                    narrow ? width : kWideGroups);
+  return TileWindow(g, type, unit_in, unit_out, part, pixels);
 }
 
 }  // namespace jax_convbatch::hopper

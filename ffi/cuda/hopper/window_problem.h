@@ -1,6 +1,6 @@
 // What the host tells the window kernels, which take fprop and dgrad at stride
-// 1 of up to 64 channels on either side; of narrow groups fprop at stride 2,
-// too. In fprop's words, as conv_problem.h.
+// 1 of few channels; of narrow groups fprop at stride 2, too. In fprop's words,
+// as conv_problem.h.
 #ifndef JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_HOPPER_WINDOW_PROBLEM_H_
 
@@ -16,14 +16,16 @@ namespace jax_convbatch::hopper {
 
 struct WindowProblem {
   CUtensorMap input[kMaxWindowClasses];  // box_rows x width pixels a box
-  CUtensorMap weights;                   // [taps, C, K], 64 x 64 a box
-  CUtensorMap output;                    // rows x cols pixels a box
-  CUtensorMap piece;                     // the same, of a tile's piece
+  CUtensorMap weights;  // [taps, C, K], 64 output channels a box
+  CUtensorMap output;   // rows x cols pixels a box
+  CUtensorMap piece;    // the same, of a tile's piece
   TapAxis taps_h, taps_w;
-  // Of narrow groups: where taps begin, in 16 bytes.
-  int32_t tap_at[kMaxWindowTaps];
+  // Of several groups: where taps begin, in 16 bytes.
+  int32_t tap_at[kMaxGroupWindowTaps];
   WindowTiling tiling;
   int filter_width;            // S
+  int tap_bytes;               // of the filter
+  int reduction_steps;         // of 16 channels, in a tap
   int input_h, input_w;        // of the first output's first tap
   int height, cols, channels;  // of the output
   int tiles;                   // the last ones, from `whole` on, are pieces
@@ -32,7 +34,7 @@ struct WindowProblem {
   Divisor per_image;  // tiles
   Divisor strips;     // those of the tiling
   int reciprocal;     // of width, in 2^-16
-  Divisor units;      // of 64 channels, where there are several groups
+  Divisor units;      // of 64 output channels
 };
 
 }  // namespace jax_convbatch::hopper

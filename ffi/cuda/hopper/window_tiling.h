@@ -8,11 +8,14 @@ namespace jax_convbatch::hopper {
 // of a strip of eight columns.
 inline constexpr int kWindowPixels = 232;
 inline constexpr int kStripPixels = 224, kStripCols = 8;
+// Of strips of no more rows than these have, of one group.
+inline constexpr int kShortStripPixels = 160;
 // Of narrow groups, whose products have 64 pixels each: at most, of whole rows.
 inline constexpr int kGroupWindowPixels = 248;
 inline constexpr int kWindowChannels = 64;
 inline constexpr int kWindowPiecePixels = 64;  // of a product of a tile's piece
-inline constexpr int kMaxWindowTaps = 9;
+inline constexpr int kMaxWindowTaps = 25;
+inline constexpr int kMaxGroupWindowTaps = 9;  // of several groups
 // Residue classes of the strides of narrow groups: 1, or 2 along both axes.
 inline constexpr int kMaxWindowClasses = 4;
 inline constexpr int kMaxWindowStages = 4;
@@ -24,10 +27,12 @@ inline constexpr int kMaxWindowStages = 4;
 // each row.
 struct WindowTiling {
   int rows, cols, width;
+  int pixels;  // of a product
   int box_rows;
   int piece_rows;      // of the pieces that tiles may be cut into, or 0
   int groups, strips;  // tiles down and across an image
   int step;            // from an output to the next, of both axes
+  int boxes;           // of the classes, or of 64 channels each
   int class_bytes;     // a box
   int stage_bytes;     // the boxes and what a product reads behind them
   int stages;

@@ -23,8 +23,10 @@ struct WindowChannels {
   float bias[2] = {-0.0f, -0.0f};
 
   template <typename T, typename After>
-  __device__ __forceinline__ void Load(const After& after, int channels) {
-    const int k = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+  __device__ __forceinline__ void Load(const After& after, int first,
+                                       int channels) {
+    const int k =
+        first + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       auto at = [&](const void* from) {
@@ -110,12 +112,13 @@ __device__ __forceinline__ void WriteWindowSigns(uint8_t* signs,
   const int cols = problem.tiling.cols;
   const int rows = min(tile.rows, problem.height - tile.row);
   const int eights = problem.channels / 8;
+  const int to = tile.channel / 8 + eight;
   const int64_t first =
       (int64_t{tile.image} * problem.height + tile.row) * problem.cols +
       tile.col;
   // Of a strip, what follows a row of it and lies past the image.
   const int next = problem.cols - kStripCols, past = problem.cols - tile.col;
-  if (eight >= eights) return;
+  if (to >= eights) return;
 #pragma unroll 4
   for (int pixel = lane % 16; pixel < rows * cols; pixel += 16) {
     const float4 values =
@@ -125,7 +128,7 @@ __device__ __forceinline__ void WriteWindowSigns(uint8_t* signs,
       if (pixel % kStripCols >= past) continue;
       at += pixel / kStripCols * next;
     }
-    signs[at * eights + eight] = SignsOf<T>(values);
+    signs[at * eights + to] = SignsOf<T>(values);
   }
 }
 
