@@ -168,6 +168,17 @@ def options_of(arguments) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@contextlib.contextmanager
+def stopped_by(failure: list[Exception]):
+    """Ctrl-C and an error end what is within, no more; the error goes to `failure`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        failure.append(error)
+
+
 def main(arguments=None) -> None:
     options = options_of(arguments)
     start = time.perf_counter()
@@ -185,7 +196,8 @@ def main(arguments=None) -> None:
     compiling = 0.0
     progress = Progress(console=console, transient=True)
     ceilings = Ceilings()
-    with progress, contextlib.suppress(KeyboardInterrupt):  # keeps what there is
+    failure: list[Exception] = []  # in the middle of the table, which is kept
+    with progress, stopped_by(failure):
 
         def prepare(case: Case, stock: Executor) -> Prepared:
             return Prepared(case, options.engine, peers, pool, stock)
@@ -208,6 +220,8 @@ def main(arguments=None) -> None:
     if len(rows) < len(todo):
         console.print(f"stopped: {len(rows)} of {len(todo)} rows")
     if not rows:
+        if failure:
+            raise failure[0]
         return
     result = {
         "environment": environment,
@@ -225,3 +239,5 @@ def main(arguments=None) -> None:
     stem = options.out or record.RESULTS / name
     written = [record.save(result, stem), report.draw(result, stem)]
     console.print("wrote " + " and ".join(map(str, written)))
+    if failure:
+        raise failure[0]

@@ -96,7 +96,7 @@ class TorchLayerSide(Side):
                 self._step(*self._sets[0])
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
-            self._graph.capture_begin()
+            self._graph.capture_begin(capture_error_mode="relaxed")
             # Kept, so that no result lies where the last one did.
             self._results = [self._step(*operands) for operands in self._sets]
             self._graph.capture_end()

@@ -166,7 +166,8 @@ class TorchSide(Side):
             torch.cuda.synchronize()
             # Not `torch.cuda.graph`, which collects garbage first (0.2 s).
             self._graph = torch.cuda.CUDAGraph()
-            self._graph.capture_begin()
+            # Relaxed: JAX may let go of an old program meanwhile, in any thread.
+            self._graph.capture_begin(capture_error_mode="relaxed")
             # Kept, so that no result lies where the last one did.
             self._results = [self._one(a, b) for a, b in self._rounds]
             self._graph.capture_end()

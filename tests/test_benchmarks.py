@@ -176,6 +176,29 @@ def test_a_share_of_a_product_is_of_its_rate_in_turns(monkeypatch, pool):
     assert "of GEMM of 2 rows 50% (least 50%)" in line
 
 
+def test_layers_keeps_what_it_measured_before_an_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e9)
+    monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 1e11)
+    measure, measured = layers.measure, []
+
+    def fails_at_the_second(prepared, *options):
+        measured.append(prepared.case.op)
+        if len(measured) == 2:
+            raise RuntimeError("the peer broke")
+        return measure(prepared, *options)
+
+    monkeypatch.setattr(layers, "measure", fails_at_the_second)
+    stem = tmp_path / "layers"
+    arguments = (
+        f"--table tiny --rows tiny_3x3 --peers none --seconds 0.002 --out {stem}"
+    )
+    with pytest.raises(RuntimeError, match="the peer broke"):
+        layers.main(arguments.split())
+    assert "stopped: 1 of 3 rows" in capsys.readouterr().out
+    result = json.loads((tmp_path / "layers.json").read_text())
+    assert [row["op"] for row in result["rows"]] == measured[:1]
+
+
 def test_layers_writes_what_it_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ceilings, "copy_rate", lambda: 4e9)
     monkeypatch.setattr(ceilings, "gemm_rate", lambda *_: 1e11)
