@@ -40,6 +40,7 @@ import test_strips_tf32
 import test_tf32
 import test_true_f32
 import test_wave
+import test_windows
 from problems import whole
 from promises import arrays
 
@@ -49,9 +50,9 @@ from jax_convbatch.bias import bias_grad
 
 EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
-    **{f"windows, {name}": case for name, case in test_implicit_gemm.WINDOWS.items()},
-    **{f"windows, {name}": case for name, case in test_implicit_gemm.STRIPS.items()},
-    **{f"windows, {name}": c for name, (c, _) in test_implicit_gemm.WIDE.items()},
+    **{f"windows, {name}": case for name, case in test_windows.WINDOWS.items()},
+    **{f"windows, {name}": case for name, case in test_windows.STRIPS.items()},
+    **{f"windows, {name}": c for name, (c, _) in test_windows.WIDE.items()},
     **{
         f"wgrad, {name}": case
         for name, (case, _) in test_hopper_wgrad.SPLITS.items()
