@@ -74,11 +74,6 @@ __device__ __forceinline__ uint64_t HalfBoxDescriptor(uint32_t address) {
   return HalfLineDescriptor(address, 64 * 64);
 }
 
-#define JCB_TEXT_80                                                \
-  JCB_TEXT_64                                                      \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, " \
-  "%76, %77, %78, %79"
-#define JCB_D_80 JCB_D_64, JCB_D16(64)
 #define JCB_WGMMA(type, n, registers, a_, b_, tb_)                    \
   asm volatile(                                                       \
       "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"            \
@@ -110,8 +105,6 @@ __device__ __forceinline__ void WgmmaOdd(float (&d)[kN / 2], uint64_t a,
 }
 
 #undef JCB_WGMMA
-#undef JCB_TEXT_80
-#undef JCB_D_80
 
 // AddStages of them.
 template <typename T, Contiguous kB, bool kHalfBoxes, int kRows, int kHalfN,

@@ -7,13 +7,6 @@
 
 namespace jax_convbatch::hopper {
 
-// As in wgmma_text.h.
-#define JCB_TEXT_80                                                \
-  JCB_TEXT_64                                                      \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, " \
-  "%76, %77, %78, %79"
-#define JCB_D_80 JCB_D_64, JCB_D16(64)
-
 #define JCB_WGMMA(type, n, registers, b_, ta_)                        \
   asm volatile(                                                       \
       "{\n.reg .pred always;\nsetp.eq.u32 always, 0, 0;\n"            \
@@ -43,8 +36,6 @@ __device__ __forceinline__ void WgmmaStrip(float (&d)[kN / 2], uint64_t a,
 }
 
 #undef JCB_WGMMA
-#undef JCB_TEXT_80
-#undef JCB_D_80
 
 }  // namespace jax_convbatch::hopper
 

@@ -20,6 +20,10 @@
   JCB_TEXT_48                                                      \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
   "%60, %61, %62, %63"
+#define JCB_TEXT_80                                                \
+  JCB_TEXT_64                                                      \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, " \
+  "%76, %77, %78, %79"
 #define JCB_TEXT_96                                                \
   JCB_TEXT_64                                                      \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, " \
@@ -44,6 +48,7 @@
 #define JCB_D_32 JCB_D_16, JCB_D16(16)
 #define JCB_D_48 JCB_D_32, JCB_D16(32)
 #define JCB_D_64 JCB_D_48, JCB_D16(48)
+#define JCB_D_80 JCB_D_64, JCB_D16(64)
 #define JCB_D_96 JCB_D_64, JCB_D16(64), JCB_D16(80)
 #define JCB_D_112 JCB_D_96, JCB_D16(96)
 #define JCB_D_116 JCB_D_112, JCB_D4(112)

@@ -17,9 +17,7 @@ namespace jax_convbatch::hopper {
 #define JCB_TEXT_52 JCB_TEXT_48 ", %48, %49, %50, %51"
 #define JCB_TEXT_56 JCB_TEXT_52 ", %52, %53, %54, %55"
 #define JCB_TEXT_72 JCB_TEXT_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define JCB_TEXT_80 JCB_TEXT_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define JCB_D_72 JCB_D_64, JCB_D4(64), JCB_D4(68)
-#define JCB_D_80 JCB_D_72, JCB_D4(72), JCB_D4(76)
 #define JCB_TEXT_104 JCB_TEXT_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #define JCB_D_104 JCB_D_96, JCB_D4(96), JCB_D4(100)
 #define JCB_D_12 JCB_D_8, JCB_D4(8)
@@ -99,7 +97,6 @@ __device__ __forceinline__ void WgmmaTf32Columns(float (&d)[kN / 2],
 #undef JCB_WGMMA_TF32_A
 #undef JCB_OPEN
 #undef JCB_D_104
-#undef JCB_D_80
 #undef JCB_D_72
 #undef JCB_D_56
 #undef JCB_D_52
@@ -110,7 +107,6 @@ __device__ __forceinline__ void WgmmaTf32Columns(float (&d)[kN / 2],
 #undef JCB_D_20
 #undef JCB_D_12
 #undef JCB_TEXT_104
-#undef JCB_TEXT_80
 #undef JCB_TEXT_72
 #undef JCB_TEXT_56
 #undef JCB_TEXT_52

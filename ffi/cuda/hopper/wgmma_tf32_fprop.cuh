@@ -8,11 +8,6 @@
 
 namespace jax_convbatch::hopper {
 
-#define JCB_TEXT_80                                           \
-  JCB_TEXT_64                                                 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, " \
-  "%75, %76, %77, %78, %79"
-#define JCB_D_80 JCB_D_64, JCB_D4(64), JCB_D4(68), JCB_D4(72), JCB_D4(76)
 #define JCB_WGMMA_TF32_A(n, registers, a0, a1, a2, a3, b_)     \
   template <>                                                  \
   __device__ __forceinline__ void WgmmaTf32Columns<n>(         \
@@ -31,8 +26,6 @@ JCB_WGMMA_TF32_A(160, 80, 80, 81, 82, 83, 84)
 JCB_WGMMA_TF32_A(224, 112, 112, 113, 114, 115, 116)
 
 #undef JCB_WGMMA_TF32_A
-#undef JCB_D_80
-#undef JCB_TEXT_80
 
 }  // namespace jax_convbatch::hopper
 
