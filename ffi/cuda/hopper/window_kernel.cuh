@@ -92,8 +92,8 @@ struct WindowShare {
   int first, step, channel;
 
   __device__ explicit WindowShare(const WindowProblem& problem)
-      : first(blockIdx.x / problem.units),
-        step(gridDim.x / problem.units),
+      : first(static_cast<int>(blockIdx.x) / problem.units),
+        step(static_cast<int>(gridDim.x) / problem.units),
         channel((blockIdx.x - first * problem.units) * 64) {}
 };
 
