@@ -22,6 +22,7 @@
 
 #include "cuda/hopper/group_width.h"
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/wgmma_96.cuh"
 #include "cuda/hopper/wgmma_strips.cuh"
 #include "cuda/hopper/window_problem.h"
 #include "cuda/hopper/window_write.cuh"
@@ -208,12 +209,6 @@ __device__ __forceinline__ void StoreWindows(const WindowProblem& problem,
   });
 }
 
-// Of 32 output channels, 64 bytes a row: as 64 rows of a product, all twice.
-__device__ __forceinline__ uint64_t HalfLineDescriptor(uint32_t address) {
-  return uint64_t{512 >> 4} << 32 | uint64_t{2} << 62 |
-         (address & 0x3FFFF) >> 4;
-}
-
 // d += a b, for so many pixels.
 template <typename T, Contiguous kWeights, int kHalf>
 __device__ __forceinline__ void WindowProduct(float (&d)[kHalf], uint64_t a,
@@ -267,7 +262,9 @@ __device__ __forceinline__ void MultiplyWindows(const WindowProblem& problem,
       }
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
       auto add_taps = [&](auto reduction_steps) {
-        uint64_t a = kDeep ? HalfLineDescriptor(filter) : Descriptor(filter);
+        // Of 32 output channels, as 64 rows of a product, all twice.
+        uint64_t a = kDeep ? HalfLineDescriptor(filter, /*box_stride=*/0)
+                           : Descriptor(filter);
         uint64_t b = groups | (window & 0x3FFFF) >> 4;
         for (int tap = 0, s = 0; tap < taps; ++tap) {
           BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
