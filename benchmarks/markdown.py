@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.cases import OPS
 
-NAMES = {"xla": "`jax.lax`", "cudnn": "cuDNN in a graph", "onednn": "oneDNN"}
+NAMES = {"xla": "`jax.lax`", "torch": "cuDNN in a graph", "onednn": "oneDNN"}
 
 
 def cell(row: dict | None, sides: list[str]) -> str:

@@ -1,7 +1,7 @@
 """What a row's kernels do on the GPU, by Nsight Compute.
 
     python -m benchmarks profile --table resnet50 --rows 14_3x3s2_512_512 --op wgrad \\
-        --batch 256 --dtype bf16 --sides ours,cudnn
+        --batch 256 --dtype bf16 --sides ours,torch
 
 runs every side of every row under `ncu`, which has to be installed and permitted to
 read the GPU's counters, and writes for each kernel: its time, the SM's clock, how busy
@@ -29,7 +29,7 @@ from benchmarks import ncu, record
 from benchmarks.cases import Case, add_options, cases_of, names
 from benchmarks.profiled import MARK
 
-SIDES = ("ours", "cudnn", "xla", "gemm")
+SIDES = ("ours", "torch", "xla", "gemm")
 LONGEST = 44  # of a kernel's name in the table
 HEADINGS = {
     "us": "µs",

@@ -73,7 +73,7 @@ def program(side: str, case: Case, pool: Pool):
     if side == "gemm":
         product = ceilings.product(case.dtype, case.precision)
         return lambda: (product.queue(), product.wait())
-    if side == "cudnn":
+    if side == "torch":
         counts = sets_of(case.pairs("gpu"))
         torch = torch_side.TorchSide(case, *pool.operands(case, counts))
 
@@ -112,8 +112,8 @@ def main(arguments=None) -> None:
     if any(case.dtype == "float64" for case in found):
         jax.config.update("jax_enable_x64", True)
     sides, runs = wanted["sides"], wanted["runs"]
-    if "cudnn" in sides and (problem := torch_side.problem("gpu")):
-        raise SystemExit(f"no side cudnn: {problem}")
+    if "torch" in sides and (problem := torch_side.problem("gpu")):
+        raise SystemExit(f"no side torch: {problem}")
     run(found, sides, runs, Driver(len(found) * len(sides) * runs))
     made = {
         "environment": record.environment(),

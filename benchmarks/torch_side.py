@@ -66,7 +66,7 @@ class TorchSide(Side):
         self._torch = torch
         self._case = case
         self._gpu = jax.default_backend() == "gpu"
-        self.name = "cudnn" if self._gpu else "onednn"
+        self.name = "torch" if self._gpu else "onednn"
         exact = case.precision in ("high", "highest")
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = not exact

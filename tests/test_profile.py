@@ -50,7 +50,7 @@ def stub(tmp_path, monkeypatch):
 def command(tmp_path, *more):
     rows = "14_1x1_256_1024,14_3x3s2_512_512"
     options = (
-        f"--table resnet50 --rows {rows} --op wgrad --batch 256 --sides ours,cudnn"
+        f"--table resnet50 --rows {rows} --op wgrad --batch 256 --sides ours,torch"
     )
     profile.main([*options.split(), "--out", str(tmp_path / "p"), *more])
 
