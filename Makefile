@@ -52,8 +52,12 @@ gpu-racecheck:
 
 .PHONY: .gpu-test .gpu-sanitize .gpu-racecheck
 .gpu-test: $(INSTALLED)
-	@$(BIN)/python -m pytest -q -m gpu
-	@echo "make gpu-test: the GPU tests passed"
+	@mkdir -p out && rm -f out/gpu-suite-*.json
+	@status=0; $(BIN)/python -m pytest -q -m gpu --summary=out/gpu-suite-run.json || \
+	  status=$$?; \
+	  $(BIN)/python tests/gpu_suite.py merge out/gpu-suite-run.json \
+	  -o out/gpu-suite-DEVICE.json && exit $$status
+	@echo "make gpu-test: the GPU tests passed; CONTRIBUTING.md says how to record it"
 
 # Our kernels only. What the tools do not know is left out: initcheck tensor stores
 # and others' kernels (so no kernel may read another's result, as those that cut

@@ -12,6 +12,8 @@ from jax.sharding import AxisType
 
 from jax_convbatch import choices, targets
 
+pytest_plugins = ["gpu_suite"]  # the option --summary
+
 jax.config.update("jax_num_cpu_devices", 8)
 
 # The same examples on every run: a failure that CI shows is one that anybody gets.
