@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import workloads
+from benchmarks.window import Window
 from jax_convbatch.calls import pairs_of
 
 OPS = ("fprop", "dgrad", "wgrad")
@@ -21,9 +22,44 @@ ROLES = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
+class Operation:
+    """fprop, dgrad or wgrad of a convolution: what sides of a measurement run.
+
+    Attributes:
+      name, dtype, op, precision: the last as `jax.lax` takes it.
+      shape: of x, w and y, channels last.
+      window: how the filter moves.
+      flops, least_bytes: what has to be computed, and moved.
+    """
+
+    name: str
+    dtype: str
+    op: str
+    precision: str
+    shape: dict[str, tuple[int, ...]]
+    window: Window
+    flops: int
+    least_bytes: int
+
+    @property
+    def operands(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        first, second, _ = ROLES[self.op]
+        return self.shape[first], self.shape[second]
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        return self.shape[ROLES[self.op][2]]
+
+    def pairs(self, platform: str) -> list[tuple[int, int]]:
+        """Which operands the calls of one round take, see `calls.pairs_of`."""
+        itemsize = jnp.dtype(self.dtype).itemsize
+        result = int(np.prod(self.result)) * itemsize
+        return pairs_of(self.least_bytes, result, platform)
+
+
 @dataclass(frozen=True)
-class Case:
-    """One operation of one row: `precision` is a name that `jax.lax` takes."""
+class Case(Operation):
+    """One operation of one row of a table."""
 
     name: str
     row: tuple[int, ...]
@@ -37,13 +73,8 @@ class Case:
         return dict(zip("xwy", workloads.shapes(self.batch, self.row), strict=True))
 
     @property
-    def operands(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        first, second, _ = ROLES[self.op]
-        return self.shape[first], self.shape[second]
-
-    @property
-    def result(self) -> tuple[int, ...]:
-        return self.shape[ROLES[self.op][2]]
+    def window(self) -> Window:
+        return Window.of_row(self.row)
 
     @property
     def flops(self) -> int:
@@ -53,12 +84,6 @@ class Case:
     def least_bytes(self) -> int:
         itemsize = jnp.dtype(self.dtype).itemsize
         return workloads.least_bytes(self.batch, self.row, itemsize, self.op)
-
-    def pairs(self, platform: str) -> list[tuple[int, int]]:
-        """Which operands the calls of one round take, see `calls.pairs_of`."""
-        itemsize = jnp.dtype(self.dtype).itemsize
-        result = int(np.prod(self.result)) * itemsize
-        return pairs_of(self.least_bytes, result, platform)
 
 
 def cases(

@@ -34,6 +34,7 @@ from benchmarks import ceilings, record, torch_side, workloads
 from benchmarks.cases import DTYPES, Case, Pool, cases
 from benchmarks.jax_side import compiled, convolution
 from benchmarks.torch_layer import TorchLayerSide
+from benchmarks.window import Window
 from jax_convbatch import activations, plan, timing
 from jax_convbatch.bias import bias_grad
 from jax_convbatch.calls import L2_BYTES, first_and_numbers
@@ -56,7 +57,7 @@ def layer(side: str, row, activation: str):
         return partial(
             jcb.conv_bias_act, activation=activation, algorithm=side, **kwargs
         )
-    conv = convolution("xla", row, "default")
+    conv = convolution("xla", Window.of_row(row), "default")
     chosen = activations.ACTIVATIONS[activation].fn
     return lambda x, w, bias: chosen(conv(x, w) + bias)
 
@@ -69,7 +70,7 @@ def step(side: str, row, activation: str, x, w, bias, dy):
 
 def parts(engine: str, row, activation: str) -> dict:
     """What our layer does, as functions of (x, w, bias, dy), each a tuple."""
-    conv = convolution(engine, row, "default")
+    conv = convolution(engine, Window.of_row(row), "default")
     forward = layer(engine, row, activation)
     return {
         "fprop": lambda x, w, bias, dy: (conv(x, w),),

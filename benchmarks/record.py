@@ -76,6 +76,12 @@ def slug(environment: dict[str, str]) -> str:
 def save(result: dict, stem: Path) -> Path:
     """Writes `result` as JSON beside where its picture goes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    path = stem.with_name(stem.name + ".json")
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
+    path = json_path(stem)
+    # Whole or not at all, whenever the process is ended.
+    written = path.with_name(path.name + ".part")
+    written.write_text(json.dumps(result, indent=1) + "\n")
+    return written.replace(path)
+
+
+def json_path(stem: Path) -> Path:
+    return stem.with_name(stem.name + ".json")

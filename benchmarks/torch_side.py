@@ -6,12 +6,14 @@ nothing of PyTorch's own is in the time. Arrays are JAX's, by DLPack.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 
 import jax
 
-from benchmarks.cases import Case
+from benchmarks.cases import ROLES, Operation
+from benchmarks.torch_conv import TorchConv
 from jax_convbatch.timing import Side
 
 # Where an axis of PyTorch's order lies in ours: NCHW in NHWC, OIHW in HWIO.
@@ -28,6 +30,11 @@ def problem(platform: str) -> str | None:
     if platform == "gpu" and not torch.cuda.is_available():
         return "this PyTorch has no CUDA"
     return None
+
+
+def name(platform: str) -> str:
+    """Of this peer in results."""
+    return "torch" if platform == "gpu" else "onednn"
 
 
 def lead():
@@ -58,15 +65,20 @@ def _copied():
 
 
 class TorchSide(Side):
-    """Times `case` with the given sets of operands (JAX arrays)."""
+    """Times `case` with the given sets of operands (JAX arrays).
 
-    def __init__(self, case: Case, first, second):
+    Raises:
+      Inexpressible: PyTorch has no such convolution.
+    """
+
+    def __init__(self, case: Operation, first, second):
         import torch
 
         self._torch = torch
         self._case = case
+        self._conv = TorchConv(case.window, case.shape)
         self._gpu = jax.default_backend() == "gpu"
-        self.name = "torch" if self._gpu else "onednn"
+        self.name = name(jax.default_backend())
         exact = case.precision in ("high", "highest")
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = not exact
@@ -80,13 +92,16 @@ class TorchSide(Side):
         self._rounds = [(sets[0][i], sets[1][j]) for i, j in pairs]
         self._turn = 0
         self._unread = None
+        if case.op != "fprop":
+            dtype, device = sets[0][0].dtype, sets[0][0].device
+            self._unread = self._conv.unread(case.op, dtype, device)
         self.calls = len(pairs) if self._gpu else 1
         if self._gpu:
             self._capture()
 
     @property
     def _roles(self) -> str:
-        return {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}[self._case.op]
+        return ROLES[self._case.op][:2]
 
     def queue(self) -> None:
         if self._gpu:
@@ -112,47 +127,17 @@ class TorchSide(Side):
             self._tensor(role, array)
             for role, array in zip(self._roles, (first, second), strict=True)
         )
-        result = self._one(a, b)
-        order = TO_HWIO if self._case.op == "wgrad" else TO_NHWC
-        result = result.permute(order).contiguous()
+        result = self._conv.array(ROLES[self._case.op][2], self._one(a, b))
         self.wait()
         return jax.dlpack.from_dlpack(result)
 
     def _tensor(self, role: str, array):
-        torch = self._torch
-        tensor = torch.from_dlpack(array)
-        tensor = tensor.permute(FROM_HWIO if role == "w" else FROM_NHWC)
-        return tensor.contiguous(memory_format=torch.channels_last)
+        return self._conv.tensor(role, self._torch.from_dlpack(array))
 
     def _one(self, a, b):
-        torch, case = self._torch, self._case
-        *_, stride, pad, dilation, groups = case.row
-        options = ([stride] * 2, [pad] * 2, [dilation] * 2)
-        if case.op == "fprop":
-            return torch.nn.functional.conv2d(a, b, None, *options, groups)
-        if case.op == "dgrad":
-            dy, x, w = a, self._like("x"), b
-        else:
-            dy, x, w = b, a, self._like("w")
-        mask = [case.op == "dgrad", case.op == "wgrad", False]
-        found = torch.ops.aten.convolution_backward(
-            dy, x, w, None, *options, False, [0, 0], groups, mask
-        )
-        return found[0 if case.op == "dgrad" else 1]
-
-    def _like(self, role: str):
-        """What the operand that is not read looks like: its sizes matter alone."""
-        if self._unread is None:
-            torch = self._torch
-            shape = self._case.shape[role]
-            order = FROM_HWIO if role == "w" else FROM_NHWC
-            self._unread = torch.empty(
-                [shape[i] for i in order],
-                dtype=getattr(torch, self._case.dtype),
-                device="cuda" if self._gpu else "cpu",
-                memory_format=torch.channels_last,
-            )
-        return self._unread
+        if self._case.op == "fprop":
+            return self._conv.fprop(a, b)
+        return getattr(self._conv, self._case.op)(a, b, self._unread)
 
     def _capture(self) -> None:
         torch = self._torch
@@ -168,6 +153,11 @@ class TorchSide(Side):
             self._graph = torch.cuda.CUDAGraph()
             # Relaxed: JAX may let go of an old program meanwhile, in any thread.
             self._graph.capture_begin(capture_error_mode="relaxed")
-            # Kept, so that no result lies where the last one did.
-            self._results = [self._one(a, b) for a, b in self._rounds]
+            try:
+                # Kept, so that no result lies where the last one did.
+                self._results = [self._one(a, b) for a, b in self._rounds]
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the first error is told
+                    self._graph.capture_end()
+                raise
             self._graph.capture_end()
