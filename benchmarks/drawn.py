@@ -31,6 +31,7 @@ class Draw:
     """
 
     family: str
+    seed: int
     name: str
     batch: int
     inputs: tuple[int, ...]

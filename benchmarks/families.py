@@ -43,7 +43,7 @@ class Layer:
     dtype: str | None = None
     train: bool | None = None
 
-    def draw(self, family: str, rng: random.Random) -> Draw:
+    def draw(self, family: str, seed: int, rng: random.Random) -> Draw:
         dtype = self.dtype or rng.choice(["bfloat16", "float32"])
         train = self.train
         if train is None:
@@ -63,7 +63,7 @@ class Layer:
             strides, self._padding(spans), spread, dilation, groups=self.groups
         )
         return Draw(
-            *(family, "", self.batch, self.inputs, self.c, self.k),
+            *(family, seed, "", self.batch, self.inputs, self.c, self.k),
             *(taps, window, dtype, train),
         )
 
@@ -329,7 +329,7 @@ def stream(family: str, seed: int) -> Iterator[Draw]:
     rng = random.Random(f"{family}/{seed}")
     numbers = count()
     while True:
-        draw = FAMILIES[family](rng).draw(family, rng)
+        draw = FAMILIES[family](rng).draw(family, seed, rng)
         if _fits(draw):
             yield replace(draw, name=f"{family}_{seed}_{next(numbers)}")
 

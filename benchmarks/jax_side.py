@@ -88,6 +88,15 @@ class JaxSide(Calls):
         if operands:
             self.take(*operands)
 
+    def shorten(self, program) -> None:
+        """A round is one call from now on: `program`, of one call, compiled.
+
+        For calls that take much longer than it takes to start a program. What it had
+        of operands is gone.
+        """
+        self.program, self.calls, self._alone = program, 1, True
+        self.release()
+
     def _check_program(self) -> None:
         pattern = _STOCK if self.name == "xla" else _OURS
         found = len(pattern.findall(self.program.as_text()))

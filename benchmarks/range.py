@@ -113,19 +113,18 @@ class Table:
                     self.rows.append(row)
                     self.lost = range_report.failures(row) != {} and not alive()
                     progress.advance(task)
-                    if self.lost or self.seconds - saved > SAVED_EVERY:
+                    if not ready or self._over or self.seconds - saved > SAVED_EVERY:
                         self._ceilings |= ceilings.record()
                         self.save()
                         saved = self.seconds
                 if self._over:
                     break
-        self._ceilings |= ceilings.record()
 
     def result(self) -> dict:
         return {
             "environment": self.environment,
             "table": "range",
-            "seed": self.options.seed,
+            "seeds": sorted({row["seed"] for row in self.rows}),
             "ceilings": self._ceilings,
             "seconds_taken": round(self._before + self.seconds, 1),
             "summary": range_report.summary(self.rows),
@@ -141,6 +140,7 @@ class Table:
         left = str(self.options.limit - self.seconds)
         more = ["--resume", "--limit", left, "--out", str(self.stem)]
         program = [sys.executable, "-m", "benchmarks", "range", *arguments, *more]
+        sys.stdout.flush()
         os.execv(sys.executable, program)
 
 

@@ -222,8 +222,9 @@ def draw(result: dict, stem: Path) -> Path:
         axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     info, total = result["environment"], result["summary"]["all"]
     mean = total["geometric_mean"] or math.nan
+    seeds = ", ".join(map(str, result["seeds"]))
     figure.suptitle(
-        f"range, seed {result['seed']}: {total['compared']} operations, geometric mean "
+        f"range, seed {seeds}: {total['compared']} operations, geometric mean "
         f"{mean:.2f}; {info['device']}, jax {info['jax']}, {info['date']}, "
         f"commit {info['commit']}",
         fontsize=8,

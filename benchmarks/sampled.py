@@ -40,13 +40,16 @@ class Sampled:
         self._apart = jax.jit(_apart).lower(result, result).compile()
         self._want: np.ndarray | None = None
 
-    def __call__(self, name: str, result: jax.Array, exact: bool) -> None:
-        """Raises WrongResult where `result` is not what it must be.
+    def __call__(self, name: str, result: jax.Array, exact: bool) -> float:
+        """The error: norm of the difference over the norm.
 
         Args:
           name: of the side, for the message.
           result: for operands of `whole` numbers of `SEEDS`.
           exact: every bit, or close.
+
+        Raises:
+          WrongResult: `result` is not what it must be.
         """
         if self._want is None:
             self._want = np.asarray(self._sums(self._at))
@@ -54,22 +57,24 @@ class Sampled:
         if exact:
             want = self._want.astype(self._case.dtype).astype(np.float64)
         got = np.asarray(self._taken(result, self._at)).astype(np.float64)
-        if exact:
-            good = np.array_equal(got, want)
-        else:
-            error = np.linalg.norm(got - want)
-            good = error <= LOOSE[self._case.dtype] * np.linalg.norm(want)
-        if not good:
+        error = float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
+        # Not the other way round: nan is no good.
+        if not error <= (0 if exact else LOOSE[self._case.dtype]):
             worst = int(np.argmax(np.abs(got - want)))
+            where = _unravel(int(self._at[worst]), self._case.result)
             raise WrongResult(
-                f"{name}: {got[worst]:g} in the place of {want[worst]:g} at "
-                f"{np.unravel_index(int(self._at[worst]), self._case.result)}"
+                f"{name}: {got[worst]:g} in the place of {want[worst]:g} at {where}, "
+                f"error {error:.2g}"
             )
+        return error
 
-    def same(self, result: jax.Array, other: jax.Array) -> None:
-        """Raises WrongResult where two whole results are apart."""
+    def same(self, result: jax.Array, other: jax.Array, error: float = 0) -> None:
+        """Raises WrongResult where two whole results are apart.
+
+        `error` is the other's own, which is no fault of `result`'s.
+        """
         apart = float(self._apart(result, other))
-        if not apart <= APART[self._case.dtype]:
+        if not apart <= APART[self._case.dtype] + 2 * error:
             raise WrongResult(
                 f"the whole result is apart from jax.lax's by {apart:.2g}"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import time
 
 import jax
 
@@ -19,6 +20,8 @@ from jax_convbatch.timing import Side
 # Where an axis of PyTorch's order lies in ours: NCHW in NHWC, OIHW in HWIO.
 FROM_NHWC, FROM_HWIO = (0, 3, 1, 2), (3, 2, 0, 1)
 TO_NHWC, TO_HWIO = (0, 2, 3, 1), (2, 3, 1, 0)
+# Seconds of a call that makes a round by itself: one of many would take minutes.
+SLOW = 0.02
 
 
 def problem(platform: str) -> str | None:
@@ -147,8 +150,12 @@ class TorchSide(Side):
         with torch.no_grad(), torch.cuda.stream(stream):
             # cudnn.benchmark looks for its algorithm here, before the capture.
             for _ in range(2):
+                start = time.perf_counter()
                 self._one(*self._rounds[0])
-            torch.cuda.synchronize()
+                torch.cuda.synchronize()
+            if time.perf_counter() - start > SLOW:
+                self._rounds = self._rounds[:1]
+                self.calls = 1
             # Not `torch.cuda.graph`, which collects garbage first (0.2 s).
             self._graph = torch.cuda.CUDAGraph()
             # Relaxed: JAX may let go of an old program meanwhile, in any thread.

@@ -45,7 +45,7 @@ def drawn(train=True, **changes):
     names = ("strides", "padding", "lhs_dilation", "rhs_dilation", "groups")
     window = Window(*(given.pop(name) for name in names))
     return Draw(
-        "test", "test_0_0", window=window, dtype="float32", train=train, **given
+        "test", 0, "test_0_0", window=window, dtype="float32", train=train, **given
     )
 
 
@@ -145,7 +145,7 @@ def test_sampled_sums_are_the_convolutions(case):
     ]
     assert {*np.unique(operands[0])} == {-2, -1, 0, 1, 2}
     result = jax_side.operation("auto", case)(*operands)
-    right("ours", result, exact=True)
+    assert right("ours", result, exact=True) == 0
     right.same(result, jax_side.operation("xla", case)(*operands))
     wrong = result.at[(-1,) * result.ndim].add(1)
     with pytest.raises(check.WrongResult, match="ours"):
@@ -154,6 +154,7 @@ def test_sampled_sums_are_the_convolutions(case):
         right("ours", result * 1.02, exact=False)
     with pytest.raises(check.WrongResult, match="apart"):
         right.same(result * 1.02, result)
+    right.same(result * 1.02, result, error=0.01)
     with pytest.raises(check.WrongResult, match="apart"):
         right.same(result * math.nan, result)
 
@@ -250,6 +251,23 @@ def test_a_side_that_fails_is_marked_and_the_table_goes_on(
     assert rows[1]["sides"]["ours"]["median_us"] > 0
     assert all(row["ratio"] for row in rows[2:])
     assert "RuntimeError: out of memory" in capsys.readouterr().out
+
+
+def test_slow_calls_are_rounds_by_themselves(quick, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(range_row, "SLOW", math.inf)
+    case = DrawnCase(LAYERS["line"], "wgrad")
+    first, second = (numbers.Maker(s, case.dtype)("whole", 1) for s in case.operands)
+    program = range_row.Program("ours", "im2col_gemm", case)
+    assert program.side.calls == len(case.pairs("gpu")) > 5
+    program.begin((first, second))
+    many = program.side.once(first, second)
+    monkeypatch.setattr(range_row, "SLOW", 0)
+    program.begin((first, second))
+    program.side.take([first] * 5, [second] * 5)
+    program.side.queue()
+    assert program.side.calls == 1
+    np.testing.assert_array_equal(program.side.once(first, second), many)
 
 
 def test_a_wrong_result_is_not_timed(tmp_path, quick, monkeypatch):
