@@ -98,7 +98,7 @@ class Table:
         saved = self.seconds
 
         def prepare(case: DrawnCase, stock: Executor) -> Prepared:
-            return Prepared(case, engine, self._peers, stock)
+            return Prepared(case, engine, self._peers, stock, self.options.beside)
 
         with Progress(console=self.console, transient=True) as progress:
             task = progress.add_task("timing", total=len(todo))
@@ -157,6 +157,7 @@ def options_of(arguments) -> argparse.Namespace:
     add("--dtype", choices=[*DTYPES, *DTYPES.values()], help="of all (default: drawn)")
     add("--op", type=names(OPS), default=list(OPS))
     add("--engine", choices=ENGINES, default="auto", help="ours")
+    add("--beside", type=names(ENGINES), default=[], help="timed, too; no peers")
     add("--peers", type=names([*PEERS, "none"]), default=list(PEERS))
     add("--largest", type=float, default=math.inf, metavar="BYTES", help="of x and y")
     add("--seconds", type=float, default=0.008, help="of one timing")

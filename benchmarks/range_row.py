@@ -88,8 +88,11 @@ class Program:
 class Prepared:
     """An operation whose programs are compiled, in a thread if wanted."""
 
-    def __init__(self, case: DrawnCase, engine: str, peers, stock: Executor):
-        """`stock` compiles `jax.lax`'s program: XLA times algorithms meanwhile."""
+    def __init__(
+        self, case: DrawnCase, engine: str, peers, stock: Executor, beside=()
+    ):
+        """`stock` compiles `jax.lax`'s program: XLA times algorithms meanwhile;
+        `beside`: engines of ours that are timed, too, where `engine` is another."""
         self.case = case
         self.torch = "torch" in peers
         self.row: dict[str, Any] = {**described(case, engine), "sides": {}}
@@ -97,16 +100,10 @@ class Prepared:
             stock.submit(Program, "xla", "xla", case) if "xla" in peers else None
         )
         self._made: dict[str, Callable[[], Program]] = {}
-        ours = None
-        with self.on("ours"):
-            try:
-                self.row["sides"]["ours"] = chosen(engine, case)
-            except ValueError as error:  # asked for by name, and it cannot
-                self.row["sides"]["ours"] = {"left_out": str(error)}
-            else:
-                ours = Program("ours", engine, case)
-        if ours:
-            self._made["ours"] = lambda: ours
+        self._add("ours", engine)
+        self.beside = [e for e in beside if e != self._engine("ours")]
+        for name in self.beside:
+            self._add(name, name)
         if compiling:
             self._made["xla"] = compiling.result
         self.makers: list[Maker] = []
@@ -114,6 +111,26 @@ class Prepared:
         with self.on(None):
             self.makers = [Maker(shape, case.dtype) for shape in case.operands]
             self.check = Sampled(case)
+
+    def _engine(self, name: str) -> str:
+        """What runs a side of ours."""
+        return self.row["sides"].get(name, {}).get("engine", "")
+
+    def _add(self, name: str, engine: str) -> None:
+        """A side of ours."""
+        with self.on(name):
+            try:
+                self.row["sides"][name] = chosen(engine, self.case)
+            except ValueError as error:  # asked for by name, and it cannot
+                self.row["sides"][name] = {"left_out": str(error)}
+            else:
+                made = Program(name, engine, self.case)
+                self._made[name] = lambda: made
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Names of our sides."""
+        return ("ours", *self.beside)
 
     @contextlib.contextmanager
     def on(self, name: str | None) -> Iterator[None]:
@@ -145,7 +162,7 @@ def measure(
         if prepared.check:
             _measure(prepared, ceilings, seconds, repeats)
     for name, side in row["sides"].items():
-        if name != "ours":
+        if name not in prepared.ours:
             side["peer"] = True
     _compare(row)
     return row
@@ -187,7 +204,9 @@ def _checked(prepared: Prepared, programs: dict[str, Program]) -> dict:
             figures.setdefault(name, {}).update(program.figures)
             program.side.take(*sets)
             results[name] = program.side.once(*whole)
-            exact = name == "ours" and figures[name]["engine"] not in LIBRARIES
+            exact = (
+                name in prepared.ours and figures[name]["engine"] not in LIBRARIES
+            )
             figures[name]["error"] = prepared.check(name, results[name], exact)
             right[name] = program.side
     if right.keys() >= {"ours", "xla"}:

@@ -11,10 +11,13 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 enable_language(CUDA)
 
+include(cudnn_headers)
+
 add_native_module(_cuda ${CUDA_SOURCES})
 target_include_directories(_cuda SYSTEM PRIVATE
-  "${CUBLASLT_INCLUDE_DIR}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-target_link_libraries(_cuda PRIVATE "${CUBLASLT_LIBRARY}")
+  "${CUBLASLT_INCLUDE_DIR}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
+  "${CUDNN_INCLUDE_DIR}" "${CUDNN_FRONTEND_INCLUDE_DIR}")
+target_link_libraries(_cuda PRIVATE "${CUBLASLT_LIBRARY}" ${CMAKE_DL_LIBS})
 
 # For no other architecture: elsewhere such a kernel fails to launch.
 add_library(hopper OBJECT ${HOPPER_SOURCES})

@@ -33,7 +33,8 @@ def main() -> None:
     print("engines")
     for engine, platforms in plan.ENGINES.items():
         usable = [name for name in platforms if targets.available(name)]
-        _row(engine, ", ".join(usable) or "no platform")
+        problem = targets.cudnn_problem() if engine == "cudnn" else None
+        _row(engine, problem or ", ".join(usable) or "no platform")
     _row("xla", "every platform (jax.lax)")
 
 

@@ -29,13 +29,14 @@ OPS = {
 }
 
 
-def geometry(g: ConvGeometry) -> ConvGeometry | None:
+def geometry(g: ConvGeometry, grouped: bool = False) -> ConvGeometry | None:
     """The convolution that `g` is the transpose of, or None.
 
-    None with several groups, too: their kernels step over the zeros themselves.
+    None with several groups, too, unless `grouped`: our kernels for them step over the
+    zeros themselves.
     """
     ones = (1, 1, 1)
-    if g.input_dilation == ones or g.stride != ones or g.groups > 1:
+    if g.input_dilation == ones or g.stride != ones or (g.groups > 1 and not grouped):
         return None
     low = [
         (taps - 1) * dilation - pad
@@ -55,27 +56,36 @@ def params(given):
     numbers = given.dimension_numbers
     return replace(
         given,
-        geometry=geometry(given.geometry),
+        geometry=geometry(given.geometry, grouped=True),
         dimension_numbers=ConvDimensionNumbers(
             numbers.out_spec, numbers.rhs_spec, numbers.lhs_spec
         ),
     )
 
 
-def reverse(w, spec: Sequence[int]):
-    """w' of w, and w of w': taps in reverse, C and K exchanged.
+def reverse(w, spec: Sequence[int], groups: int = 1):
+    """w' of w, and w of w': taps in reverse, C and K of each group exchanged.
 
     Args:
       w: a filter whose axes (K, C, taps...) are at `spec`.
       spec: `rhs_spec` of dimension numbers; the result keeps it.
+      groups: how many.
     """
     k, c, *taps = spec
-    return jnp.flip(w, taps).swapaxes(k, c)
+    w = jnp.flip(w, taps)
+    if groups == 1:
+        return w.swapaxes(k, c)
+    first = jnp.moveaxis(w, (k, c), (0, 1))
+    outputs, inputs, *rest = first.shape
+    each = first.reshape(groups, outputs // groups, inputs, *rest).swapaxes(1, 2)
+    exchanged = each.reshape(groups * inputs, outputs // groups, *rest)
+    return jnp.moveaxis(exchanged, (0, 1), (k, c))
 
 
 def call(native_call, op, chosen, operands, given, out_dtype) -> jax.Array:
     """The result of `op` by `native_call` of the other convolution's operation."""
-    turn = partial(reverse, spec=given.dimension_numbers.rhs_spec)
+    spec, groups = given.dimension_numbers.rhs_spec, given.geometry.groups
+    turn = partial(reverse, spec=spec, groups=groups)
     _, order = OPS[op.name]
     a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
     out = native_call(replace(chosen, dual=False), a, b, params(given), out_dtype)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, partition_layer, plan, primitives
+from jax_convbatch import _compat, activations, partition_layer, primitives
 from jax_convbatch import geometry as geo
 from jax_convbatch.primitives import OPS
 
@@ -120,20 +120,24 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
         return stock(epilogue, params.axis("y", "K"), zeros, *rest)
     chosen = local.plan("fprop", x.dtype, out_dtype, platform)
     empty = not epilogue.describe()
-    fuses = plan.has_epilogue(chosen, platform, x.dtype, out_dtype) and add is None
-    if epilogue.save_signs and not (fuses and chosen.signs):
+    one_call = None
+    if add is None and not empty:
+        attributes = epilogue.attribute()
+        one_call = local.layer_plan(chosen, attributes, x.dtype, out_dtype, platform)
+    if epilogue.save_signs and not (one_call and one_call.signs):
         plain = epilogue._replace(save_signs=False)
         out = _local_layer(platform, plain, out_dtype, params, arrays, add)
         return [*out, activations.signs_of(out[0], params.axis("y", "K"))]
-    if fuses and not empty:
-        return _fused_call(chosen, epilogue, local, x, w, rest, out_dtype)
+    if one_call:
+        return _fused_call(one_call, epilogue, local, x, w, rest, out_dtype)
     c = primitives.native_call(fprop, chosen, x, w, local, out_dtype)
     c = add(c) if add else c
     return [c] if empty else _epilogue_call(epilogue, local, c, *rest)
 
 
 def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
-    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
+    numbers, engine = params.dimension_numbers, chosen.engine
+    layouts = {role: geo.layout(role, numbers, engine) for role in "xwy"}
     y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
     more = [y] if epilogue.save_input else []
     if epilogue.save_signs:

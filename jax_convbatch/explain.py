@@ -269,17 +269,28 @@ def _layer_row(eqn, dtype: str, platform: str) -> Row:
     """fprop's row, and where what follows it is computed."""
     row, chosen = _conv_row("fprop", eqn.params, dtype, platform)
     epilogue = eqn.params["epilogue"]
-    reason = row.reason
+    reason, size = row.reason, row.workspace_bytes
     if epilogue.describe():
         place = "in one pass over y"
+        one_call = None
         if row.engine == "xla":
             place = "by XLA"
-        elif plan.has_epilogue(chosen, platform, dtype, eqn.params["out_dtype"]):
-            place = "in the same kernel"
+        else:
+            one_call = eqn.params["params"].layer_plan(
+                chosen,
+                epilogue.attribute(),
+                dtype,
+                eqn.params["out_dtype"],
+                platform,
+            )
+        if one_call:
+            place, size = "in the same kernel", one_call.workspace_bytes
+            if one_call is not chosen:  # another kernel than without them
+                reason = one_call.reason
         reason += f"; {epilogue.describe()} {place}"
     if epilogue.outside:
         reason += f"; {epilogue.outside} is a Python function, outside the kernel"
-    return replace(row, reason=reason)
+    return replace(row, reason=reason, workspace_bytes=size)
 
 
 def _stock_row(eqn, operands, dtype: str) -> Row:

@@ -238,13 +238,15 @@ def axis_of(role: str, letter: str, dimension_numbers: ConvDimensionNumbers) -> 
     return spec_of(role, dimension_numbers)[at]
 
 
-def layout(role: str, dimension_numbers: ConvDimensionNumbers) -> tuple[int, ...]:
+def layout(
+    role: str, dimension_numbers: ConvDimensionNumbers, engine: str = ""
+) -> tuple[int, ...]:
     """Major-to-minor order of `role`'s axes that the native code wants.
 
-    Channels last for x and y, spatial axes then C then K for w.
+    Channels last for x and y; for w spatial axes, C, K, and for cuDNN K first.
     """
     first, second, *spatial = spec_of(role, dimension_numbers)
-    if role == "w":
+    if role == "w" and engine != "cudnn":
         return (*spatial, second, first)
     return (first, *spatial, second)
 

@@ -17,7 +17,6 @@ from jax_convbatch.planners import Plan, Problem, Unable, largest_slice, sliced_
 
 DTYPES = ("bfloat16", "float16", "float32")
 _HIGH, _HIGHEST = 1, 2  # of jax.lax.Precision
-_CONTRACTION = {"fprop": "C", "dgrad": "K", "wgrad": "N"}  # as in primitives.OPS
 
 
 def planned(problem: Problem) -> Plan:
@@ -35,7 +34,7 @@ def planned(problem: Problem) -> Plan:
     # Groups are multiplied in true float32.
     high = dtype == "float32" and problem.precision == _HIGH and g.groups == 1
     if high and not _by_six_products(native):
-        return _three_products(problem)
+        return tf32x3.plan(problem, planned)
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
     if isinstance(native, str):
@@ -177,26 +176,4 @@ def _deep(problem: Problem) -> Plan:
         by_name_only=any(p.by_name_only for p in there),
         epilogue=False,
         pieces=plans,
-    )
-
-
-def _three_products(problem: Problem) -> Plan:
-    """Of float32 at HIGH where there are no six."""
-    op, geometry = problem.op, problem.geometry
-    one = replace(problem, workspace_limit=None, precision=0)
-    high = planned(one)
-    longer = tf32x3.geometry(geometry, _CONTRACTION[op])
-    rest = planned(replace(one, geometry=longer, config=""))
-    size = high.workspace_bytes + rest.workspace_bytes
-    problem.check_workspace(
-        size + tf32x3.extra_bytes(geometry, op), "parts of operands"
-    )
-    return replace(
-        high,
-        reason=f"three products of TF32, {high.reason}",
-        epilogue=False,
-        signs=False,
-        backward_workspace=None,
-        parts_workspace=None,
-        rest=rest,
     )

@@ -3,7 +3,8 @@
 A plan is a pure function of geometry, dtype, device, the caller's options and the
 files of `choices.py`: the same program gets the same plan, and so the same bits, on
 every run. What was measured for a convolution chooses; where nothing was, the rule:
-the first of `ENGINES` that covers it, with the configuration that it prefers.
+the first of the engines of `rules.py` that covers it, with the configuration that it
+prefers.
 """
 
 from __future__ import annotations
@@ -15,19 +16,29 @@ from functools import partial
 
 import numpy as np
 
-from jax_convbatch import choices, depth, implicit_cuda, planners, targets
+from jax_convbatch import (
+    choices,
+    cudnn,
+    depth,
+    implicit_cuda,
+    planners,
+    rules,
+    targets,
+)
 from jax_convbatch.geometry import MAX_SPATIAL, ConvGeometry
 from jax_convbatch.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
 
-# Engines in order of preference, with the platforms they have code for.
+# Engines, with the platforms they have code for.
 ENGINES: dict[str, tuple[str, ...]] = {
     "implicit_gemm": ("cpu", "cuda"),
+    "cudnn": ("cuda",),
     "im2col_gemm": ("cpu", "cuda"),
     "per_sample": ("cpu", "cuda"),
 }
 _PLANNERS: dict[tuple[str, str], Callable[[Problem], Plan]] = {
     ("implicit_gemm", "cpu"): planners.implicit_cpu,
     ("implicit_gemm", "cuda"): implicit_cuda.planned,
+    ("cudnn", "cuda"): cudnn.planned,
     **{
         (name, platform): partial(planners.columns, name)
         for name in ("im2col_gemm", "per_sample")
@@ -38,7 +49,7 @@ _PLANNERS: dict[tuple[str, str], Callable[[Problem], Plan]] = {
 # one pass over y follows.
 EPILOGUES: dict[str, tuple[str, ...]] = {
     "cpu": ("implicit_gemm",),
-    "cuda": ("implicit_gemm",),
+    "cuda": ("implicit_gemm", "cudnn"),
 }
 # Those that cover every geometry and floating dtype, on each platform.
 GENERAL_ENGINES = {
@@ -47,7 +58,7 @@ GENERAL_ENGINES = {
 }
 ALGORITHMS = ("auto", *ENGINES, "xla")
 
-_HAS_CONFIGS = ("implicit_gemm", "cuda")
+_HAS_CONFIGS = (("implicit_gemm", "cuda"), ("cudnn", "cuda"))
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -135,11 +146,14 @@ def make_plan(
 
     def planned(name: str, config: str) -> Plan:
         _check(name, geometry, platform)
-        if config and (name, platform) != _HAS_CONFIGS:
+        if config and (name, platform) not in _HAS_CONFIGS:
             raise Unable(f"a configuration {config!r}")
         plan = _PLANNERS[name, platform](replace(problem, config=config))
         if algorithm != "auto":
-            return replace(plan, reason="asked for by name", source="name")
+            reason = "asked for by name"
+            if name == "cudnn":  # and which of its engines is not known from that
+                reason += f"; {plan.reason}"
+            return replace(plan, reason=reason, source="name")
         return plan
 
     names = [n for n, platforms in ENGINES.items() if platform in platforms]
@@ -160,7 +174,7 @@ def make_plan(
                 asked = algorithm != "auto"
                 return plan if asked else replace(plan, source=choice.source)
     if algorithm == "auto":
-        return _by_rule(names, platform, lambda name: planned(name, config))
+        return _by_rule(problem, lambda name: planned(name, config))
     try:
         return planned(algorithm, config)
     except Unable as unable:
@@ -183,10 +197,12 @@ def _measured(choice: choices.Choice, planned) -> Plan | None:
     return None
 
 
-def _by_rule(names: list[str], platform: str, planned) -> Plan:
-    """The first of the engines that covers it and is worth while; else `jax.lax`."""
+def _by_rule(problem: Problem, planned) -> Plan:
+    """The first of the rule's engines that covers it and is worth while; else
+    `jax.lax`."""
     refusals: list[str] = []
-    for name in names:
+    native = targets.available(problem.platform)
+    for name in rules.engines(problem) if native else ():
         try:
             chosen = planned(name)
         except Unable as unable:
@@ -195,10 +211,8 @@ def _by_rule(names: list[str], platform: str, planned) -> Plan:
         if chosen.by_name_only:
             refusals.append(f"{name} ({chosen.reason}) would take longer")
             continue
-        if name == "im2col_gemm" and targets.is_other_gpu(platform):
-            refusals.append("algorithm='xla' may be faster there")
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
-    return Plan("xla", refusals[-1] if refusals else _no_code(platform))
+    return Plan("xla", "; ".join(refusals) or _no_code(problem.platform))
 
 
 def configs(
@@ -210,17 +224,34 @@ def configs(
     precision: int = 0,
 ) -> list[str]:
     """Names of an engine's configurations, the rule's first; [""] where it has one."""
-    if (engine, platform) != _HAS_CONFIGS:
+    if (engine, platform) not in _HAS_CONFIGS:
         return [""]
     dtype = np.dtype(dtype)
+    problem = Problem(op, geometry, dtype, dtype, platform, precision=precision)
+    if engine == "cudnn":
+        return cudnn.configs(problem)
     if dtype.name not in implicit_cuda.DTYPES:
         return []
-    problem = Problem(op, geometry, dtype, dtype, platform, precision=precision)
     native = implicit_cuda.native_plans(problem)
     one = implicit_cuda.one_by_one(problem, native)
     if depth.is_deep(geometry) or one:  # the convolutions of these have theirs
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]
+
+
+def layer_plan(problem: Problem, chosen: Plan, epilogue: dict) -> Plan | None:
+    """How fprop and what follows it run as one call, or None where they do not.
+
+    Args:
+      problem: of fprop.
+      chosen: its plan.
+      epilogue: `Epilogue.attribute()`.
+    """
+    if not has_epilogue(chosen, problem.platform, problem.dtype, problem.out_dtype):
+        return None
+    if chosen.engine == "cudnn":
+        return cudnn.layer(problem, epilogue, chosen)
+    return chosen
 
 
 def has_epilogue(chosen: Plan, platform: str, dtype, out_dtype) -> bool:

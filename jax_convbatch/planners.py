@@ -50,6 +50,8 @@ class Plan:
         the result, see `depth.py`; None for slices that no tap meets.
       group: of wide groups, the plan of each, see `wide_groups.py`; of a channel
         multiplier that of a depthwise convolution, see `multipliers.py`.
+      padded: of negative padding and the like the plan of a padded copy's convolution,
+        see `padded.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -68,6 +70,7 @@ class Plan:
     rest: Plan | None = None
     pieces: tuple[Plan | None, ...] = ()
     group: Plan | None = None
+    padded: Plan | None = None
     source: str = "rule"
 
 

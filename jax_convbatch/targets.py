@@ -17,7 +17,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -60,7 +60,19 @@ def problem(platform: str) -> str | None:
     """Why no native code for a platform can be used, or None where it can."""
     if platform not in _natives:
         return f"jax_convbatch has no native code for platform {platform!r}"
-    return _natives[platform].problem
+    found = _natives[platform].problem
+    return found or (_too_old() if platform == "cuda" else None)
+
+
+def _too_old() -> str | None:
+    """Why nothing that was compiled runs on JAX's first GPU, or None."""
+    capability = _gpu().capability
+    if capability == "unknown" or _at_least_8(capability):
+        return None
+    return (
+        f"jax_convbatch is compiled for GPUs of compute capability {OLDEST} and later, "
+        f"and {_gpu().name} has {capability}"
+    )
 
 
 def modules() -> list[ModuleType]:
@@ -167,9 +179,62 @@ def implicit_gemm_column_plan(op: str, geometry, dtype: str, samples: int):
     )
 
 
+def cudnn_problem() -> str | None:
+    """Why cuDNN cannot be used, or None. Loads it the first time."""
+    module = _natives["cuda"].module
+    if module is None:
+        return _natives["cuda"].problem
+    if _gpu().capability == "unknown":
+        return "JAX has no CUDA device to plan for"
+    return module.load_cudnn(_of_nvidia_wheels("cudnn/lib/libcudnn.so.9")) or None
+
+
+def cudnn_version() -> str:
+    """Of the library that is used, such as "9.19.0"; "" without one."""
+    module = _natives["cuda"].module
+    return "" if module is None or cudnn_problem() else module.cudnn_version()
+
+
+@functools.lru_cache(maxsize=4096)
+def cudnn_plans(
+    op: str,
+    geometry,
+    dtype: str,
+    out_dtype: str,
+    tf32: bool,
+    layer: tuple[tuple[str, Any], ...],
+    workspace_limit: int,
+    most: int,
+) -> list[dict] | str:
+    """Ways to run a convolution by cuDNN on JAX's first GPU, or why there are none.
+
+    Args:
+      op, geometry, dtype: as in `implicit_gemm_plans`.
+      out_dtype: of the result.
+      tf32: whether float32 may be multiplied as TF32.
+      layer: items of `Epilogue.attribute()`, or nothing.
+      workspace_limit: bytes.
+      most: how many.
+
+    Returns:
+      [{"config": name, "workspace": bytes, "compiled": whether its kernel is compiled
+      for it, "depends_on_batch": whether a sample's bits may}, ...], the heuristics'
+      first, or a reason.
+    """
+    module = _natives["cuda"].module
+    assert module is not None  # cudnn_problem() was asked
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    found = module.cudnn_plans(
+        *(op, fields, dtype, out_dtype, tf32),
+        {name: v if isinstance(v, str) else int(v) for name, v in layer},
+        *(workspace_limit, most),
+    )
+    return found.strip() if isinstance(found, str) else found
+
+
 def _at_least_8(capability: str) -> bool:
-    major = capability.split(".")[0]
-    return major.isdigit() and int(major) >= 8
+    major, oldest = capability.split(".")[0], OLDEST.split(".")[0]
+    return major.isdigit() and int(major) >= int(oldest)
 
 
 def device_name(platform: str) -> str:
@@ -177,12 +242,13 @@ def device_name(platform: str) -> str:
     return _gpu().name if platform == "cuda" else _cpu_model()
 
 
-def is_other_gpu(platform: str) -> bool:
-    """Whether this is a GPU that the Hopper kernels do not run on."""
-    return platform == "cuda" and _gpu().capability not in (HOPPER, "unknown")
+def is_hopper() -> bool:
+    """Whether the Hopper kernels run on JAX's first GPU; without one they are planned
+    for."""
+    return _gpu().capability in (HOPPER, "unknown")
 
 
-HOPPER = "9.0"
+OLDEST, HOPPER = "8.0", "9.0"
 
 
 class _Gpu(NamedTuple):
@@ -279,12 +345,19 @@ def _preload_cublas() -> None:
     A process holds one libcublasLt.so.13. JAX's plugin needs the one of its
     wheels, which may lie in another folder than this package.
     """
+    library = _of_nvidia_wheels("cu13/lib/libcublasLt.so.13")
+    if library:
+        ctypes.CDLL(library)
+
+
+def _of_nvidia_wheels(name: str) -> str:
+    """The path of a file of the nvidia wheels; "" where there is none."""
     nvidia = importlib.util.find_spec("nvidia")
     for folder in (nvidia and nvidia.submodule_search_locations) or ():
-        library = os.path.join(folder, "cu13", "lib", "libcublasLt.so.13")
-        if os.path.exists(library):
-            ctypes.CDLL(library)
-            return
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            return path
+    return ""
 
 
 def _cuda_allowed() -> bool:

@@ -17,6 +17,7 @@ Cores while surpassing the FP32 theoretical peak performance" (arXiv:2203.03341)
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,8 +25,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch.planners import Plan, Problem
 
 MANTISSA_BITS = 10
+_CONTRACTION = {"fprop": "C", "dgrad": "K", "wgrad": "N"}  # as in primitives.OPS
 
 
 class Parts(NamedTuple):
@@ -38,6 +41,30 @@ class Parts(NamedTuple):
 def geometry(g: ConvGeometry, contraction: str) -> ConvGeometry:
     """`g` with twice as much of the letter that an operation sums over."""
     return g._replace(**{contraction: 2 * getattr(g, contraction)})
+
+
+def plan(problem: Problem, planned: Callable[[Problem], Plan]) -> Plan:
+    """Of the three products, by an engine whose plans of TF32 `planned` makes.
+
+    Raises:
+      Unable: what `planned` raises, or the limit has no room for the parts.
+    """
+    op, g = problem.op, problem.geometry
+    one = replace(problem, workspace_limit=None, precision=0)
+    high = planned(one)
+    longer = geometry(g, _CONTRACTION[op])
+    rest = planned(replace(one, geometry=longer, config=""))
+    size = high.workspace_bytes + rest.workspace_bytes
+    problem.check_workspace(size + extra_bytes(g, op), "parts of operands")
+    return replace(
+        high,
+        reason=f"three products of TF32, {high.reason}",
+        epilogue=False,
+        signs=False,
+        backward_workspace=None,
+        parts_workspace=None,
+        rest=rest,
+    )
 
 
 def extra_bytes(g: ConvGeometry, op: str) -> int:

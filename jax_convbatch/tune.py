@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_convbatch import choices, fused, plan, primitives, targets, timing
+from jax_convbatch import (
+    choices,
+    fused,
+    plan,
+    planners,
+    primitives,
+    rules,
+    targets,
+    timing,
+)
 from jax_convbatch.calls import Calls, pairs_of, sets_of
 from jax_convbatch.explain import traced
 from jax_convbatch.primitives import ConvParams
@@ -51,8 +60,10 @@ class Problem:
         p = self.params
         found: list[tuple[str, str]] = []
         later: list[tuple[str, str]] = []  # what the rule would not take
-        for engine, platforms in plan.ENGINES.items():
-            if engine == "per_sample" or platform not in platforms:
+        dtypes = np.dtype(self.dtype), np.dtype(self.out_dtype)
+        problem = planners.Problem(self.op, p.geometry, *dtypes, platform)
+        for engine in dict.fromkeys((*rules.engines(problem), *plan.ENGINES)):
+            if engine == "per_sample" or platform not in plan.ENGINES[engine]:
                 continue
             for config in plan.configs(
                 engine, self.op, p.geometry, self.dtype, platform, p.precision_level

@@ -30,9 +30,9 @@ def assert_exact(case, dtype, algorithm="implicit_gemm", **options):
         np.testing.assert_array_equal(a, b)
 
 
-def assert_right_but_for_rounding(case, dtype, **options):
+def assert_right_but_for_rounding(case, dtype, algorithm="implicit_gemm", **options):
     x, w, dy = arrays(case, normal, dtype)
-    got = run(case, x, w, dy, algorithm="implicit_gemm", **options)
+    got = run(case, x, w, dy, algorithm=algorithm, **options)
     right = exact(case, x, w, dy)
     size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
     for a, b, magnitude, count in zip(got, right, size, terms(case), strict=True):
@@ -55,14 +55,17 @@ def assert_not_finite_stays_in_its_group(case, value, dtype="bfloat16"):
     assert not np.isfinite(oracle.float64(got.dw[..., :others])).all()
 
 
-def assert_batch_invariant(case, dtype, **options):
+def assert_batch_invariant(
+    case, dtype, algorithm="implicit_gemm", batches=(1, 2, 3, 8, 33), **options
+):
     """y and dx of a sample have the same bits in every batch."""
+    options["algorithm"] = algorithm
     large = case._replace(x=(256, *case.x[1:]))
     x, w, dy = arrays(large, normal, dtype)
-    want = run(large, x, w, dy, algorithm="implicit_gemm", **options)
-    for n in (1, 2, 3, 8, 33):
+    want = run(large, x, w, dy, **options)
+    for n in batches:
         small = case._replace(x=(n, *case.x[1:]))
-        got = run(small, x[-n:], w, dy[-n:], algorithm="implicit_gemm", **options)
+        got = run(small, x[-n:], w, dy[-n:], **options)
         np.testing.assert_array_equal(bits(got.y), bits(want.y)[-n:])
         np.testing.assert_array_equal(bits(got.dx), bits(want.dx)[-n:])
 

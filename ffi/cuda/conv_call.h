@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "conv_geometry.h"
@@ -97,6 +98,15 @@ inline auto BindConvExecute() {
 
 inline auto BindConvInitialize() {
   return BindConv(ffi::Ffi::BindInitialize());
+}
+
+// Of engines that have several configurations.
+inline auto BindConfiguredExecute() {
+  return BindConvExecute().Attr<std::string_view>("config");
+}
+
+inline auto BindConfiguredInitialize() {
+  return BindConvInitialize().Attr<std::string_view>("config");
 }
 
 }  // namespace jax_convbatch

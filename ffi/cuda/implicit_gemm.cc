@@ -19,6 +19,7 @@
 #include "cuda/hopper/configs.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/hopper_device.h"
+#include "cuda/layer_call.h"
 #include "cuda/memo.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
@@ -311,30 +312,6 @@ ffi::Error ActInitialize(ffi::AnyBuffer x, ffi::AnyBuffer w,
                 attributes, /*launch=*/false, nullptr);
 }
 
-template <typename Binding>
-auto BindAct(Binding&& binding) {
-  return std::forward<Binding>(binding)
-      .template Arg<ffi::AnyBuffer>()  // x
-      .template Arg<ffi::AnyBuffer>()  // w
-      .RemainingArgs()                 // of scale, bias, residual
-      .template Ret<ffi::AnyBuffer>()  // y
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .RemainingRets()                 // z and signs, where they are saved
-      .template Attr<ConvGeometry>("geometry")
-      .template Attr<int64_t>("slice")
-      .template Attr<int64_t>("precision")
-      .template Attr<std::string_view>("config")
-      .template Attr<EpilogueAttributes>("epilogue");
-}
-
-auto BindExecute() {
-  return BindConvExecute().Attr<std::string_view>("config");
-}
-
-auto BindInitialize() {
-  return BindConvInitialize().Attr<std::string_view>("config");
-}
-
 }  // namespace
 
 ffi::Error RunImplicitGemm(Operation operation, const ConvBuffers& buffers,
@@ -345,25 +322,25 @@ ffi::Error RunImplicitGemm(Operation operation, const ConvBuffers& buffers,
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropExecute, Execute<Operation::kFprop>,
-                              BindExecute(),
+                              BindConfiguredExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradExecute, Execute<Operation::kDgrad>,
-                              BindExecute(),
+                              BindConfiguredExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradExecute, Execute<Operation::kWgrad>,
-                              BindExecute(),
+                              BindConfiguredExecute(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     ImplicitFpropActExecute, ActExecute,
-    BindAct(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    BindLayer(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropActInitialize, ActInitialize,
-                              BindAct(ffi::Ffi::BindInitialize()));
+                              BindLayer(ffi::Ffi::BindInitialize()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropInitialize,
-                              Initialize<Operation::kFprop>, BindInitialize());
+                              Initialize<Operation::kFprop>, BindConfiguredInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradInitialize,
-                              Initialize<Operation::kDgrad>, BindInitialize());
+                              Initialize<Operation::kDgrad>, BindConfiguredInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradInitialize,
-                              Initialize<Operation::kWgrad>, BindInitialize());
+                              Initialize<Operation::kWgrad>, BindConfiguredInitialize());
 
 }  // namespace jax_convbatch

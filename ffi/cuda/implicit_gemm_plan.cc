@@ -10,6 +10,7 @@
 #include "cuda/hopper/layer_backward.h"
 #include "cuda/hopper/paths.h"
 #include "cuda/hopper/relu_grad.h"
+#include "cuda/plan_arguments.h"
 #include "cuda/pointwise_gemms.h"
 #include "cuda/product_wgrad.h"
 #include "cuda/simt/simt.h"
@@ -20,32 +21,6 @@ namespace nb = nanobind;
 namespace jax_convbatch {
 namespace {
 
-ConvGeometry GeometryOf(const nb::dict& fields) {
-  auto number = [&](const std::string& name) {
-    return nb::cast<int64_t>(nb::object(fields[name.c_str()]));
-  };
-  auto axes = [&](const std::string& name) {
-    return Axes{number(name + "_d"), number(name + "_h"), number(name + "_w")};
-  };
-  return {number("N"),
-          number("D"),
-          number("H"),
-          number("W"),
-          number("C"),
-          number("K"),
-          number("T"),
-          number("R"),
-          number("S"),
-          number("O"),
-          number("P"),
-          number("Q"),
-          number("groups"),
-          axes("stride"),
-          axes("pad"),
-          axes("input_dilation"),
-          axes("filter_dilation")};
-}
-
 hopper::Type TypeOf(const std::string& dtype) {
   if (dtype == "bfloat16") return hopper::Type::kBf16;
   if (dtype == "float16") return hopper::Type::kF16;
@@ -53,16 +28,6 @@ hopper::Type TypeOf(const std::string& dtype) {
   const std::string message =
       "dtype must be 'bfloat16', 'float16' or 'float32', and is '" + dtype +
       "'";
-  throw nb::value_error(message.c_str());
-}
-
-template <typename Op>
-Op OpOf(const std::string& op) {
-  if (op == "fprop") return Op::kFprop;
-  if (op == "dgrad") return Op::kDgrad;
-  if (op == "wgrad") return Op::kWgrad;
-  const std::string message =
-      "op must be 'fprop', 'dgrad' or 'wgrad', and is '" + op + "'";
   throw nb::value_error(message.c_str());
 }
 

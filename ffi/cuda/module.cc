@@ -2,9 +2,11 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <string>
 
+#include "cuda/cudnn/plan.h"
 #include "cuda/handlers.h"
 #include "cuda/implicit_gemm_plan.h"
 
@@ -54,6 +56,11 @@ nb::dict Targets() {
   add(engine, "layer_backward",
       Stages(LayerBackwardInitialize, LayerBackwardExecute));
   add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
+  add("cudnn", "fprop", Stages(CudnnFpropInitialize, CudnnFpropExecute));
+  add("cudnn", "fprop_act",
+      Stages(CudnnFpropActInitialize, CudnnFpropActExecute));
+  add("cudnn", "dgrad", Stages(CudnnDgradInitialize, CudnnDgradExecute));
+  add("cudnn", "wgrad", Stages(CudnnWgradInitialize, CudnnWgradExecute));
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
   targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);
@@ -103,6 +110,16 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm multiplies the sampled columns of a deformable "
         "convolution,\nso many samples at a time, or None where cuBLAS does. "
         "As implicit_gemm_plans\notherwise.");
+  m.def("load_cudnn", &LoadCudnn, "path"_a,
+        "Loads cuDNN from a file, or by its soname where `path` is empty; the "
+        "first call\ncounts. Why it cannot be used, or an empty string.");
+  m.def("cudnn_version", &CudnnVersion,
+        "Of the library that was loaded; empty without one.");
+  m.def("cudnn_plans", &CudnnPlans, "op"_a, "geometry"_a, "dtype"_a,
+        "out_dtype"_a, "tf32"_a, "layer"_a, "workspace_limit"_a, "most"_a,
+        "Ways to run an operation by cuDNN on the current GPU, its heuristics' "
+        "first, or why\nthere are none. `layer`: the fields of an epilogue, or "
+        "nothing.");
 }
 
 }  // namespace jax_convbatch
