@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jax_convbatch as jc
-from jax_convbatch import choices, plan, primitives, targets
+from jax_convbatch import choices, plan, primitives, rules, targets
 from jax_convbatch.geometry import ConvGeometry
 
 X, W = jnp.ones((2, 6, 5, 4)), jnp.ones((3, 3, 4, 8))
@@ -158,7 +158,10 @@ def test_a_configuration_that_is_not_there_is_refused():
 
 
 class Native:
-    """Stands in for the CUDA module: three configurations of fprop and dgrad."""
+    """Stands in for the CUDA module: three configurations of fprop and dgrad.
+
+    Without cuDNN, unless `no_cudnn` is empty.
+    """
 
     @staticmethod
     def implicit_gemm_plans(op, fields, dtype, multiprocessors, hopper, exact):
@@ -167,12 +170,30 @@ class Native:
         rest |= {"epilogue": True, "signs": True}
         return [{"config": name, **rest} for name in names]
 
+    @staticmethod
+    def load_cudnn(path):
+        return Native.no_cudnn
+
+    @staticmethod
+    def cudnn_version():
+        return "9.19.0"
+
+    @staticmethod
+    def cudnn_plans(*args):
+        rest = {"workspace": 0, "compiled": False, "depends_on_batch": False}
+        return [{"config": name, **rest} for name in ("eng1", "eng2")]
+
     preferred = True
+    no_cudnn = "no library of this name"
 
 
 def gpu(monkeypatch, name, capability):
+    """A GPU with this order of engines, whatever the rule's is."""
     native = targets._Native(Native())
     monkeypatch.setitem(targets._natives, "cuda", native)
+    order = ("implicit_gemm", "cudnn", "im2col_gemm")
+    monkeypatch.setattr(rules, "engines", lambda _: order)
+    monkeypatch.setattr(targets, "cudnn_plans", targets.cudnn_plans.__wrapped__)
     monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(name, capability, 132))
 
 
@@ -200,14 +221,16 @@ def on_cuda(x=XB):
     return jc.explain(step, x, WB, platform="cuda")
 
 
-def test_on_other_gpus_columns_are_the_default_and_stock_is_named(monkeypatch):
+def test_what_refused_before_is_named(monkeypatch):
     gpu(monkeypatch, "NVIDIA A100-SXM4-80GB", "8.0")
     for row in on_cuda():
         assert (row.engine, row.source) == ("im2col_gemm", "rule")
         assert "compute capability 8.0 (it needs 9.0, Hopper)" in row.reason
-        assert "algorithm='xla' may be faster there" in row.reason
-    gpu(monkeypatch, "NVIDIA H200", "9.0")
-    assert not any("may be faster" in row.reason for row in on_cuda())
+        assert "cudnn does not cover this: no library of this name" in row.reason
+    monkeypatch.setattr(Native, "no_cudnn", "")
+    for row in on_cuda():
+        assert (row.engine, row.source) == ("cudnn", "rule")
+        assert "cuDNN 9.19.0, eng1; implicit_gemm does not cover" in row.reason
 
 
 def test_a_configuration_is_taken_for_its_batch_size_alone(own_choices, monkeypatch):
@@ -227,6 +250,7 @@ def test_the_configuration_reaches_the_native_call(own_choices, monkeypatch):
     gpu(monkeypatch, "NVIDIA H200", "9.0")
     name = choices.key("dgrad", G, "bfloat16", "bfloat16", 0)
     kept(own_choices, {name: entry("implicit_gemm", **{"2": "128x128"})}, "cuda")
+    jax.clear_caches()  # of the same step on another GPU
     traced = jax.jit(step).trace(XB, WB)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     lines = [line for line in text.splitlines() if "jax_convbatch_implicit" in line]

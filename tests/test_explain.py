@@ -20,10 +20,10 @@ BIAS = jnp.ones(32)
 def default(platform, hopper=True, oldest="9.0"):
     """What runs f32; `hopper` where GPUs from the `oldest` on have a kernel for it."""
     if platform == "cpu" or not hopper:
-        return {"cpu": "implicit_gemm", "cuda": "im2col_gemm"}[platform]
+        return {"cpu": "implicit_gemm", "cuda": "cudnn"}[platform]
     capability = float(jax.devices("cuda")[0].compute_capability)
     served = capability == 9 if oldest == "9.0" else capability >= float(oldest)
-    return "implicit_gemm" if served else "im2col_gemm"
+    return "implicit_gemm" if served else "cudnn"
 
 
 # Calls that an engine covers: none of them may go to jax.lax.
@@ -67,7 +67,7 @@ def test_these_calls_and_their_gradients_run_natively(x64, platform, call, dtype
         assert engines(rows) == {"implicit_gemm"}
         (reason,) = {row.reason for row in rows if row.op in ("dgrad", "wgrad")}
         assert reason in {"avx512 kernels", "avx2 kernels", "portable kernels"}
-    assert engines(rows) <= {"im2col_gemm", "implicit_gemm"}
+    assert engines(rows) <= {"im2col_gemm", "implicit_gemm", "cudnn"}
 
 
 @pytest.mark.parametrize("call", NATIVE)

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import assume, given, settings
-from problems import Problem, exact, problems, whole
+from problems import Problem, exact, normal, problems, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -21,6 +21,7 @@ from test_implicit_gemm import NHWC
 import jax_convbatch as jc
 from jax_convbatch import dual, primitives
 from jax_convbatch.canonical import resolve
+from jax_convbatch.planners import Plan
 
 
 def transposed(
@@ -56,7 +57,7 @@ def params_of(case, x, w):
 @settings(max_examples=40)
 @given(case=problems(ranks=(1, 2, 3), empty=False))
 def test_the_strided_convolution_gives_the_same_sums(case):
-    assume(any(d > 1 for d in case.conv.input_dilation) and case.conv.groups == 1)
+    assume(any(d > 1 for d in case.conv.input_dilation))
     ones = (1,) * case.conv.rank
     case = case._replace(conv=case.conv._replace(strides=ones))
     x, w, dy = arrays(case, whole, "float32")
@@ -88,6 +89,52 @@ def test_what_it_is_the_transpose_of():
     assert dual.geometry(strided) is None
     assert dual.geometry(g._replace(stride=(1, 2, 1))) is None
     assert dual.geometry(g._replace(groups=2)) is None
+    assert dual.geometry(g._replace(groups=2), grouped=True) == strided._replace(
+        groups=2
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("spec", [(0, 1, 2, 3), (3, 2, 0, 1), (1, 3, 2, 0)])
+def test_the_filter_of_each_group_is_turned_by_itself(spec, groups):
+    g = dict(K=4 * groups, C=5, R=2, S=3)
+    w = whole(0, tuple(g.values()), "float32")  # K, C of a group, taps
+    parts = [part[..., ::-1, ::-1].swapaxes(0, 1) for part in np.split(w, groups)]
+    right = np.concatenate(parts)
+
+    def kept(a):
+        return a.transpose(np.argsort(spec))
+
+    np.testing.assert_array_equal(dual.reverse(kept(w), spec, groups), kept(right))
+    np.testing.assert_array_equal(dual.reverse(kept(right), spec, groups), kept(w))
+
+
+@settings(max_examples=12)
+@given(case=problems(ranks=(1, 2, 3), empty=False))
+def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
+    """Of several groups, too, by a `native_call` that is jax.lax's."""
+    assume(any(d > 1 for d in case.conv.input_dilation))
+    ones = (1,) * case.conv.rank
+    case = case._replace(conv=case.conv._replace(strides=ones))
+    x, w, dy = arrays(case, normal, "float64")
+    given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    params = params_of(case, given_["x"], given_["w"])
+    strided = dual.params(params)
+    for op in primitives.OPS.values():
+        its, _ = dual.OPS[op.name]
+        asked = []
+
+        def native_call(chosen, a, b, params, out_dtype, its=its, asked=asked):
+            assert not chosen.dual
+            asked.append(params)
+            return primitives.xla_call(its, a, b, params, out_dtype)
+
+        operands = [jax.numpy.asarray(given_[role]) for role in op.operands]
+        chosen = Plan("cudnn", "", dual=True)
+        got = dual.call(native_call, op, chosen, operands, params, np.dtype("float64"))
+        assert asked == [strided]
+        want = primitives.xla_call(op.name, *operands, params, np.dtype("float64"))
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_arguments_seen_before_are_not_traced_again(monkeypatch):

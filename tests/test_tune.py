@@ -11,7 +11,7 @@ import pytest
 from test_choices import ONES, RULE, WB, XB, G, Native, W, X, by_op, gpu, step
 
 import jax_convbatch as jc
-from jax_convbatch import primitives
+from jax_convbatch import primitives, rules
 from jax_convbatch.geometry import ConvGeometry
 
 # The module: in the package its name is the function's.
@@ -33,6 +33,28 @@ def test_candidates_are_every_engine_and_configuration(monkeypatch):
     assert wide.candidates("cuda") == [("im2col_gemm", "")]
     monkeypatch.setattr(Native, "preferred", False)
     assert fprop.candidates("cuda")[0] == ("im2col_gemm", "")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_candidates_begin_with_the_rules_choice(monkeypatch, dtype):
+    gpu(monkeypatch, "NVIDIA A100-SXM4-80GB", "8.0")
+    monkeypatch.setattr(Native, "no_cudnn", "")
+    cudnn = [("cudnn", "eng1"), ("cudnn", "eng2")]
+    conv = functools.partial(jc.conv, precision="highest")
+    (fprop,) = tuning.problems_of(conv, XB.astype(dtype), WB.astype(dtype))
+    ours = [("implicit_gemm", name) for name in ("64x64", "128x128", "256x64")]
+    ours = ours if dtype == "float32" else []  # Hopper's alone
+    assert fprop.candidates("cuda") == [*ours, *cudnn, ("im2col_gemm", "")]
+    monkeypatch.setattr(rules, "engines", lambda _: ("cudnn", "im2col_gemm"))
+    assert fprop.candidates("cuda") == [*cudnn, ("im2col_gemm", ""), *ours]
+
+
+def test_a_dtype_that_cudnn_alone_has_configurations_for(monkeypatch, x64):
+    gpu(monkeypatch, "NVIDIA H200", "9.0")
+    monkeypatch.setattr(Native, "no_cudnn", "")
+    (fprop,) = tuning.problems_of(jc.conv, X.astype("float64"), W.astype("float64"))
+    cudnn = [("cudnn", "eng1"), ("cudnn", "eng2")]
+    assert fprop.candidates("cuda") == [*cudnn, ("im2col_gemm", "")]
 
 
 def test_tune_keeps_the_fastest_of_every_convolution(own_choices, monkeypatch):

@@ -1,0 +1,69 @@
+"""GPUs that are not there, and convolutions to plan for them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import families, workloads
+from benchmarks.window import DIMENSION_NUMBERS, Window
+from jax_convbatch import choices, geometry, targets
+from jax_convbatch.planners import Problem
+
+GPUS = {
+    "7.5": ("Tesla T4", 40),
+    "8.0": ("NVIDIA A100-SXM4-80GB", 108),
+    "8.6": ("NVIDIA RTX A6000", 84),
+    "8.9": ("NVIDIA GeForce RTX 4090", 128),
+    "9.0": ("NVIDIA H200", 132),
+    "10.0": ("NVIDIA B200", 148),
+    "12.0": ("NVIDIA GeForce RTX 5090", 170),
+}
+OPS = ("fprop", "dgrad", "wgrad")
+DTYPES = ("bfloat16", "float16", "float32")
+DRAWS = 40  # of each family
+
+
+def on(monkeypatch, capability):
+    """JAX's first GPU is one of these, and nothing was measured on it."""
+    name, count = GPUS[capability]
+    monkeypatch.setattr(choices, "measured", lambda *_: ())
+    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(name, capability, count))
+
+
+def _geometry(shape, window):
+    numbers = jax.lax.conv_dimension_numbers(
+        shape["x"], shape["w"], DIMENSION_NUMBERS[window.rank]
+    )
+    return geometry.from_lax(
+        *(shape["x"], shape["w"], shape["y"]),
+        window_strides=window.strides,
+        padding=window.padding,
+        lhs_dilation=window.lhs_dilation,
+        rhs_dilation=window.rhs_dilation,
+        dimension_numbers=numbers,
+        feature_group_count=window.groups,
+    )
+
+
+@functools.cache
+def geometries():
+    """Of every table of the benchmarks, and drawn from every family."""
+    found = {}
+    for rows, _ in workloads.TABLES.values():
+        for name, (batches, row) in rows.items():
+            for n in batches:
+                shape = dict(zip("xwy", workloads.shapes(n, row), strict=True))
+                found[f"{name} of {n}"] = _geometry(shape, Window.of_row(row))
+    for family in families.FAMILIES:
+        for draw in families.draws(family, 0, DRAWS):
+            found[draw.name] = _geometry(draw.shape, draw.window)
+    return found
+
+
+def problems(dtypes=DTYPES):
+    """(name, `Problem` on CUDA) of each geometry."""
+    for name, g in geometries().items():
+        for op in OPS:
+            for dtype in map(jnp.dtype, dtypes):
+                yield f"{op} {dtype} {name}", Problem(op, g, dtype, dtype, "cuda")

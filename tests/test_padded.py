@@ -1,0 +1,153 @@
+"""Convolutions of padded copies: what is asked of a library, and the same sums."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from problems import exact, normal, problems, whole
+from promises import arrays
+from test_transposed import params_of
+
+from jax_convbatch import cudnn, padded, primitives, targets
+from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch.planners import Plan, Problem, Unable
+
+ONES = (1, 1, 1)
+#   8x9 inputs, 3x3 taps, 8x9 outputs
+G = ConvGeometry(2, 1, 8, 9, 4, 6, 1, 3, 3, 1, 8, 9, 1, ONES, (0, 1, 1), ONES, ONES)
+
+
+def is_plain(g):
+    """Whether libraries say it: no dilated input, both sides padded alike.
+
+    The high side may be any that leaves as many outputs.
+    """
+    sides = zip(g.pad, g.pad_high, g.stride, strict=True)
+    alike = [low >= 0 and high <= low < high + stride for low, high, stride in sides]
+    return g.input_dilation == ONES and all(alike)
+
+
+def test_where_none_is_needed():
+    assert padded.geometry(G) is None
+    # Two rows of x that no window reaches, beside a stride of 3.
+    rest = G._replace(H=11, P=3, stride=(1, 3, 1), pad=(0, 0, 1))
+    assert rest.pad_high[1] == -2
+    assert padded.geometry(rest) is None
+    assert padded.geometry(rest._replace(H=12)) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        (dict(pad=(0, -1, 1), P=5), (1, 7, 9)),
+        (dict(pad=(0, -2, -1), P=4, Q=6), (1, 6, 8)),
+        (dict(pad=(0, 2, 1)), (1, 10, 9)),  # the low side alone
+        (dict(pad=(0, 0, 1)), (1, 10, 9)),  # the high one
+        (dict(H=20), (1, 10, 9)),  # negative there
+        (dict(input_dilation=(1, 2, 1), P=15), (1, 17, 9)),
+        (dict(input_dilation=(1, 3, 1), stride=(1, 2, 1), P=11), (1, 23, 9)),
+        (dict(filter_dilation=(1, 2, 1), pad=(0, -1, 1), P=3), (1, 7, 9)),
+    ],
+)
+def test_the_copy_has_what_is_not_padded_alike(changes, sizes):
+    g = G._replace(**changes)
+    copy = padded.geometry(g)
+    assert copy.inputs == sizes
+    assert is_plain(copy) and not is_plain(g)
+    for field in ("N", "C", "K", "taps", "outputs", "stride", "filter_dilation"):
+        assert getattr(copy, field) == getattr(g, field)
+    assert padded.geometry(copy) is None
+    assert padded.copy_bytes(g, 2) == 2 * 2 * np.prod(sizes) * 4
+
+
+def given_of(case, make, dtype):
+    x, w, dy = arrays(case, make, dtype)
+    given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
+    return params_of(case, given_["x"], given_["w"]), {
+        role: jnp.asarray(a) for role, a in given_.items()
+    }
+
+
+@settings(max_examples=20)
+@given(case=problems(ranks=(1, 2, 3), empty=False))
+def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
+    """By a `native_call` that is jax.lax's."""
+    params, given_ = given_of(case, normal, "float64")
+    copy = padded.geometry(params.geometry)
+    assert (copy is None) == is_plain(params.geometry)
+    if copy is None:
+        return
+    inner, f64 = Plan("cudnn", "of the copy"), np.dtype("float64")
+
+    def native_call(op, chosen, a, b, params, out_dtype):
+        assert chosen is inner
+        assert params.geometry == copy
+        for role, array in zip(op.operands, (a, b), strict=True):
+            assert array.shape == params.shape(role)
+        return primitives.xla_call(op.name, a, b, params, out_dtype)
+
+    for op in primitives.OPS.values():
+        operands = [given_[role] for role in op.operands]
+        chosen = Plan("cudnn", "", padded=inner)
+        got = padded.call(native_call, op, chosen, operands, params, f64)
+        want = primitives.xla_call(op.name, *operands, params, f64)
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+# --- all that is done for cuDNN ----------------------------------------------------
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """cuDNN, which covers everything, and jax.lax in the place of its calls."""
+    plans = [{"config": "", "workspace": 0, "compiled": False}]
+    plans[0]["depends_on_batch"] = False
+    monkeypatch.setattr(targets, "cudnn_problem", lambda: None)
+    monkeypatch.setattr(targets, "cudnn_version", lambda: "9.19.0")
+    monkeypatch.setattr(targets, "cudnn_plans", lambda *args: plans)
+    original = primitives.native_call
+
+    def native_call(op, chosen, a, b, params, out_dtype):
+        if chosen.rest or chosen.dual or chosen.padded:
+            return original(op, chosen, a, b, params, out_dtype)
+        assert is_plain(params.geometry)
+        return primitives.xla_call(op.name, a, b, params, out_dtype)
+
+    monkeypatch.setattr(primitives, "native_call", native_call)
+
+
+@settings(max_examples=20)
+@given(case=problems(ranks=(1, 2, 3), empty=False))
+def test_what_cudnn_is_asked_gives_the_same_sums(library, case):
+    """At HIGH of several groups, too."""
+    params, given_ = given_of(case, whole, "float32")
+    x, w, dy = (case.canonical(role, given_[role]) for role in "xwy")
+    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
+    f32 = np.dtype("float32")
+    for op in primitives.OPS.values():
+        for precision in (0, 1):
+            problem = Problem(
+                *(op.name, params.geometry, f32, f32, "cuda"), precision=precision
+            )
+            chosen = cudnn.planned(problem)
+
+            def call(a, b, op=op, chosen=chosen):
+                return primitives.native_call(op, chosen, a, b, params, f32)
+
+            got = jax.jit(call)(*(given_[role] for role in op.operands))
+            np.testing.assert_array_equal(
+                case.canonical(op.result, got), right[op.result]
+            )
+
+
+def test_the_copy_counts_as_workspace(library):
+    g, f32 = G._replace(pad=(0, -1, 1), P=5), np.dtype("float32")
+    problem = Problem("fprop", g, f32, f32, "cuda")
+    size = padded.copy_bytes(g, 4)
+    chosen = cudnn.planned(problem)
+    assert chosen.workspace_bytes == size
+    assert "padded copy" in chosen.reason
+    with pytest.raises(Unable, match="padded copies"):
+        cudnn.planned(Problem("fprop", g, f32, f32, "cuda", size - 1))
+    assert cudnn.planned(Problem("fprop", g, f32, f32, "cuda", size)) == chosen
