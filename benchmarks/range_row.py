@@ -88,9 +88,7 @@ class Program:
 class Prepared:
     """An operation whose programs are compiled, in a thread if wanted."""
 
-    def __init__(
-        self, case: DrawnCase, engine: str, peers, stock: Executor, beside=()
-    ):
+    def __init__(self, case: DrawnCase, engine: str, peers, stock: Executor, beside=()):
         """`stock` compiles `jax.lax`'s program: XLA times algorithms meanwhile;
         `beside`: engines of ours that are timed, too, where `engine` is another."""
         self.case = case
@@ -204,9 +202,7 @@ def _checked(prepared: Prepared, programs: dict[str, Program]) -> dict:
             figures.setdefault(name, {}).update(program.figures)
             program.side.take(*sets)
             results[name] = program.side.once(*whole)
-            exact = (
-                name in prepared.ours and figures[name]["engine"] not in LIBRARIES
-            )
+            exact = name in prepared.ours and figures[name]["engine"] not in LIBRARIES
             figures[name]["error"] = prepared.check(name, results[name], exact)
             right[name] = program.side
     if right.keys() >= {"ours", "xla"}:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_convbatch import dual, padded, targets, tf32x3
+from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -35,8 +36,9 @@ def planned(problem: Problem) -> Plan:
         plan = planned(replace(problem, op=its, geometry=strided))
         reason = f"{plan.reason}, as {its} of the strided convolution"
         return replace(plan, reason=reason, dual=True)
-    if (without := padded.geometry(g)) is not None:
-        return _padded(replace(problem, geometry=without), g)
+    multiple = _multiple(problem)
+    if (copies := padded.geometry(g, multiple)) is not None:
+        return _padded(replace(problem, geometry=copies), g, multiple)
     found = _first(problem, {})
     return Plan(
         "cudnn",
@@ -127,10 +129,23 @@ def _reason(found: dict) -> str:
     return reason
 
 
-def _padded(problem: Problem, g) -> Plan:
-    """By a copy of x without padding; `g`: as it was, with padding."""
+def _multiple(problem: Problem) -> int:
+    """What tensor cores want channels to be multiples of: 16 bytes of them."""
+    itemsize = problem.dtype.itemsize
+    tensor_cores = itemsize == 2 or (itemsize == 4 and problem.precision == 0)
+    return 16 // itemsize if tensor_cores else 1
+
+
+def _padded(problem: Problem, g: ConvGeometry, multiple: int) -> Plan:
+    """By padded copies; `g`: as it was without them."""
     plan = planned(problem)
-    size = plan.workspace_bytes + padded.copy_bytes(g, problem.dtype.itemsize)
+    copies = padded.copy_bytes(g, problem.geometry, problem.dtype.itemsize)
+    size = plan.workspace_bytes + copies
     problem.check_workspace(size, "padded copies")
-    reason = f"{plan.reason}, of a padded copy"
-    return replace(plan, reason=reason, workspace_bytes=size, padded=plan)
+    return replace(
+        plan,
+        reason=f"{plan.reason}, of padded copies",
+        workspace_bytes=size,
+        padded=plan,
+        multiple=multiple,
+    )

@@ -1,66 +1,111 @@
-"""A convolution without padding or input dilation, of a padded copy of x.
+"""A convolution of padded copies, for libraries that want it simple.
 
-For libraries that know neither negative padding nor zeros between inputs beside a
-stride. `jax.lax.pad` makes the copy; dx is what it reads of the copy's gradient.
+Where the sides of an axis are padded differently, or padding is negative, or zeros
+stand between inputs beside a stride, `jax.lax.pad` makes a copy of x that needs none of
+that; dx is what it reads of the copy's gradient. So it does with channels whose number
+the library's fast kernels do not take.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jax_convbatch.geometry import Axes, ConvGeometry
-
-_ONES = (1, 1, 1)
-
-
-def geometry(g: ConvGeometry) -> ConvGeometry | None:
-    """The convolution of the copy; None where `g` needs none."""
-    # The most high padding of those that give these outputs.
-    high = [g.pad_high[i] + g.stride[i] - 1 for i in range(3)]
-    if g.input_dilation == _ONES and min(*g.pad, *high) >= 0:
-        return None
-    sizes = _sizes(g)
-    fields: dict[str, Any] = dict(zip("DHW", sizes, strict=True))
-    return g._replace(**fields, pad=(0, 0, 0), input_dilation=_ONES)
+from jax_convbatch import geometry as geo
+from jax_convbatch.geometry import ConvGeometry
 
 
-def _sizes(g: ConvGeometry) -> Axes:
-    """Of the copy: what the outputs read."""
-    sizes = [
-        (outputs - 1) * stride + (taps - 1) * dilation + 1
-        for outputs, stride, taps, dilation in zip(
-            g.outputs, g.stride, g.taps, g.filter_dilation, strict=True
-        )
-    ]
-    return sizes[0], sizes[1], sizes[2]
+class Axis(NamedTuple):
+    """What the copy adds to an axis of x, and what the convolution still pads.
+
+    Attributes:
+      low, high: zeros at its ends; where negative, inputs that are left out.
+      interior: zeros between inputs.
+      pad: of both sides.
+      size: of the copy.
+    """
+
+    low: int
+    high: int
+    interior: int
+    pad: int
+    size: int
 
 
-def copy_bytes(g: ConvGeometry, itemsize: int) -> int:
-    """Size of the copy, or of its gradient."""
-    return g.N * math.prod(_sizes(g)) * g.C * itemsize
+def axes(g: ConvGeometry) -> list[Axis]:
+    """Of the three spatial axes."""
+    found = []
+    for size, stride, low, high, dilation in zip(
+        g.inputs, g.stride, g.pad, g.pad_high, g.input_dilation, strict=True
+    ):
+        most = high + stride - 1  # more high padding would make another output
+        pad = max(0, min(low, most)) if dilation == 1 else 0
+        if dilation > 1:
+            more = high
+        elif most < 0:
+            more = most
+        else:
+            more = max(0, high - pad)
+        dilated = (size - 1) * dilation + 1 if size else 0
+        length = low - pad + dilated + more
+        found.append(Axis(low - pad, more, dilation - 1, pad, length))
+    return found
+
+
+def geometry(g: ConvGeometry, multiple: int = 1) -> ConvGeometry | None:
+    """The convolution of the copies; None where `g` needs none.
+
+    Args:
+      g: as it is.
+      multiple: what C and K are to be multiples of, where there is one group.
+    """
+    found = axes(g)
+    fields: dict[str, Any] = {
+        name: axis.size for name, axis in zip("DHW", found, strict=True)
+    }
+    if g.groups == 1:
+        fields |= {name: -(-getattr(g, name) // multiple) * multiple for name in "CK"}
+    pad: Any = tuple(axis.pad for axis in found)
+    other = g._replace(**fields, pad=pad, input_dilation=(1, 1, 1))
+    return None if other == g else other
+
+
+def copy_bytes(g: ConvGeometry, other: ConvGeometry, itemsize: int) -> int:
+    """Size of the copies, or of what results are read of; without the filter's."""
+    of_x = (*other.inputs, other.C), (*g.inputs, g.C)
+    of_y = (*other.outputs, other.K), (*g.outputs, g.K)
+    sizes = [math.prod(copy) for copy, own in (of_x, of_y) if copy != own]
+    return g.N * sum(sizes) * itemsize
 
 
 def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by the plan of the copy's convolution, `chosen.padded`."""
+    """The result of `op` by the plan of the copies' convolution, `chosen.padded`."""
     g = params.geometry
-    other = replace(params, geometry=geometry(g))
-    config = [(0, 0, 0)] * len(params.shape("x"))
-    spatial = params.dimension_numbers.lhs_spec[2:]
-    for i, axis in enumerate(spatial, 3 - len(spatial)):
-        config[axis] = (g.pad[i], g.pad_high[i], g.input_dilation[i] - 1)
+    other = replace(params, geometry=geometry(g, chosen.multiple))
+    more = {name: getattr(other.geometry, name) - getattr(g, name) for name in "CK"}
 
-    def padded(x):
-        return jax.lax.pad(x, jax.numpy.zeros((), x.dtype), config)
+    def config(role: str) -> list[tuple[int, int, int]]:
+        found = [(0, 0, 0)] * len(params.shape(role))
+        for letter in set(geo.LETTERS[role]) & {*more}:
+            found[params.axis(role, letter)] = (0, more[letter], 0)
+        spatial = geo.spec_of(role, params.dimension_numbers)[2:]
+        if role == "x":
+            own = axes(g)[3 - len(spatial) :]
+            for at, axis in zip(spatial, own, strict=True):
+                found[at] = (axis.low, axis.high, axis.interior)
+        return found
 
-    a, b = operands
-    if op.operands[0] == "x":
-        a = padded(a)
-    out = native_call(op, chosen.padded, a, b, other, out_dtype)
-    if op.result != "x":
-        return out
-    x = jax.ShapeDtypeStruct(params.shape("x"), out.dtype)
-    return jax.linear_transpose(padded, x)(out)[0]
+    def padded(a, role: str):
+        zeros = config(role)
+        if not any(any(each) for each in zeros):
+            return a
+        return jax.lax.pad(a, jnp.zeros((), a.dtype), zeros)
+
+    copies = [padded(a, role) for role, a in zip(op.operands, operands, strict=True)]
+    out = native_call(op, chosen.padded, *copies, other, out_dtype)
+    own = jax.ShapeDtypeStruct(params.shape(op.result), out.dtype)
+    return jax.linear_transpose(lambda a: padded(a, op.result), own)(out)[0]

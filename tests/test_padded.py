@@ -58,7 +58,7 @@ def test_the_copy_has_what_is_not_padded_alike(changes, sizes):
     for field in ("N", "C", "K", "taps", "outputs", "stride", "filter_dilation"):
         assert getattr(copy, field) == getattr(g, field)
     assert padded.geometry(copy) is None
-    assert padded.copy_bytes(g, 2) == 2 * 2 * np.prod(sizes) * 4
+    assert padded.copy_bytes(g, copy, 2) == 2 * 2 * np.prod(sizes) * 4
 
 
 def given_of(case, make, dtype):
@@ -69,13 +69,17 @@ def given_of(case, make, dtype):
     }
 
 
+@pytest.mark.parametrize("multiple", [1, 4, 8])
 @settings(max_examples=20)
 @given(case=problems(ranks=(1, 2, 3), empty=False))
-def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
+def test_it_is_the_same_as_jax_lax_in_f64(x64, multiple, case):
     """By a `native_call` that is jax.lax's."""
     params, given_ = given_of(case, normal, "float64")
-    copy = padded.geometry(params.geometry)
-    assert (copy is None) == is_plain(params.geometry)
+    copy = padded.geometry(params.geometry, multiple)
+    if multiple == 1:
+        assert (copy is None) == is_plain(params.geometry)
+    elif copy is not None and copy.groups == 1:
+        assert copy.C % multiple == copy.K % multiple == 0
     if copy is None:
         return
     inner, f64 = Plan("cudnn", "of the copy"), np.dtype("float64")
@@ -89,7 +93,7 @@ def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
 
     for op in primitives.OPS.values():
         operands = [given_[role] for role in op.operands]
-        chosen = Plan("cudnn", "", padded=inner)
+        chosen = Plan("cudnn", "", padded=inner, multiple=multiple)
         got = padded.call(native_call, op, chosen, operands, params, f64)
         want = primitives.xla_call(op.name, *operands, params, f64)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
@@ -144,10 +148,10 @@ def test_what_cudnn_is_asked_gives_the_same_sums(library, case):
 def test_the_copy_counts_as_workspace(library):
     g, f32 = G._replace(pad=(0, -1, 1), P=5), np.dtype("float32")
     problem = Problem("fprop", g, f32, f32, "cuda")
-    size = padded.copy_bytes(g, 4)
+    size = padded.copy_bytes(g, padded.geometry(g, 4), 4)
     chosen = cudnn.planned(problem)
     assert chosen.workspace_bytes == size
-    assert "padded copy" in chosen.reason
+    assert "padded copies" in chosen.reason
     with pytest.raises(Unable, match="padded copies"):
         cudnn.planned(Problem("fprop", g, f32, f32, "cuda", size - 1))
     assert cudnn.planned(Problem("fprop", g, f32, f32, "cuda", size)) == chosen

@@ -337,10 +337,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropActInitialize, ActInitialize,
                               BindLayer(ffi::Ffi::BindInitialize()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropInitialize,
-                              Initialize<Operation::kFprop>, BindConfiguredInitialize());
+                              Initialize<Operation::kFprop>,
+                              BindConfiguredInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitDgradInitialize,
-                              Initialize<Operation::kDgrad>, BindConfiguredInitialize());
+                              Initialize<Operation::kDgrad>,
+                              BindConfiguredInitialize());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitWgradInitialize,
-                              Initialize<Operation::kWgrad>, BindConfiguredInitialize());
+                              Initialize<Operation::kWgrad>,
+                              BindConfiguredInitialize());
 
 }  // namespace jax_convbatch

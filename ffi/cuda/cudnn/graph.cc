@@ -126,8 +126,7 @@ class Builder {
     ChannelsLast(tensor, batch_, problem_.g.K, Each(&Axis::output));
   }
   void AsW(const Tensor& tensor) const {
-    ChannelsLast(tensor, problem_.g.K, problem_.g.group_C(),
-                 Each(&Axis::taps));
+    ChannelsLast(tensor, problem_.g.K, problem_.g.group_C(), Each(&Axis::taps));
   }
 
   Tensor PerChannel(Uid uid) {
@@ -138,8 +137,8 @@ class Builder {
   }
 
   Tensor Pointwise(fe::PointwiseMode_t mode, const Tensor& a, const Tensor& b) {
-    return graph_->pointwise(
-        a, b, fe::graph::Pointwise_attributes().set_mode(mode));
+    return graph_->pointwise(a, b,
+                             fe::graph::Pointwise_attributes().set_mode(mode));
   }
 
   void Fprop() {

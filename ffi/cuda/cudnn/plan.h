@@ -18,7 +18,8 @@ std::string CudnnVersion();
 
 // [{"config", "workspace", "compiled", "depends_on_batch"}, ...], or why there
 // is nothing. `layer` holds the fields of an epilogue, or is empty.
-nanobind::object CudnnPlans(const std::string& op, const nanobind::dict& geometry,
+nanobind::object CudnnPlans(const std::string& op,
+                            const nanobind::dict& geometry,
                             const std::string& dtype,
                             const std::string& out_dtype, bool tf32,
                             const nanobind::dict& layer,

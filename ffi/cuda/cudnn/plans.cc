@@ -102,9 +102,9 @@ bool Barred(const Notes& notes, const Problem& problem, bool tf32) {
 }
 
 // Whether two configurations add the products of a sum in the same order. On
-// Hopper tiles of other sizes and clusters of other shapes do, as long as a step
-// of the reduction is as long (measured, tests/test_cudnn_bits.py); elsewhere
-// nobody has looked.
+// Hopper tiles of other sizes and clusters of other shapes do, as long as a
+// step of the reduction is as long (measured, tests/test_cudnn_bits.py);
+// elsewhere nobody has looked.
 bool SameBits(const Config& a, const Config& b, bool hopper) {
   if (!hopper) return a.Name() == b.Name();
   const auto rest = [](Config config) {
@@ -126,11 +126,13 @@ constexpr int64_t kCountersAlone = 4096;
 std::vector<Config> Recommended(const Problem& problem, bool tf32,
                                 cudnnHandle_t handle) {
   const GraphPtr graph = MakeGraph(problem, handle);
+  // B is a model of times, A a tree of decisions that knows images of usual
+  // sizes: for three axes and long sequences it is up to three times off.
   Throw(graph->create_execution_plans(
-      {fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}));
+      {fe::HeurMode_t::B, fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}));
   const auto& notes = graph->configs().numeric_notes;
   std::vector<Config> found;
-  std::set<std::string> names;  // FALLBACK repeats some of A's
+  std::set<std::string> names;  // the modes share some
   for (size_t i = 0; i < notes.size(); ++i) {
     if (Barred(notes[i], problem, tf32)) continue;
     Config config = ConfigAt(graph, static_cast<int64_t>(i));
@@ -192,19 +194,17 @@ class Search {
 
   // fprop's and dgrad's: those with the bits that the canonical batch has.
   void OfSample() {
-    const Problem canonical = problem_.WithBatch(kCanonicalBatch);
+    const Problem canonical = problem_.WithBatch(CanonicalBatch(problem_.g));
     const std::vector<Config> recommended = RecommendedFor(canonical);
     std::optional<Config> first;
-    for (const Config& config : recommended) {
-      if (!AddsWhole(canonical, config)) continue;
-      first = config;
-      break;
+    for (size_t i = 0; i < recommended.size() && !first; ++i) {
+      first = Whole(canonical, recommended[i]);
     }
     if (first && IsHopper()) {
       for (const Config& config : RecommendedFor(problem_)) {
-        if (SameBits(config, *first, true) && AddsWhole(problem_, config)) {
-          Try(config, false);
-        }
+        if (static_cast<int>(found_.size()) == most_) break;
+        if (!SameBits(config, *first, true)) continue;
+        if (const auto whole = Whole(problem_, config)) Try(*whole, false);
       }
     }
     if (first && AddsWhole(problem_, *first)) Try(*first, false);
@@ -231,6 +231,20 @@ class Search {
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
                                   device) == cudaSuccess &&
            major == 9;
+  }
+
+  // The configuration, or the one that differs in what it may keep in the
+  // workspace alone, if it adds sums whole.
+  std::optional<Config> Whole(const Problem& problem, const Config& config) {
+    if (AddsWhole(problem, config)) return config;
+    constexpr auto kKnob = static_cast<int64_t>(fe::KnobType_t::WORKSPACE);
+    if (config.knobs.count(kKnob) == 0 || config.knobs.at(kKnob) == 1) {
+      return std::nullopt;
+    }
+    Config other = config;
+    other.knobs[kKnob] = 1;
+    if (AddsWhole(problem, other)) return other;
+    return std::nullopt;
   }
 
   bool AddsWhole(const Problem& problem, const Config& config) {

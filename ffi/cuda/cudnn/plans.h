@@ -13,8 +13,13 @@
 namespace jax_convbatch::cudnn {
 
 // The batch that fprop and dgrad are chosen for. Whatever theirs is, they have
-// the bits of that choice.
-inline constexpr int64_t kCanonicalBatch = 32;
+// the bits of that choice. Of large images it is small, as people have it.
+inline int64_t CanonicalBatch(const ConvGeometry& g) {
+  constexpr int64_t kPixels = 1 << 16, kMost = 32;
+  const int64_t pixels = g.output_pixels() > 0 ? g.output_pixels() : 1;
+  const int64_t batch = (kPixels + pixels - 1) / pixels;
+  return batch < kMost ? batch : kMost;
+}
 
 // One way to run a problem.
 struct Candidate {
