@@ -40,7 +40,7 @@ def conv_general_dilated(
 
     Args:
       algorithm: "auto", or an engine by name: "implicit_gemm" (no columns in memory),
-        "im2col_gemm" (the batch's columns in one buffer, one strided-batched GEMM),
+        "cudnn" (cuDNN's kernels on CUDA, chosen without timing), "im2col_gemm" (the batch's columns in one buffer, one strided-batched GEMM),
         "per_sample" (one unrolling and one GEMM a sample, for comparison), "xla"
         (`jax.lax`). An engine named is never replaced by another. Gradients use the
         same one.

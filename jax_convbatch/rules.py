@@ -57,12 +57,12 @@ def _tensor_cores(problem: Problem) -> bool:
 
 
 def _deep(problem: Problem) -> bool:
-    """Three axes that are no two: the first has taps or a stride, others have, too."""
+    """Three axes that are no two, as the first has taps or a stride and others have,
+    too; of more than a few channels, for which cuDNN's kernels are slow."""
     g = problem.geometry
     moves = g.T > 1 or g.stride[0] > 1
-    return (
-        depth.is_deep(g) and moves and depth.flat(g) is None and _tensor_cores(problem)
-    )
+    three = depth.is_deep(g) and moves and depth.flat(g) is None
+    return three and min(g.C, g.K) >= 32 and _tensor_cores(problem)
 
 
 def _deep_f32(problem: Problem) -> bool:

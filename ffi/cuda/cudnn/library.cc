@@ -15,8 +15,8 @@ void* cudnn_dlhandle = nullptr;
 namespace jax_convbatch::cudnn {
 namespace {
 
-// The first that plans a convolution with the knobs that are asked for here.
-constexpr int64_t kOldest = 90000;
+// The first that tells a configuration's workspace before it is built.
+constexpr int64_t kOldest = 90200;
 
 std::string Load(const std::string& path) {
   const char* name = path.empty() ? "libcudnn.so.9" : path.c_str();
@@ -30,7 +30,7 @@ std::string Load(const std::string& path) {
       reinterpret_cast<size_t (*)()>(dlsym(handle, "cudnnGetVersion"));
   if (version == nullptr || static_cast<int64_t>(version()) < kOldest) {
     dlclose(handle);
-    return std::string(name) + " is older than cuDNN 9.0";
+    return std::string(name) + " is older than cuDNN 9.2";
   }
   cudnn_frontend::cudnn_dlhandle = handle;
   return "";
