@@ -40,17 +40,17 @@ def conv_general_dilated(
 
     Args:
       algorithm: "auto", or an engine by name: "implicit_gemm" (no columns in memory),
-        "cudnn" (cuDNN's kernels on CUDA, chosen without timing), "im2col_gemm" (the batch's columns in one buffer, one strided-batched GEMM),
-        "per_sample" (one unrolling and one GEMM a sample, for comparison), "xla"
-        (`jax.lax`). An engine named is never replaced by another. Gradients use the
-        same one.
+        "cudnn" (cuDNN's kernels on CUDA, chosen without timing), "im2col_gemm" (the
+        batch's columns in one buffer, one strided-batched GEMM), "per_sample" (one
+        unrolling and one GEMM a sample, for comparison), "xla" (`jax.lax`). An engine
+        named is never replaced by another. Gradients use the same one.
       workspace_limit: bytes that each of fprop, dgrad and wgrad may take beside its
         operands and result. Columns, and on CUDA the copies of fprop and dgrad of
         three axes, are made for as many samples at a time as it allows, with the
         same bits; by default for 16 MiB on the CPU and 256 MiB on CUDA
         (`planners.DEFAULT_WORKSPACE`), or for one sample where that takes more. What
         cannot be cut, as wgrad's partial sums on CUDA, has no default: over a limit
-        "auto" takes columns.
+        "auto" takes another engine.
 
     Returns:
       An array of the shape and dtype that `jax.lax` gives.

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, partition_layer, primitives
+from jax_convbatch import _compat, activations, partition_layer, plan, primitives
 from jax_convbatch import geometry as geo
+from jax_convbatch.planners import Plan, Problem
 from jax_convbatch.primitives import OPS
 
 
@@ -106,6 +107,22 @@ def _epilogue_call(epilogue, params, c, *rest) -> list:
     return list(call(*arrays, **sizes, epilogue=epilogue.attribute()))
 
 
+def layer_plan(
+    chosen: Plan, epilogue: Epilogue, params, dtype, out_dtype, platform: str
+) -> Plan | None:
+    """How fprop and what follows it run as one call, or None; `chosen`: fprop's."""
+    problem = Problem(
+        "fprop",
+        params.geometry,
+        np.dtype(dtype),
+        np.dtype(out_dtype),
+        platform,
+        params.workspace_limit,
+        params.precision_level,
+    )
+    return plan.layer_plan(problem, chosen, epilogue.attribute())
+
+
 def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
     """What one device does with its part of the operands.
 
@@ -122,8 +139,7 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
     empty = not epilogue.describe()
     one_call = None
     if add is None and not empty:
-        attributes = epilogue.attribute()
-        one_call = local.layer_plan(chosen, attributes, x.dtype, out_dtype, platform)
+        one_call = layer_plan(chosen, epilogue, local, x.dtype, out_dtype, platform)
     if epilogue.save_signs and not (one_call and one_call.signs):
         plain = epilogue._replace(save_signs=False)
         out = _local_layer(platform, plain, out_dtype, params, arrays, add)
@@ -136,8 +152,7 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
 
 
 def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
-    numbers, engine = params.dimension_numbers, chosen.engine
-    layouts = {role: geo.layout(role, numbers, engine) for role in "xwy"}
+    layouts = geo.layouts(params.dimension_numbers, chosen.engine)
     y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
     more = [y] if epilogue.save_input else []
     if epilogue.save_signs:

@@ -25,6 +25,7 @@ from jax_convbatch import (
     targets,
 )
 from jax_convbatch import geometry as geo
+from jax_convbatch.epilogue import layer_plan
 from jax_convbatch.planners import Plan
 
 
@@ -276,13 +277,8 @@ def _layer_row(eqn, dtype: str, platform: str) -> Row:
         if row.engine == "xla":
             place = "by XLA"
         else:
-            one_call = eqn.params["params"].layer_plan(
-                chosen,
-                epilogue.attribute(),
-                dtype,
-                eqn.params["out_dtype"],
-                platform,
-            )
+            params, out_dtype = eqn.params["params"], eqn.params["out_dtype"]
+            one_call = layer_plan(chosen, epilogue, params, dtype, out_dtype, platform)
         if one_call:
             place, size = "in the same kernel", one_call.workspace_bytes
             if one_call is not chosen:  # another kernel than without them

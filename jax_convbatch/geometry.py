@@ -251,6 +251,13 @@ def layout(
     return (first, *spatial, second)
 
 
+def layouts(
+    dimension_numbers: ConvDimensionNumbers, engine: str = ""
+) -> dict[str, tuple[int, ...]]:
+    """`layout` of x, w and y."""
+    return {role: layout(role, dimension_numbers, engine) for role in ROLES}
+
+
 def shape(
     role: str, geometry: ConvGeometry, dimension_numbers: ConvDimensionNumbers
 ) -> tuple[int, ...]:

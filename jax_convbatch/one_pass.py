@@ -158,7 +158,7 @@ def _call(target: str, params: ConvParams, arrays, out, **attributes) -> Sequenc
       out: of each result the array that it is like, "b" the bias; or bytes.
     """
     _, x, w, dy = arrays
-    layouts = {role: geo.layout(role, params.dimension_numbers) for role in "xwy"}
+    layouts = geo.layouts(params.dimension_numbers)
     bias = jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)
     like = {"x": x, "w": w, "y": dy, "b": bias} | {
         size: jax.ShapeDtypeStruct((size,), np.uint8)

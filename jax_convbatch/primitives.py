@@ -34,7 +34,7 @@ from jax_convbatch import (
 from jax_convbatch import geometry as geo
 from jax_convbatch.folding import fold_axis, unfold
 from jax_convbatch.geometry import ConvGeometry
-from jax_convbatch.planners import Plan, Problem
+from jax_convbatch.planners import Plan
 
 
 class Op(NamedTuple):
@@ -84,21 +84,6 @@ class ConvParams:
         )
         # Those of names of algorithms are XLA's alone.
         return max(_PRECISION.get(p, 0) for p in pair)
-
-    def layer_plan(
-        self, chosen: Plan, epilogue: dict, dtype, out_dtype, platform: str
-    ) -> Plan | None:
-        """As `plan.layer_plan`; `chosen`: the plan of fprop."""
-        problem = Problem(
-            "fprop",
-            self.geometry,
-            np.dtype(dtype),
-            np.dtype(out_dtype),
-            platform,
-            self.workspace_limit,
-            self.precision_level,
-        )
-        return plan.layer_plan(problem, chosen, epilogue)
 
     def plan(self, op: str, dtype, out_dtype, platform: str) -> Plan:
         return plan.make_plan(
@@ -310,18 +295,15 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
     if chosen.rest:
         return tf32x3.call(native_call, op, chosen, (a, b), params, out_dtype)
     if chosen.dual:
-        strided = OPS[dual.OPS[op.name][0]]
-        run = partial(native_call, strided)
+        run = partial(native_call, OPS[dual.OPS[op.name][0]])
         return dual.call(run, op, chosen, (a, b), params, out_dtype)
     if chosen.group:
         parts = multipliers if multipliers.geometry(params.geometry) else wide_groups
         return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
-    if chosen.padded:
-        return padded.call(native_call, op, chosen, (a, b), params, out_dtype)
-    if chosen.pieces:
-        return depth.call(native_call, op, chosen, (a, b), params, out_dtype)
-    numbers, engine = params.dimension_numbers, chosen.engine
-    layouts = {role: geo.layout(role, numbers, engine) for role in "xwy"}
+    if chosen.padded or chosen.pieces:
+        parts = padded if chosen.padded else depth
+        return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
+    layouts = geo.layouts(params.dimension_numbers, chosen.engine)
     call = jax.ffi.ffi_call(
         f"jax_convbatch_{chosen.engine}_{op.name}",
         (

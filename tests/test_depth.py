@@ -246,7 +246,8 @@ def test_slices_change_no_bits(hopper, name):
 
 @pytest.mark.gpu
 def test_it_is_what_auto_takes(hopper):
-    case = CASES["3x3x3"]
+    """Of few channels."""
+    case = CASES["stride 2"]
     x, w, dy = arrays(case, whole, "float32")
 
     def both(x, w, dy):
