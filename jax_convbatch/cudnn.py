@@ -79,11 +79,15 @@ def layer(problem: Problem, epilogue: dict, plain: Plan) -> Plan | None:
 def configs(problem: Problem) -> list[str]:
     """Names of the configurations that `tune` measures, the heuristics' first."""
     try:
-        plan = planned(problem)
+        if planned(problem).rest:  # the products' configurations differ
+            return [""]
     except Unable:
         return []
-    if plan.dual or plan.rest or plan.padded:
-        return [""]
+    if strided := dual.geometry(problem.geometry, grouped=True):
+        its = dual.OPS[problem.op][0]
+        return configs(replace(problem, op=its, geometry=strided))
+    if copies := padded.geometry(problem.geometry, _multiple(problem)):
+        return configs(replace(problem, geometry=copies))
     found = _plans(problem, {}, TUNED)
     return [] if isinstance(found, str) else [each["config"] for each in found]
 
