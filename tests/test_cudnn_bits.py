@@ -1,21 +1,10 @@
 """Bits of a sample by cuDNN do not depend on its batch (GPU only)."""
 
-import jax
 import pytest
 from promises import assert_batch_invariant
-from test_cudnn import case
-
-from jax_convbatch import targets
+from test_cudnn import case, on_cuda  # noqa: F401 (for every test here, too)
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def on_cuda():
-    with jax.default_device(jax.devices("cuda")[0]):
-        if problem := targets.cudnn_problem():
-            pytest.skip(problem)
-        yield
 
 
 def square(size, c, k, taps, stride=1, **options):
