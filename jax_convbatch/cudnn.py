@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_convbatch import dual, padded, targets, tf32x3
-from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -36,9 +35,8 @@ def planned(problem: Problem) -> Plan:
         plan = planned(replace(problem, op=its, geometry=strided))
         reason = f"{plan.reason}, as {its} of the strided convolution"
         return replace(plan, reason=reason, dual=True)
-    multiple = _multiple(problem)
-    if (copies := padded.geometry(g, multiple)) is not None:
-        return _padded(replace(problem, geometry=copies), g, multiple)
+    if (copy := padded.geometry(g)) is not None:
+        return _padded(replace(problem, geometry=copy))
     found = _first(problem, {})
     return Plan(
         "cudnn",
@@ -86,8 +84,8 @@ def configs(problem: Problem) -> list[str]:
     if strided := dual.geometry(problem.geometry, grouped=True):
         its = dual.OPS[problem.op][0]
         return configs(replace(problem, op=its, geometry=strided))
-    if copies := padded.geometry(problem.geometry, _multiple(problem)):
-        return configs(replace(problem, geometry=copies))
+    if copy := padded.geometry(problem.geometry):
+        return configs(replace(problem, geometry=copy))
     found = _plans(problem, {}, TUNED)
     return [] if isinstance(found, str) else [each["config"] for each in found]
 
@@ -133,23 +131,15 @@ def _reason(found: dict) -> str:
     return reason
 
 
-def _multiple(problem: Problem) -> int:
-    """What tensor cores want channels to be multiples of: 16 bytes of them."""
-    itemsize = problem.dtype.itemsize
-    tensor_cores = itemsize == 2 or (itemsize == 4 and problem.precision == 0)
-    return 16 // itemsize if tensor_cores else 1
-
-
-def _padded(problem: Problem, g: ConvGeometry, multiple: int) -> Plan:
-    """By padded copies; `g`: as it was without them."""
+def _padded(problem: Problem) -> Plan:
+    """By a copy of x, of whose convolution the problem is."""
     plan = planned(problem)
-    copies = padded.copy_bytes(g, problem.geometry, problem.dtype.itemsize)
-    size = plan.workspace_bytes + copies
-    problem.check_workspace(size, "padded copies")
+    copy = padded.copy_bytes(problem.geometry, problem.dtype.itemsize)
+    size = plan.workspace_bytes + copy
+    problem.check_workspace(size, "a copy of x")
     return replace(
         plan,
-        reason=f"{plan.reason}, of padded copies",
+        reason=f"{plan.reason}, of a copy of x",
         workspace_bytes=size,
         padded=plan,
-        multiple=multiple,
     )

@@ -1,9 +1,7 @@
-"""A convolution of padded copies, for libraries that want it simple.
+"""A convolution of a copy of x, for libraries that want it simple.
 
-Where the sides of an axis are padded differently, or padding is negative, or zeros
-stand between inputs beside a stride, `jax.lax.pad` makes a copy of x that needs none of
-that; dx is what it reads of the copy's gradient. So it does with channels whose number
-the library's fast kernels do not take.
+Where padding is negative, or zeros stand between inputs beside a stride, `jax.lax.pad`
+makes a copy of x that needs none of that; dx is what it reads of the copy's gradient.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from jax_convbatch.geometry import ConvGeometry
 
 
 class Axis(NamedTuple):
-    """What the copy adds to an axis of x, and what the convolution still pads.
+    """What the copy changes of an axis of x, and what the convolution still pads.
 
     Attributes:
-      low, high: zeros at its ends; where negative, inputs that are left out.
+      low, high: how many inputs are left out at its ends, as negative padding.
       interior: zeros between inputs.
-      pad: of both sides.
+      pad: of the low side.
       size: of the copy.
     """
 
@@ -42,70 +40,45 @@ def axes(g: ConvGeometry) -> list[Axis]:
     for size, stride, low, high, dilation in zip(
         g.inputs, g.stride, g.pad, g.pad_high, g.input_dilation, strict=True
     ):
-        most = high + stride - 1  # more high padding would make another output
-        pad = max(0, min(low, most)) if dilation == 1 else 0
-        if dilation > 1:
-            more = high
-        elif most < 0:
-            more = most
-        else:
-            more = max(0, high - pad)
+        # More high padding, up to stride - 1, would make no other output.
+        cut = min(low, 0), min(high + stride - 1, 0)
         dilated = (size - 1) * dilation + 1 if size else 0
-        length = low - pad + dilated + more
-        found.append(Axis(low - pad, more, dilation - 1, pad, length))
+        found.append(Axis(*cut, dilation - 1, max(low, 0), dilated + sum(cut)))
     return found
 
 
-def geometry(g: ConvGeometry, multiple: int = 1) -> ConvGeometry | None:
-    """The convolution of the copies; None where `g` needs none.
-
-    Args:
-      g: as it is.
-      multiple: what C and K are to be multiples of, where there is one group.
-    """
+def geometry(g: ConvGeometry) -> ConvGeometry | None:
+    """The convolution of the copy; None where `g` needs none."""
     found = axes(g)
-    fields: dict[str, Any] = {
-        name: axis.size for name, axis in zip("DHW", found, strict=True)
-    }
-    if g.groups == 1:
-        fields |= {name: -(-getattr(g, name) // multiple) * multiple for name in "CK"}
+    sizes = {name: axis.size for name, axis in zip("DHW", found, strict=True)}
     pad: Any = tuple(axis.pad for axis in found)
-    other = g._replace(**fields, pad=pad, input_dilation=(1, 1, 1))
+    other = g._replace(**sizes, pad=pad, input_dilation=(1, 1, 1))
     return None if other == g else other
 
 
-def copy_bytes(g: ConvGeometry, other: ConvGeometry, itemsize: int) -> int:
-    """Size of the copies, or of what results are read of; without the filter's."""
-    of_x = (*other.inputs, other.C), (*g.inputs, g.C)
-    of_y = (*other.outputs, other.K), (*g.outputs, g.K)
-    sizes = [math.prod(copy) for copy, own in (of_x, of_y) if copy != own]
-    return g.N * sum(sizes) * itemsize
+def copy_bytes(g: ConvGeometry, itemsize: int) -> int:
+    """Size of the copy of x, or of its gradient, for its geometry."""
+    return g.N * math.prod(g.inputs) * g.C * itemsize
 
 
 def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by the plan of the copies' convolution, `chosen.padded`."""
+    """The result of `op` by the plan of the copy's convolution, `chosen.padded`."""
     g = params.geometry
-    other = replace(params, geometry=geometry(g, chosen.multiple))
-    more = {name: getattr(other.geometry, name) - getattr(g, name) for name in "CK"}
+    other = replace(params, geometry=geometry(g))
+    spatial = geo.spec_of("x", params.dimension_numbers)[2:]
+    config = [(0, 0, 0)] * len(params.shape("x"))
+    for at, axis in zip(spatial, axes(g)[3 - len(spatial) :], strict=True):
+        config[at] = (axis.low, axis.high, axis.interior)
 
-    def config(role: str) -> list[tuple[int, int, int]]:
-        found = [(0, 0, 0)] * len(params.shape(role))
-        for letter in set(geo.LETTERS[role]) & {*more}:
-            found[params.axis(role, letter)] = (0, more[letter], 0)
-        spatial = geo.spec_of(role, params.dimension_numbers)[2:]
-        if role == "x":
-            own = axes(g)[3 - len(spatial) :]
-            for at, axis in zip(spatial, own, strict=True):
-                found[at] = (axis.low, axis.high, axis.interior)
-        return found
+    def padded(x):
+        return jax.lax.pad(x, jnp.zeros((), x.dtype), config)
 
-    def padded(a, role: str):
-        zeros = config(role)
-        if not any(any(each) for each in zeros):
-            return a
-        return jax.lax.pad(a, jnp.zeros((), a.dtype), zeros)
-
-    copies = [padded(a, role) for role, a in zip(op.operands, operands, strict=True)]
+    copies = [
+        padded(a) if role == "x" else a
+        for role, a in zip(op.operands, operands, strict=True)
+    ]
     out = native_call(op, chosen.padded, *copies, other, out_dtype)
-    own = jax.ShapeDtypeStruct(params.shape(op.result), out.dtype)
-    return jax.linear_transpose(lambda a: padded(a, op.result), own)(out)[0]
+    if op.result != "x":
+        return out
+    x = jax.ShapeDtypeStruct(params.shape("x"), out.dtype)
+    return jax.linear_transpose(padded, x)(out)[0]

@@ -50,9 +50,8 @@ class Plan:
         the result, see `depth.py`; None for slices that no tap meets.
       group: of wide groups, the plan of each, see `wide_groups.py`; of a channel
         multiplier that of a depthwise convolution, see `multipliers.py`.
-      padded: of negative padding and the like the plan of the convolution of padded
-        copies, see `padded.py`.
-      multiple: what the copies' channels are multiples of.
+      padded: of negative padding and the like the plan of the convolution of a copy
+        of x, see `padded.py`.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -72,7 +71,6 @@ class Plan:
     pieces: tuple[Plan | None, ...] = ()
     group: Plan | None = None
     padded: Plan | None = None
-    multiple: int = 1
     source: str = "rule"
 
 

@@ -56,57 +56,118 @@ def _tensor_cores(problem: Problem) -> bool:
     return problem.geometry.groups == 1 and (half or tf32)
 
 
-def _deep(problem: Problem) -> bool:
-    """Three axes that are no two, as the first has taps or a stride and others have,
-    too; of more than a few channels, for which cuDNN's kernels are slow."""
+def _half(problem: Problem) -> bool:
+    return _tensor_cores(problem) and problem.dtype.itemsize == 2
+
+
+def _tf32(problem: Problem) -> bool:
+    return _tensor_cores(problem) and problem.dtype.itemsize == 4
+
+
+def _taps(problem: Problem) -> int:
+    g = problem.geometry
+    return g.T * g.R * g.S
+
+
+def _least(problem: Problem) -> int:
+    """Of the numbers of channels of x and y."""
+    return min(problem.geometry.C, problem.geometry.K)
+
+
+def _sequence(problem: Problem) -> bool:
+    g = problem.geometry
+    return g.H == g.D == 1 and g.S > 1
+
+
+def _three_axes(problem: Problem) -> bool:
+    """That are no two, as the first has taps or a stride and others have, too; of
+    more than a few channels, for which cuDNN's kernels are slow."""
     g = problem.geometry
     moves = g.T > 1 or g.stride[0] > 1
     three = depth.is_deep(g) and moves and depth.flat(g) is None
-    return three and min(g.C, g.K) >= 32 and _tensor_cores(problem)
+    return three and _least(problem) >= 32
 
 
-def _deep_f32(problem: Problem) -> bool:
+def _copied(problem: Problem) -> bool:
+    """Of three axes what our kernels do not read in place."""
     g = problem.geometry
-    strided = problem.op == "dgrad" and g.stride != (1, 1, 1)
-    return _deep(problem) and problem.dtype.itemsize == 4 and not strided
-
-
-def _deep_half(problem: Problem) -> bool:
-    """In 16 bits what our kernels do not read in place."""
-    g = problem.geometry
-    if not _deep(problem) or problem.dtype.itemsize == 4:
+    if not _three_axes(problem) or not _tensor_cores(problem):
         return False
-    if problem.op == "wgrad":
-        return True
-    in_place = g.C % 64 == 0 and g.K % 64 == 0
-    strided = problem.op == "dgrad" and g.stride != (1, 1, 1)
-    return not in_place and not strided
+    if problem.dtype.itemsize == 4:
+        return problem.op != "wgrad"
+    in_place = g.C % 64 == 0 and g.K % 64 == 0 and g.stride == (1, 1, 1)
+    return problem.op == "wgrad" or not in_place
 
 
 def _many_taps(problem: Problem) -> bool:
     """5x5 and larger filters of one step between channels that fill tiles."""
     g = problem.geometry
     many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
-    return _tensor_cores(problem) and many and min(g.C, g.K) >= 64
+    return _tensor_cores(problem) and many and _least(problem) >= 64
+
+
+def _many_channels(problem: Problem) -> bool:
+    """3x3 between 1024 channels and more of small images: long sums, few tiles."""
+    g = problem.geometry
+    small = g.O * g.P * g.Q <= 1024 and g.T == 1 and g.R * g.S == 9
+    return _half(problem) and small and _least(problem) >= 1024
 
 
 def _long_sequences(problem: Problem) -> bool:
-    """Sequences of 64k and more, of many channels."""
-    g = problem.geometry
-    long = g.H == g.D == 1 and g.Q >= 1 << 16 and g.S > 1
-    half = problem.dtype.itemsize == 2
-    return _tensor_cores(problem) and half and long and min(g.C, g.K) >= 512
+    """Of 64k steps and more, of many channels."""
+    long = problem.geometry.Q >= 1 << 16 and _sequence(problem)
+    return _half(problem) and long and _least(problem) >= 512
 
 
 def _thin_sequences(problem: Problem) -> bool:
-    """Sequences of a few channels."""
+    """Of a few channels."""
     g = problem.geometry
-    half, wide = problem.dtype.itemsize == 2, max(g.C, g.K) > 32
-    thin = g.H == g.D == 1 and min(g.C, g.K) >= 16 and not wide
-    return _tensor_cores(problem) and half and thin and g.S > 1
+    thin = _least(problem) >= 16 and max(g.C, g.K) <= 32
+    return _tensor_cores(problem) and thin and _sequence(problem)
+
+
+def _thin_images(problem: Problem) -> bool:
+    """f32 of 32 channels, which half fill our tiles."""
+    g = problem.geometry
+    return _tf32(problem) and g.C == g.K == 32 and g.R * g.S > 1
+
+
+def _narrow_products(problem: Problem) -> bool:
+    """1x1 of few channels that our kernels for those do not take."""
+    g = problem.geometry
+    ours = _least(problem) <= 32 and max(g.C, g.K) <= 192
+    pointwise = _taps(problem) == 1 and g.stride == (1, 1, 1)
+    return _half(problem) and pointwise and 16 <= _least(problem) < 64 and not ours
+
+
+def _few_outputs(problem: Problem) -> bool:
+    return _tensor_cores(problem) and problem.geometry.K <= 5
+
+
+def _few_inputs(problem: Problem) -> bool:
+    """f32 of colours and the like and few taps."""
+    return _tf32(problem) and problem.geometry.C <= 5 and _sums(problem) <= 64
+
+
+def _sums(problem: Problem) -> int:
+    return _taps(problem) * problem.geometry.C
+
+
+def _odd_width(problem: Problem) -> bool:
+    """dx of 40 to 56 channels, which our tiles fill to 64."""
+    many = _taps(problem) > 1 and problem.geometry.K >= 128
+    return _half(problem) and many and 32 < problem.geometry.C < 64
 
 
 BOTH = ("fprop", "dgrad")
+FPROP, DGRAD = ("fprop",), ("dgrad",)
+
+
+def _cudnn_first(ops, applies, why: str) -> Line:
+    """On Hopper."""
+    return Line("hopper", ops, applies, CUDNN_FIRST, f"{why} (H100)")
+
+
 CUDA = (
     Line(
         "any",
@@ -115,45 +176,62 @@ CUDA = (
         ("im2col_gemm", "cudnn"),
         "cuBLAS has tensor cores for f64, cuDNN's convolutions do not use them",
     ),
-    Line(
-        "hopper",
-        BOTH,
-        _deep_f32,
-        CUDNN_FIRST,
-        "ours copies x once a tap of depth: 32x32x32 128 at batch 2 fprop 247 us, "
-        "cuDNN 183; 16x16x16 256 dgrad 124, 88 (H100)",
-    ),
-    Line(
-        "hopper",
+    _cudnn_first(
         ALL,
-        _deep_half,
-        CUDNN_FIRST,
-        "ours copies x there: 9x44x320 64->32 fprop 130 us, cuDNN 82; wgrad of 8x32x32 "
-        "128 at batch 2 44, 34 (H100)",
+        _copied,
+        "ours copies x for each tap of depth: f32 32x32x32 128 at batch 2 fprop 247 "
+        "us, cuDNN 183; bf16 3x60x320 512->1024 s1x2x2 1986, 1254; wgrad of 8x32x32 "
+        "128 44, 34",
     ),
-    Line(
-        "hopper",
+    _cudnn_first(
         BOTH,
         _many_taps,
-        CUDNN_FIRST,
         "ours reads x again for each tap: 16x16 192->256 5x5 at batch 672 fprop 694 "
-        "us, cuDNN 547; 32x32 96->192 in f32 at batch 1024 5005, 3835 (H100)",
+        "us, cuDNN 531; 32x32 96->192 in f32 at batch 1024 5005, 3307",
     ),
-    Line(
-        "hopper",
+    _cudnn_first(
+        BOTH,
+        _many_channels,
+        "16x16 of 1280 channels at batch 8 fprop 103 us, cuDNN 85",
+    ),
+    _cudnn_first(
         ALL,
         _long_sequences,
-        CUDNN_FIRST,
         "131072 steps of 1152 channels, 5 taps, batch 2: fprop 6618 us, cuDNN 5267; "
-        "wgrad 11253, 6648 (H100)",
+        "wgrad 11253, 6232",
     ),
-    Line(
-        "hopper",
+    _cudnn_first(
         BOTH,
         _thin_sequences,
-        CUDNN_FIRST,
         "our tiles are 64 channels wide: 120000 steps of 16 channels fprop 26 us, "
-        "cuDNN 14 (H100)",
+        "cuDNN 13; f32 16384 steps of 16 at batch 4 50, 21",
+    ),
+    _cudnn_first(
+        FPROP,
+        _thin_images,
+        "21x21 of 32 channels at batch 672 129 us, cuDNN 59",
+    ),
+    _cudnn_first(
+        BOTH,
+        _narrow_products,
+        "56x56 192->40 at batch 16 fprop 22 us, cuDNN 7; dgrad 13, 9",
+    ),
+    _cudnn_first(
+        FPROP,
+        _few_outputs,
+        "ours fills a tile's width with zeros: bf16 9x60x480 384->3 1903 us, cuDNN "
+        "742; f32 66x66 5->1 at batch 32 41, 16",
+    ),
+    _cudnn_first(
+        FPROP,
+        _few_inputs,
+        "108x108 4x4s4 3->96 at batch 256 131 us, cuDNN 103; 240000 steps of 1->32, "
+        "7 taps, at batch 8 250, 176",
+    ),
+    _cudnn_first(
+        DGRAD,
+        _odd_width,
+        "112x112 48->192 at batch 128 873 us, cuDNN 739",
     ),
     Line(
         "hopper",

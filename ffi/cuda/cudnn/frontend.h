@@ -9,4 +9,20 @@
 
 #include <cudnn_frontend.h>
 
+#include <stdexcept>
+
+namespace jax_convbatch::cudnn {
+
+// Errors become std::runtime_error.
+inline void Throw(cudnn_frontend::error_t error) {
+  if (error.is_bad()) throw std::runtime_error(error.get_message());
+}
+inline void Throw(cudnnStatus_t status) {
+  if (status != CUDNN_STATUS_SUCCESS) {
+    throw std::runtime_error(cudnn_frontend::detail::get_error_string(status));
+  }
+}
+
+}  // namespace jax_convbatch::cudnn
+
 #endif  // JAX_CONVBATCH_CUDA_CUDNN_FRONTEND_H_

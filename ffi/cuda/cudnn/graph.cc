@@ -41,10 +41,6 @@ std::vector<Axis> AxesOf(const ConvGeometry& g) {
   return axes;
 }
 
-void Throw(fe::error_t error) {
-  if (error.is_bad()) throw std::runtime_error(error.get_message());
-}
-
 class Builder {
  public:
   explicit Builder(const Problem& problem)
@@ -227,10 +223,6 @@ class Builder {
 };
 
 }  // namespace
-
-int SpatialAxes(const ConvGeometry& g) {
-  return static_cast<int>(AxesOf(g).size());
-}
 
 std::optional<std::string> CannotExpress(const Problem& problem) {
   const ConvGeometry& g = problem.g;

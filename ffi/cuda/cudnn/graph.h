@@ -57,12 +57,12 @@ enum Uid : int64_t {
 class ConvGraph : public cudnn_frontend::graph::Graph {
  public:
   cudnn_frontend::graph::Execution_plan_list& configs() { return plans; }
+  cudnnBackendDescriptor_t operations() const {
+    return operation_graph->get_raw_desc();
+  }
 };
 
 using GraphPtr = std::shared_ptr<ConvGraph>;
-
-// How many a graph has: two, or three.
-int SpatialAxes(const ConvGeometry& g);
 
 // Why no graph says it; nullopt where one does. What cuDNN has no kernel for
 // shows later.

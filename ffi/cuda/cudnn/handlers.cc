@@ -61,8 +61,8 @@ ffi::Error Launch(const cudnn::Problem& problem, std::string_view config,
   JCB_RETURN_IF_ERROR(space.Check(Name(problem.operation), problem.g));
   const cudnn::DeviceHandle handle;
   cudnn_frontend::detail::set_stream(handle.get(), stream);
-  auto status =
-      plan->graph->execute_plan_at_index(handle.get(), arrays, data, 0);
+  auto status = plan->graph->execute_plan_at_index(handle.get(), arrays, data,
+                                                   plan->index);
   if (status.is_bad()) throw std::runtime_error(status.get_message());
   return ffi::Error::Success();
 }

@@ -1,12 +1,11 @@
 #include "cuda/cudnn/plans.h"
 
 #include <algorithm>
-#include <map>
+#include <initializer_list>
 #include <optional>
-#include <set>
 #include <stdexcept>
-#include <unordered_map>
 
+#include "cuda/cudnn/config.h"
 #include "cuda/cudnn/library.h"
 #include "cuda/memo.h"
 #include "ffi_checks.h"
@@ -15,148 +14,16 @@ namespace jax_convbatch::cudnn {
 namespace {
 
 namespace fe = cudnn_frontend;
-using Notes = std::vector<fe::NumericalNote_t>;
-
-// An engine and its knobs by number, in order.
-struct Config {
-  int64_t engine;
-  std::map<int64_t, int64_t> knobs;
-
-  int64_t knob(fe::KnobType_t type) const {
-    const auto it = knobs.find(static_cast<int64_t>(type));
-    return it == knobs.end() ? 0 : it->second;
-  }
-
-  // "eng4_k2=1_k14=2".
-  std::string Name() const {
-    std::string name = "eng" + std::to_string(engine);
-    for (const auto& [type, value] : knobs) {
-      name += "_k" + std::to_string(type) + "=" + std::to_string(value);
-    }
-    return name;
-  }
-
-  static Config Parse(const std::string& name) {
-    Config config;
-    size_t at = 0;
-    auto expect = [&](const std::string& text) {
-      if (name.compare(at, text.size(), text) != 0) {
-        throw std::runtime_error("not a configuration of cuDNN: " + name);
-      }
-      at += text.size();
-    };
-    auto number = [&] {
-      size_t length = 0;
-      int64_t value = 0;
-      try {
-        value = std::stoll(name.substr(at), &length);
-      } catch (const std::logic_error&) {
-        throw std::runtime_error("not a configuration of cuDNN: " + name);
-      }
-      at += length;
-      return value;
-    };
-    expect("eng");
-    config.engine = number();
-    while (at < name.size()) {
-      expect("_k");
-      const int64_t type = number();
-      expect("=");
-      config.knobs[type] = number();
-    }
-    return config;
-  }
-};
-
-void Throw(fe::error_t error) {
-  if (error.is_bad()) throw std::runtime_error(error.get_message());
-}
-
-Config ConfigAt(const GraphPtr& graph, int64_t index) {
-  Config config;
-  std::unordered_map<fe::KnobType_t, int64_t> knobs;
-  Throw(graph->get_engine_and_knobs_at_index(index, config.engine, knobs));
-  for (const auto& [type, value] : knobs) {
-    config.knobs[static_cast<int64_t>(type)] = value;
-  }
-  return config;
-}
-
-bool Has(const Notes& notes, fe::NumericalNote_t note) {
-  return std::find(notes.begin(), notes.end(), note) != notes.end();
-}
-
-// Engines that never run here.
-bool Barred(const Notes& notes, const Problem& problem, bool tf32) {
-  for (const fe::NumericalNote_t note :
-       {fe::NumericalNote_t::NONDETERMINISTIC, fe::NumericalNote_t::WINOGRAD,
-        fe::NumericalNote_t::WINOGRAD_TILE_4x4,
-        fe::NumericalNote_t::WINOGRAD_TILE_6x6,
-        fe::NumericalNote_t::WINOGRAD_TILE_13x13, fe::NumericalNote_t::FFT,
-        fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION}) {
-    if (Has(notes, note)) return true;
-  }
-  if (problem.operand != fe::DataType_t::FLOAT) return false;
-  if (Has(notes, fe::NumericalNote_t::DOWN_CONVERT_INPUTS)) return true;
-  return !tf32 && Has(notes, fe::NumericalNote_t::TENSOR_CORE);
-}
-
-// Whether two configurations add the products of a sum in the same order. On
-// Hopper tiles of other sizes and clusters of other shapes do, as long as a
-// step of the reduction is as long (measured, tests/test_cudnn_bits.py);
-// elsewhere nobody has looked.
-bool SameBits(const Config& a, const Config& b, bool hopper) {
-  if (!hopper) return a.Name() == b.Name();
-  const auto rest = [](Config config) {
-    for (const fe::KnobType_t free :
-         {fe::KnobType_t::TILE_SIZE, fe::KnobType_t::WORKSPACE,
-          fe::KnobType_t::TILE_CGA_M, fe::KnobType_t::TILE_CGA_N}) {
-      config.knobs.erase(static_cast<int64_t>(free));
-    }
-    return config.Name();
-  };
-  return rest(a) == rest(b);
-}
-
-// A plan with no more workspace keeps counters there, and no part of a sum:
-// tiles that share one (stream-K) are cut where the number of all tiles says.
-constexpr int64_t kCountersAlone = 4096;
-
-// The heuristics' configurations for a problem, best first.
-std::vector<Config> Recommended(const Problem& problem, bool tf32,
-                                cudnnHandle_t handle) {
-  const GraphPtr graph = MakeGraph(problem, handle);
-  // A was ahead of B for images (ResNet-50's at batch 8 by 5%), and is up to
-  // three times off for three axes (f32, 48x48x48 of 96 channels; H100).
-  std::vector<fe::HeurMode_t> modes = {fe::HeurMode_t::A, fe::HeurMode_t::B,
-                                       fe::HeurMode_t::FALLBACK};
-  if (SpatialAxes(problem.g) == 3) std::swap(modes[0], modes[1]);
-  Throw(graph->create_execution_plans(modes));
-  const auto& notes = graph->configs().numeric_notes;
-  std::vector<Config> found;
-  std::set<std::string> names;  // the modes share some
-  for (size_t i = 0; i < notes.size(); ++i) {
-    if (Barred(notes[i], problem, tf32)) continue;
-    Config config = ConfigAt(graph, static_cast<int64_t>(i));
-    if (names.insert(config.Name()).second) found.push_back(std::move(config));
-  }
-  return found;
-}
 
 BuiltPlan Build(const Problem& problem, const Config& config,
                 cudnnHandle_t handle) {
   const GraphPtr graph = MakeGraph(problem, handle);
-  std::unordered_map<fe::KnobType_t, int64_t> knobs;
-  for (const auto& [type, value] : config.knobs) {
-    knobs[static_cast<fe::KnobType_t>(type)] = value;
-  }
-  Throw(graph->create_execution_plan(config.engine, knobs));
-  Throw(graph->build_plan_at_index(0));
-  BuiltPlan plan{graph, 0, false};
-  Throw(graph->get_workspace_size_plan_at_index(0, plan.workspace));
+  BuiltPlan plan{graph, Append(*graph, config), 0, false};
+  Throw(graph->build_plan_at_index(plan.index));
+  Throw(graph->get_workspace_size_plan_at_index(plan.index, plan.workspace));
   plan.workspace = Workspace::Aligned(plan.workspace);
   std::vector<fe::BehaviorNote_t> notes;
-  Throw(graph->get_behavior_notes_for_plan_at_index(0, notes));
+  Throw(graph->get_behavior_notes_for_plan_at_index(plan.index, notes));
   plan.compiled_at_run_time =
       std::find(notes.begin(), notes.end(),
                 fe::BehaviorNote_t::RUNTIME_COMPILATION) != notes.end();
@@ -180,6 +47,91 @@ int CurrentDevice() {
   return device;
 }
 
+bool IsHopper() {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                CurrentDevice()) == cudaSuccess &&
+         major == 9;
+}
+
+constexpr auto kWorkspaceKnob = static_cast<int64_t>(CUDNN_KNOB_TYPE_WORKSPACE);
+
+bool IsHalf(const Problem& problem) {
+  return problem.operand == fe::DataType_t::HALF ||
+         problem.operand == fe::DataType_t::BFLOAT16;
+}
+
+bool Is(int64_t engine, std::initializer_list<int64_t> list) {
+  return std::find(list.begin(), list.end(), engine) != list.end();
+}
+
+// Engines of fprop and dgrad as cuDNN 9 numbers them; what is said of them was
+// measured on an H100 (tests/test_cudnn_bits.py).
+
+// Kernels of mma.sync for 16 bits: all of them add in the same order.
+bool IsMma16(const Problem& problem, const Config& config) {
+  return IsHalf(problem) && Is(config.engine, {22, 27, 40, 45, 57, 59, 64});
+}
+
+// A 1x1 filter as a product of matrices: the kernel is chosen inside, by the
+// number of pixels. For 16 bits all of them add in the same order.
+bool IsMatmul(const Config& config) { return Is(config.engine, {58, 63}); }
+
+// Whether two configurations add the products of a sum in the same order. On
+// Hopper tiles of other sizes and clusters of other shapes do, as long as a
+// step of the reduction is as long; elsewhere nobody has looked.
+bool SameBits(const Problem& problem, const Config& a, const Config& b) {
+  if (a.Name() == b.Name()) return true;
+  if (!IsHopper()) return false;
+  if (IsMma16(problem, a) && IsMma16(problem, b)) return true;
+  const auto order = [](Config config) {
+    for (const auto knob :
+         {CUDNN_KNOB_TYPE_TILE_SIZE, CUDNN_KNOB_TYPE_WORKSPACE,
+          CUDNN_KNOB_TYPE_TILE_CGA_M, CUDNN_KNOB_TYPE_TILE_CGA_N}) {
+      config.knobs.erase(static_cast<int64_t>(knob));
+    }
+    return config.Name();
+  };
+  // Kernels of TMA and wgmma.
+  return a.Has(CUDNN_KNOB_TYPE_TILE_CGA_M) && order(a) == order(b);
+}
+
+// Whether other configurations with its bits are among those of 16 bits.
+bool HasOthers(const Problem& problem, const Config& config) {
+  return IsHopper() && IsHalf(problem) &&
+         (IsMma16(problem, config) || IsMatmul(config) ||
+          config.Has(CUDNN_KNOB_TYPE_TILE_CGA_M));
+}
+
+// Whether it is the engine without tensor cores and shared memory for more than
+// a few products: it does 0.6 TFLOP/s where others do 10 and more, and is
+// recommended for few channels all the same.
+bool IsSlow(const Problem& problem, const Config& config) {
+  const ConvGeometry& g = problem.g;
+  constexpr double kFew = 5e7;
+  const double products = 2.0 * static_cast<double>(g.y_size()) *
+                          static_cast<double>(g.column_size());
+  return config.engine == 0 && g.groups == 1 && products > kFew;
+}
+
+// Whether no sum is cut, since where it is depends on the number of all tiles,
+// and so on the batch. Engines with a knob for it may keep parts of sums in the
+// workspace (stream-K) unless it is 1; up to 4 KiB are counters. What others
+// have there is x, w or y in another layout.
+bool AddsWhole(const Problem& problem, const Recommendation& found) {
+  constexpr int64_t kCountersAlone = 4096;
+  const Config& config = found.config;
+  if (config.Has(CUDNN_KNOB_TYPE_SPLIT_K_SLC)) return false;
+  if (IsMatmul(config)) return IsHalf(problem);
+  if (found.workspace <= kCountersAlone) return true;
+  // dgrad's 25 has other bits in other batches.
+  if (problem.operation == Operation::kDgrad && config.engine == 25) {
+    return false;
+  }
+  const auto knob = config.knobs.find(kWorkspaceKnob);
+  return knob == config.knobs.end() || knob->second == 1;
+}
+
 // What the search has come to.
 class Search {
  public:
@@ -190,36 +142,40 @@ class Search {
         most_(most) {}
 
   // wgrad's: a sum over the batch is another one for each batch.
-  void OfBatch() {
-    for (const Config& config : RecommendedFor(problem_)) Try(config, false);
+  void OfBatch(Heuristics heuristics) {
+    for (const Recommendation& each : RecommendedFor(problem_, heuristics)) {
+      Try(each.config, false);
+    }
   }
 
   // fprop's and dgrad's: those with the bits that the canonical batch has.
-  void OfSample() {
+  void OfSample(Heuristics heuristics) {
     const Problem canonical = problem_.WithBatch(CanonicalBatch(problem_.g));
-    const std::vector<Config> recommended = RecommendedFor(canonical);
-    std::optional<Config> first;
-    for (const bool changed : {false, true}) {
-      for (size_t i = 0; i < recommended.size() && !first; ++i) {
-        first = Whole(canonical, recommended[i], changed);
+    const auto recommended = RecommendedFor(canonical, heuristics);
+    auto first = FirstWhole(canonical, recommended);
+    if (!first && heuristics == Heuristics::kAll) {
+      first = FirstChanged(canonical, recommended);
+    }
+    if (!first) return;
+    for (const Recommendation& each : RecommendedFor(problem_, heuristics)) {
+      if (SameBits(problem_, each.config, *first) &&
+          AddsWhole(problem_, each)) {
+        Try(each.config, false);
       }
     }
-    if (first && IsHopper()) {
-      const std::vector<Config> own = RecommendedFor(problem_);
-      for (const bool changed : {false, true}) {
-        for (const Config& config : own) {
-          if (static_cast<int>(found_.size()) == most_) return;
-          if (!SameBits(config, *first, true)) continue;
-          const auto whole = Whole(problem_, config, changed);
-          if (whole) Try(*whole, false);
-        }
-      }
-    }
-    if (first && AddsWhole(problem_, *first)) Try(*first, false);
-    if (!found_.empty()) return;
-    for (const Config& config : recommended) Try(config, true);
-    for (const Config& config : RecommendedFor(problem_)) Try(config, true);
+    Try(*first, false);
   }
+
+  // Whatever runs a batch.
+  void OfAny() {
+    for (const Recommendation& each :
+         RecommendedFor(problem_, Heuristics::kAll)) {
+      Try(each.config, true);
+    }
+  }
+
+  bool empty() const { return found_.empty(); }
+  bool full() const { return static_cast<int>(found_.size()) == most_; }
 
   // Throws std::runtime_error where nothing was found.
   const std::vector<Candidate>& found() const {
@@ -228,50 +184,54 @@ class Search {
   }
 
  private:
-  std::vector<Config> RecommendedFor(const Problem& problem) const {
+  std::vector<Recommendation> RecommendedFor(const Problem& problem,
+                                             Heuristics heuristics) const {
     const DeviceHandle handle;
-    return Recommended(problem, tf32_, handle.get());
+    return Recommended(problem, tf32_, heuristics, handle.get());
   }
 
-  static bool IsHopper() {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                  device) == cudaSuccess &&
-           major == 9;
+  // The first that adds sums whole.
+  static std::optional<Config> FirstWhole(
+      const Problem& problem, const std::vector<Recommendation>& recommended) {
+    const auto first = [&](auto&& fits) -> std::optional<Config> {
+      for (const Recommendation& each : recommended) {
+        if (AddsWhole(problem, each) && fits(each.config)) return each.config;
+      }
+      return std::nullopt;
+    };
+    // One that has kernels for other batches goes before one that has not.
+    auto found = first([&](const Config& config) {
+      return problem.g.groups == 1 && HasOthers(problem, config);
+    });
+    if (!found) {
+      found =
+          first([&](const Config& config) { return !IsSlow(problem, config); });
+    }
+    return found ? found : first([](const Config&) { return true; });
   }
 
-  // The configuration, or if it is to be `changed` the one that differs in what
-  // it may keep in the workspace alone, if it adds sums whole. What the
-  // heuristics recommend as it is goes before: changed tiles took twice as long
-  // as others (f32, 2x90x160 of 384 channels; H100).
-  std::optional<Config> Whole(const Problem& problem, const Config& config,
-                              bool changed) {
-    if (!changed) {
-      if (AddsWhole(problem, config)) return config;
-      return std::nullopt;
+  // The first that does once it may keep nothing in the workspace. Only where
+  // no other is left: changed tiles took twice as long as others (f32, 2x90x160
+  // of 384 channels; H100).
+  static std::optional<Config> FirstChanged(
+      const Problem& problem, const std::vector<Recommendation>& recommended) {
+    const DeviceHandle handle;
+    for (const Recommendation& each : recommended) {
+      Config changed = each.config;
+      if (changed.knobs.count(kWorkspaceKnob) == 0) continue;
+      changed.knobs[kWorkspaceKnob] = 1;
+      try {
+        Append(*MakeGraph(problem, handle.get()), changed);
+        return changed;
+      } catch (const std::runtime_error&) {
+        // The engine has no such tile.
+      }
     }
-    constexpr auto kKnob = static_cast<int64_t>(fe::KnobType_t::WORKSPACE);
-    if (config.knobs.count(kKnob) == 0 || config.knobs.at(kKnob) == 1) {
-      return std::nullopt;
-    }
-    Config other = config;
-    other.knobs[kKnob] = 1;
-    if (AddsWhole(problem, other)) return other;
     return std::nullopt;
   }
 
-  bool AddsWhole(const Problem& problem, const Config& config) {
-    try {
-      return FindPlan(problem, config.Name())->workspace <= kCountersAlone;
-    } catch (const std::runtime_error& error) {
-      refusal_ = error.what();
-      return false;
-    }
-  }
-
   void Try(const Config& config, bool depends_on_batch) {
-    if (static_cast<int>(found_.size()) == most_) return;
+    if (full()) return;
     const std::string name = config.Name();
     for (const Candidate& other : found_) {
       if (other.config == name) return;
@@ -306,11 +266,15 @@ std::vector<Candidate> Candidates(const Problem& problem, bool tf32,
     throw std::runtime_error(*reason);
   }
   Search search(problem, tf32, workspace_limit, most);
-  if (problem.operation == Operation::kWgrad) {
-    search.OfBatch();
-  } else {
-    search.OfSample();
+  for (const Heuristics each : {Heuristics::kQuick, Heuristics::kAll}) {
+    if (search.full()) break;
+    if (problem.operation == Operation::kWgrad) {
+      search.OfBatch(each);
+    } else {
+      search.OfSample(each);
+    }
   }
+  if (search.empty()) search.OfAny();
   return search.found();
 }
 

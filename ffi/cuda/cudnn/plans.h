@@ -43,6 +43,7 @@ std::vector<Candidate> Candidates(const Problem& problem, bool tf32,
 // A configuration that was built for a device.
 struct BuiltPlan {
   GraphPtr graph;
+  int64_t index;  // of the plan in the graph's list
   int64_t workspace;
   bool compiled_at_run_time;
 };

@@ -29,10 +29,25 @@ bool IsDepthwise(const ConvGeometry& g) {
   return g.group_C() == 1 && g.group_K() == 1;
 }
 
+// The samples of short sequences, of one token above all, as rows of one image:
+// tiles have many of them, where one sample would leave most of a tile empty.
+ConvGeometry SamplesAsRows(const ConvGeometry& g) {
+  constexpr int64_t kShort = 8;
+  const bool sequences = g.D * g.T * g.O * g.H * g.R * g.P == 1 &&
+                         g.pad.h == 0 && g.stride.h == 1 &&
+                         g.input_dilation.h == 1;
+  if (!IsDepthwise(g) || !sequences || std::min(g.W, g.Q) > kShort) return g;
+  ConvGeometry rows = g;
+  rows.H = rows.P = g.N;
+  rows.N = 1;
+  return IsPlain2d(rows) ? rows : g;
+}
+
 }  // namespace
 
-std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
+std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
                              int multiprocessors, bool hopper) {
+  const ConvGeometry g = SamplesAsRows(given);
   if (g.groups < 2 || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {
@@ -68,7 +83,10 @@ std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
   return std::nullopt;
 }
 
-cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+cudaError_t Run(Op op, const Call& given, Stage stage, cudaStream_t stream) {
+  const ConvGeometry g = SamplesAsRows(given.g);
+  const Call call{g,         given.type,   given.plan,     given.lhs,
+                  given.rhs, given.result, given.workspace};
   if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
   if (call.plan.planes) return RunDepthwisePlanes(op, call, stage, stream);
   if (call.plan.quads) return RunQuads(op, call, stage, stream);
