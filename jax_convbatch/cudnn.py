@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jax_convbatch import dual, padded, targets, tf32x3
+from jax_convbatch import depth, dual, padded, targets, tf32x3
+from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -35,8 +36,9 @@ def planned(problem: Problem) -> Plan:
         plan = planned(replace(problem, op=its, geometry=strided))
         reason = f"{plan.reason}, as {its} of the strided convolution"
         return replace(plan, reason=reason, dual=True)
-    if (copy := padded.geometry(g)) is not None:
-        return _padded(replace(problem, geometry=copy))
+    wanted = _wanted(problem)
+    if (copies := padded.geometry(g, wanted)) is not None:
+        return _padded(replace(problem, geometry=copies), g, wanted)
     found = _first(problem, {})
     return Plan(
         "cudnn",
@@ -84,8 +86,8 @@ def configs(problem: Problem) -> list[str]:
     if strided := dual.geometry(problem.geometry, grouped=True):
         its = dual.OPS[problem.op][0]
         return configs(replace(problem, op=its, geometry=strided))
-    if copy := padded.geometry(problem.geometry):
-        return configs(replace(problem, geometry=copy))
+    if copies := padded.geometry(problem.geometry, _wanted(problem)):
+        return configs(replace(problem, geometry=copies))
     found = _plans(problem, {}, TUNED)
     return [] if isinstance(found, str) else [each["config"] for each in found]
 
@@ -131,15 +133,32 @@ def _reason(found: dict) -> str:
     return reason
 
 
-def _padded(problem: Problem) -> Plan:
-    """By a copy of x, of whose convolution the problem is."""
+def _wanted(problem: Problem) -> padded.Wanted:
+    """What is made a copy for, as it is faster (measured on an H100).
+
+    Tensor cores want 16 bytes of channels; of a few channels kernels without them, or
+    cuDNN's own copies, are faster. Kernels for depthwise layers, and the best of fprop
+    of three axes, want both sides of an axis padded alike.
+    """
+    g, itemsize = problem.geometry, problem.dtype.itemsize
+    tensor_cores = itemsize == 2 or (itemsize == 4 and problem.precision == 0)
+    many = min(g.C, g.K) >= 16
+    depthwise = g.C == g.groups > 1
+    deep = problem.op == "fprop" and depth.is_deep(g)
+    multiple = 16 // itemsize if tensor_cores and many else 1
+    return padded.Wanted(multiple, depthwise or deep)
+
+
+def _padded(problem: Problem, g: ConvGeometry, wanted: padded.Wanted) -> Plan:
+    """By padded copies; `g`: as it was without them."""
     plan = planned(problem)
-    copy = padded.copy_bytes(problem.geometry, problem.dtype.itemsize)
-    size = plan.workspace_bytes + copy
-    problem.check_workspace(size, "a copy of x")
+    copies = padded.copy_bytes(g, problem.geometry, problem.dtype.itemsize)
+    size = plan.workspace_bytes + copies
+    problem.check_workspace(size, "padded copies")
     return replace(
         plan,
-        reason=f"{plan.reason}, of a copy of x",
+        reason=f"{plan.reason}, of padded copies",
         workspace_bytes=size,
         padded=plan,
+        copies=wanted,
     )

@@ -1,7 +1,9 @@
-"""A convolution of a copy of x, for libraries that want it simple.
+"""A convolution of padded copies, for libraries that want it simple.
 
 Where padding is negative, or zeros stand between inputs beside a stride, `jax.lax.pad`
 makes a copy of x that needs none of that; dx is what it reads of the copy's gradient.
+So it does with uneven padding and with numbers of channels that the library's fast
+kernels do not take.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from jax_convbatch.geometry import ConvGeometry
 
 
 class Axis(NamedTuple):
-    """What the copy changes of an axis of x, and what the convolution still pads.
+    """What the copy adds to an axis of x, and what the convolution still pads.
 
     Attributes:
-      low, high: how many inputs are left out at its ends, as negative padding.
+      low, high: zeros at its ends; where negative, inputs that are left out.
       interior: zeros between inputs.
-      pad: of the low side.
+      pad: of both sides.
       size: of the copy.
     """
 
@@ -34,51 +36,84 @@ class Axis(NamedTuple):
     size: int
 
 
-def axes(g: ConvGeometry) -> list[Axis]:
+class Wanted(NamedTuple):
+    """What a library has fast kernels for.
+
+    Attributes:
+      multiple: C and K are to be multiples of it, where there is one group.
+      even: the sides of an axis are to be padded alike.
+    """
+
+    multiple: int = 1
+    even: bool = True
+
+
+def axes(g: ConvGeometry, even: bool) -> list[Axis]:
     """Of the three spatial axes."""
     found = []
     for size, stride, low, high, dilation in zip(
         g.inputs, g.stride, g.pad, g.pad_high, g.input_dilation, strict=True
     ):
-        # More high padding, up to stride - 1, would make no other output.
-        cut = min(low, 0), min(high + stride - 1, 0)
+        most = high + stride - 1  # more high padding would make another output
+        alike = even or low < 0 or most < 0
+        pad = max(0, min(low, most) if alike else low) if dilation == 1 else 0
+        if dilation > 1:
+            more = high
+        elif most < 0:
+            more = most
+        else:
+            more = max(0, high - pad) if alike else 0
         dilated = (size - 1) * dilation + 1 if size else 0
-        found.append(Axis(*cut, dilation - 1, max(low, 0), dilated + sum(cut)))
+        length = low - pad + dilated + more
+        found.append(Axis(low - pad, more, dilation - 1, pad, length))
     return found
 
 
-def geometry(g: ConvGeometry) -> ConvGeometry | None:
-    """The convolution of the copy; None where `g` needs none."""
-    found = axes(g)
-    sizes = {name: axis.size for name, axis in zip("DHW", found, strict=True)}
+def geometry(g: ConvGeometry, wanted: Wanted) -> ConvGeometry | None:
+    """The convolution of the copies; None where `g` needs none."""
+    found, multiple = axes(g, wanted.even), wanted.multiple
+    fields: dict[str, Any] = {
+        name: axis.size for name, axis in zip("DHW", found, strict=True)
+    }
+    if g.groups == 1:
+        fields |= {name: -(-getattr(g, name) // multiple) * multiple for name in "CK"}
     pad: Any = tuple(axis.pad for axis in found)
-    other = g._replace(**sizes, pad=pad, input_dilation=(1, 1, 1))
+    other = g._replace(**fields, pad=pad, input_dilation=(1, 1, 1))
     return None if other == g else other
 
 
-def copy_bytes(g: ConvGeometry, itemsize: int) -> int:
-    """Size of the copy of x, or of its gradient, for its geometry."""
-    return g.N * math.prod(g.inputs) * g.C * itemsize
+def copy_bytes(g: ConvGeometry, other: ConvGeometry, itemsize: int) -> int:
+    """Size of the copies, or of what results are read of; without the filter's."""
+    of_x = (*other.inputs, other.C), (*g.inputs, g.C)
+    of_y = (*other.outputs, other.K), (*g.outputs, g.K)
+    sizes = [math.prod(copy) for copy, own in (of_x, of_y) if copy != own]
+    return g.N * sum(sizes) * itemsize
 
 
 def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by the plan of the copy's convolution, `chosen.padded`."""
+    """The result of `op` by the plan of the copies' convolution, `chosen.padded`."""
     g = params.geometry
-    other = replace(params, geometry=geometry(g))
-    spatial = geo.spec_of("x", params.dimension_numbers)[2:]
-    config = [(0, 0, 0)] * len(params.shape("x"))
-    for at, axis in zip(spatial, axes(g)[3 - len(spatial) :], strict=True):
-        config[at] = (axis.low, axis.high, axis.interior)
+    other = replace(params, geometry=geometry(g, chosen.copies))
+    more = {name: getattr(other.geometry, name) - getattr(g, name) for name in "CK"}
 
-    def padded(x):
-        return jax.lax.pad(x, jnp.zeros((), x.dtype), config)
+    def config(role: str) -> list[tuple[int, int, int]]:
+        found = [(0, 0, 0)] * len(params.shape(role))
+        for letter in set(geo.LETTERS[role]) & {*more}:
+            found[params.axis(role, letter)] = (0, more[letter], 0)
+        spatial = geo.spec_of(role, params.dimension_numbers)[2:]
+        if role == "x":
+            own = axes(g, chosen.copies.even)[3 - len(spatial) :]
+            for at, axis in zip(spatial, own, strict=True):
+                found[at] = (axis.low, axis.high, axis.interior)
+        return found
 
-    copies = [
-        padded(a) if role == "x" else a
-        for role, a in zip(op.operands, operands, strict=True)
-    ]
+    def padded(a, role: str):
+        zeros = config(role)
+        if not any(any(each) for each in zeros):
+            return a
+        return jax.lax.pad(a, jnp.zeros((), a.dtype), zeros)
+
+    copies = [padded(a, role) for role, a in zip(op.operands, operands, strict=True)]
     out = native_call(op, chosen.padded, *copies, other, out_dtype)
-    if op.result != "x":
-        return out
-    x = jax.ShapeDtypeStruct(params.shape("x"), out.dtype)
-    return jax.linear_transpose(padded, x)(out)[0]
+    own = jax.ShapeDtypeStruct(params.shape(op.result), out.dtype)
+    return jax.linear_transpose(lambda a: padded(a, op.result), own)(out)[0]

@@ -150,9 +150,7 @@ def make_plan(
             raise Unable(f"a configuration {config!r}")
         plan = _PLANNERS[name, platform](replace(problem, config=config))
         if algorithm != "auto":
-            reason = "asked for by name"
-            if name == "cudnn":  # and which of its engines is not known from that
-                reason += f"; {plan.reason}"
+            reason = f"asked for by name; {plan.reason}"
             return replace(plan, reason=reason, source="name")
         return plan
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jax_convbatch import padded as padded_copies
 from jax_convbatch import targets
 from jax_convbatch.geometry import ConvGeometry
 
@@ -50,8 +51,9 @@ class Plan:
         the result, see `depth.py`; None for slices that no tap meets.
       group: of wide groups, the plan of each, see `wide_groups.py`; of a channel
         multiplier that of a depthwise convolution, see `multipliers.py`.
-      padded: of negative padding and the like the plan of the convolution of a copy
-        of x, see `padded.py`.
+      padded: of negative padding and the like the plan of the convolution of padded
+        copies, see `padded.py`.
+      copies: of `padded` what its copies have.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
         this package) or "rule".
     """
@@ -71,6 +73,7 @@ class Plan:
     pieces: tuple[Plan | None, ...] = ()
     group: Plan | None = None
     padded: Plan | None = None
+    copies: padded_copies.Wanted | None = None
     source: str = "rule"
 
 

@@ -106,13 +106,6 @@ def _many_taps(problem: Problem) -> bool:
     return _tensor_cores(problem) and many and _least(problem) >= 64
 
 
-def _many_channels(problem: Problem) -> bool:
-    """3x3 between 1024 channels and more of small images: long sums, few tiles."""
-    g = problem.geometry
-    small = g.O * g.P * g.Q <= 1024 and g.T == 1 and g.R * g.S == 9
-    return _half(problem) and small and _least(problem) >= 1024
-
-
 def _long_sequences(problem: Problem) -> bool:
     """Of 64k steps and more, of many channels."""
     long = problem.geometry.Q >= 1 << 16 and _sequence(problem)
@@ -120,10 +113,11 @@ def _long_sequences(problem: Problem) -> bool:
 
 
 def _thin_sequences(problem: Problem) -> bool:
-    """Of a few channels."""
+    """Of a few channels; f32's of 4096 steps and more."""
     g = problem.geometry
-    thin = _least(problem) >= 16 and max(g.C, g.K) <= 32
-    return _tensor_cores(problem) and thin and _sequence(problem)
+    thin = _least(problem) >= 16 and max(g.C, g.K) <= 32 and _sequence(problem)
+    long = problem.op == "dgrad" or g.Q >= 4096
+    return thin and (_half(problem) or (_tf32(problem) and long))
 
 
 def _thin_images(problem: Problem) -> bool:
@@ -188,11 +182,6 @@ CUDA = (
         _many_taps,
         "ours reads x again for each tap: 16x16 192->256 5x5 at batch 672 fprop 694 "
         "us, cuDNN 531; 32x32 96->192 in f32 at batch 1024 5005, 3307",
-    ),
-    _cudnn_first(
-        BOTH,
-        _many_channels,
-        "16x16 of 1280 channels at batch 8 fprop 103 us, cuDNN 85",
     ),
     _cudnn_first(
         ALL,

@@ -1,4 +1,4 @@
-"""Convolutions of a copy of x: what is asked of a library, and the same sums."""
+"""Convolutions of padded copies: what is asked of a library, and the same sums."""
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +14,32 @@ from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import Plan, Problem, Unable
 
 ONES = (1, 1, 1)
+EVEN = padded.Wanted()
 #   8x9 inputs, 3x3 taps, 8x9 outputs
 G = ConvGeometry(2, 1, 8, 9, 4, 6, 1, 3, 3, 1, 8, 9, 1, ONES, (0, 1, 1), ONES, ONES)
 
 
-def is_plain(g):
-    """Whether libraries say it: no dilated input, no negative padding.
+def is_plain(g, even=True):
+    """Whether libraries say it: no dilated input, both sides padded alike.
 
-    The high side may be any that leaves as many outputs.
+    The high side may be any that leaves as many outputs. Without `even`, it may be any
+    that is not negative.
     """
     sides = zip(g.pad, g.pad_high, g.stride, strict=True)
-    positive = [low >= 0 and high + stride > 0 for low, high, stride in sides]
-    return g.input_dilation == ONES and all(positive)
+    alike = [
+        low >= 0 and (high <= low < high + stride if even else high + stride > 0)
+        for low, high, stride in sides
+    ]
+    return g.input_dilation == ONES and all(alike)
 
 
 def test_where_none_is_needed():
-    assert padded.geometry(G) is None
+    assert padded.geometry(G, EVEN) is None
     # Two rows of x that no window reaches, beside a stride of 3.
     rest = G._replace(H=11, P=3, stride=(1, 3, 1), pad=(0, 0, 1))
     assert rest.pad_high[1] == -2
-    assert padded.geometry(rest) is None
-    assert padded.geometry(rest._replace(H=12)) is not None
+    assert padded.geometry(rest, EVEN) is None
+    assert padded.geometry(rest._replace(H=12), EVEN) is not None
 
 
 @pytest.mark.parametrize(
@@ -42,21 +47,23 @@ def test_where_none_is_needed():
     [
         (dict(pad=(0, -1, 1), P=5), (1, 7, 9)),
         (dict(pad=(0, -2, -1), P=4, Q=6), (1, 6, 8)),
-        (dict(H=20), (1, 9, 9)),  # on the high side
-        (dict(input_dilation=(1, 2, 1), P=15), (1, 15, 9)),
-        (dict(input_dilation=(1, 3, 1), stride=(1, 2, 1), P=11), (1, 22, 9)),
+        (dict(pad=(0, 2, 1)), (1, 10, 9)),  # the low side alone
+        (dict(pad=(0, 0, 1)), (1, 10, 9)),  # the high one
+        (dict(H=20), (1, 10, 9)),  # negative there
+        (dict(input_dilation=(1, 2, 1), P=15), (1, 17, 9)),
+        (dict(input_dilation=(1, 3, 1), stride=(1, 2, 1), P=11), (1, 23, 9)),
         (dict(filter_dilation=(1, 2, 1), pad=(0, -1, 1), P=3), (1, 7, 9)),
     ],
 )
-def test_the_copy_is_plain(changes, sizes):
+def test_the_copy_has_what_is_not_padded_alike(changes, sizes):
     g = G._replace(**changes)
-    copy = padded.geometry(g)
+    copy = padded.geometry(g, EVEN)
     assert copy.inputs == sizes
     assert is_plain(copy) and not is_plain(g)
     for field in ("N", "C", "K", "taps", "outputs", "stride", "filter_dilation"):
         assert getattr(copy, field) == getattr(g, field)
-    assert padded.geometry(copy) is None
-    assert padded.copy_bytes(copy, 2) == 2 * 2 * np.prod(sizes) * 4
+    assert padded.geometry(copy, EVEN) is None
+    assert padded.copy_bytes(g, copy, 2) == 2 * 2 * np.prod(sizes) * 4
 
 
 def given_of(case, make, dtype):
@@ -67,13 +74,19 @@ def given_of(case, make, dtype):
     }
 
 
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("multiple", [1, 4, 8])
 @settings(max_examples=20)
 @given(case=problems(ranks=(1, 2, 3), empty=False))
-def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
+def test_it_is_the_same_as_jax_lax_in_f64(x64, multiple, even, case):
     """By a `native_call` that is jax.lax's."""
     params, given_ = given_of(case, normal, "float64")
-    copy = padded.geometry(params.geometry)
-    assert (copy is None) == is_plain(params.geometry)
+    wanted = padded.Wanted(multiple, even)
+    copy = padded.geometry(params.geometry, wanted)
+    if multiple == 1:
+        assert (copy is None) == is_plain(params.geometry, even)
+    elif copy is not None and copy.groups == 1:
+        assert copy.C % multiple == copy.K % multiple == 0
     if copy is None:
         return
     inner, f64 = Plan("cudnn", "of the copy"), np.dtype("float64")
@@ -87,7 +100,7 @@ def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
 
     for op in primitives.OPS.values():
         operands = [given_[role] for role in op.operands]
-        chosen = Plan("cudnn", "", padded=inner)
+        chosen = Plan("cudnn", "", padded=inner, copies=wanted)
         got = padded.call(native_call, op, chosen, operands, params, f64)
         want = primitives.xla_call(op.name, *operands, params, f64)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
@@ -109,7 +122,7 @@ def library(monkeypatch):
     def native_call(op, chosen, a, b, params, out_dtype):
         if chosen.rest or chosen.dual or chosen.padded:
             return original(op, chosen, a, b, params, out_dtype)
-        assert is_plain(params.geometry)
+        assert is_plain(params.geometry, even=False)
         return primitives.xla_call(op.name, a, b, params, out_dtype)
 
     monkeypatch.setattr(primitives, "native_call", native_call)
@@ -142,10 +155,28 @@ def test_what_cudnn_is_asked_gives_the_same_sums(library, case):
 def test_the_copy_counts_as_workspace(library):
     g, f32 = G._replace(pad=(0, -1, 1), P=5), np.dtype("float32")
     problem = Problem("fprop", g, f32, f32, "cuda")
-    size = padded.copy_bytes(padded.geometry(g), 4)
+    size = padded.copy_bytes(g, padded.geometry(g, padded.Wanted(even=False)), 4)
     chosen = cudnn.planned(problem)
     assert chosen.workspace_bytes == size
-    assert "a copy of x" in chosen.reason
-    with pytest.raises(Unable, match="a copy of x"):
+    assert "padded copies" in chosen.reason
+    with pytest.raises(Unable, match="padded copies"):
         cudnn.planned(Problem("fprop", g, f32, f32, "cuda", size - 1))
     assert cudnn.planned(Problem("fprop", g, f32, f32, "cuda", size)) == chosen
+
+
+def test_channels_are_padded_where_there_are_some(library):
+    """Of a few, kernels without tensor cores are faster."""
+    f32 = np.dtype("float32")
+    for c, k, precision, padded_to in ((30, 50, 0, 4), (30, 3, 0, 1), (30, 50, 2, 1)):
+        g = G._replace(C=c, K=k)
+        problem = Problem("fprop", g, f32, f32, "cuda", precision=precision)
+        copies = cudnn.planned(problem).copies
+        assert (copies.multiple if copies else 1) == padded_to
+
+
+def test_uneven_padding_is_in_the_graph_but_of_depthwise_layers(library):
+    f32 = np.dtype("float32")
+    uneven = G._replace(pad=(0, 2, 1))
+    for g, copied in ((uneven, False), (uneven._replace(C=6, groups=6), True)):
+        chosen = cudnn.planned(Problem("fprop", g, f32, f32, "cuda"))
+        assert (chosen.padded is not None) == copied

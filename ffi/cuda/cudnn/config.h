@@ -33,7 +33,7 @@ struct Recommendation {
   int64_t workspace;
 };
 
-// How much is asked for: the first mode's, in 2 ms, or those of all, in 30.
+// How much is asked for: the best mode's, in 2 ms, or those of all, in 30.
 enum class Heuristics { kQuick, kAll };
 
 // The heuristics' configurations for a problem, best first: deterministic ones,

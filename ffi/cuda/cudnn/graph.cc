@@ -224,6 +224,10 @@ class Builder {
 
 }  // namespace
 
+int SpatialAxes(const ConvGeometry& g) {
+  return static_cast<int>(AxesOf(g).size());
+}
+
 std::optional<std::string> CannotExpress(const Problem& problem) {
   const ConvGeometry& g = problem.g;
   if (!g.input_dilation.all(1)) {

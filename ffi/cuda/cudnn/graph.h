@@ -64,6 +64,9 @@ class ConvGraph : public cudnn_frontend::graph::Graph {
 
 using GraphPtr = std::shared_ptr<ConvGraph>;
 
+// How many a graph has: two, or three.
+int SpatialAxes(const ConvGeometry& g);
+
 // Why no graph says it; nullopt where one does. What cuDNN has no kernel for
 // shows later.
 std::optional<std::string> CannotExpress(const Problem& problem);

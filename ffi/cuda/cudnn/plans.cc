@@ -65,25 +65,25 @@ bool Is(int64_t engine, std::initializer_list<int64_t> list) {
   return std::find(list.begin(), list.end(), engine) != list.end();
 }
 
-// Engines of fprop and dgrad as cuDNN 9 numbers them; what is said of them was
-// measured on an H100 (tests/test_cudnn_bits.py).
-
-// Kernels of mma.sync for 16 bits: all of them add in the same order.
-bool IsMma16(const Problem& problem, const Config& config) {
-  return IsHalf(problem) && Is(config.engine, {22, 27, 40, 45, 57, 59, 64});
-}
+// Engines of fprop and dgrad by the numbers that cuDNN 9 gives them. What is
+// said of them was measured on an H100 (tests/test_cudnn_bits.py).
 
 // A 1x1 filter as a product of matrices: the kernel is chosen inside, by the
 // number of pixels. For 16 bits all of them add in the same order.
 bool IsMatmul(const Config& config) { return Is(config.engine, {58, 63}); }
 
+// Whether its kernels add in the same order with tiles of any size: those of
+// TMA and wgmma, and two of mma.sync.
+bool HasFreeTiles(const Config& config) {
+  return config.Has(CUDNN_KNOB_TYPE_TILE_CGA_M) || Is(config.engine, {22, 40});
+}
+
 // Whether two configurations add the products of a sum in the same order. On
 // Hopper tiles of other sizes and clusters of other shapes do, as long as a
 // step of the reduction is as long; elsewhere nobody has looked.
-bool SameBits(const Problem& problem, const Config& a, const Config& b) {
+bool SameBits(const Config& a, const Config& b) {
   if (a.Name() == b.Name()) return true;
-  if (!IsHopper()) return false;
-  if (IsMma16(problem, a) && IsMma16(problem, b)) return true;
+  if (!IsHopper() || !HasFreeTiles(a)) return false;
   const auto order = [](Config config) {
     for (const auto knob :
          {CUDNN_KNOB_TYPE_TILE_SIZE, CUDNN_KNOB_TYPE_WORKSPACE,
@@ -92,15 +92,19 @@ bool SameBits(const Problem& problem, const Config& a, const Config& b) {
     }
     return config.Name();
   };
-  // Kernels of TMA and wgmma.
-  return a.Has(CUDNN_KNOB_TYPE_TILE_CGA_M) && order(a) == order(b);
+  return order(a) == order(b);
 }
 
-// Whether other configurations with its bits are among those of 16 bits.
+// Whether it has kernels of the same bits for batches of every size, where
+// those without any are no faster: of 16 bits or of 32 and more channels.
 bool HasOthers(const Problem& problem, const Config& config) {
-  return IsHopper() && IsHalf(problem) &&
-         (IsMma16(problem, config) || IsMatmul(config) ||
-          config.Has(CUDNN_KNOB_TYPE_TILE_CGA_M));
+  const ConvGeometry& g = problem.g;
+  const bool half = IsHalf(problem);
+  if (!IsHopper() || g.groups > 1) return false;
+  if (!half && (std::min(g.C, g.K) < 32 || g.C % 4 != 0 || g.K % 4 != 0)) {
+    return false;
+  }
+  return HasFreeTiles(config) || (half && IsMatmul(config));
 }
 
 // Whether it is the engine without tensor cores and shared memory for more than
@@ -158,8 +162,7 @@ class Search {
     }
     if (!first) return;
     for (const Recommendation& each : RecommendedFor(problem_, heuristics)) {
-      if (SameBits(problem_, each.config, *first) &&
-          AddsWhole(problem_, each)) {
+      if (SameBits(each.config, *first) && AddsWhole(problem_, each)) {
         Try(each.config, false);
       }
     }
@@ -200,9 +203,8 @@ class Search {
       return std::nullopt;
     };
     // One that has kernels for other batches goes before one that has not.
-    auto found = first([&](const Config& config) {
-      return problem.g.groups == 1 && HasOthers(problem, config);
-    });
+    auto found =
+        first([&](const Config& config) { return HasOthers(problem, config); });
     if (!found) {
       found =
           first([&](const Config& config) { return !IsSlow(problem, config); });
