@@ -81,8 +81,8 @@ def test_what_explain_says_is_what_is_lowered(call):
 def test_up_to_three_spatial_axes_are_native(platform, rank):
     rows = jc.explain(
         jc.conv,
-        jnp.ones((2, *[5] * rank, 4)),
-        jnp.ones((*[3] * rank, 4, 8)),
+        jnp.ones((2, *[5] * rank, 16)),
+        jnp.ones((*[3] * rank, 16, 8)),
         platform=platform,
     )
     assert [row.engine for row in rows] == [default(platform)]
