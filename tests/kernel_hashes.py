@@ -1,0 +1,143 @@
+"""A hash of each kernel's instructions, to compare before and after a change.
+
+    python tests/kernel_hashes.py write LIBRARY FILE
+    python tests/kernel_hashes.py compare OLD NEW
+
+LIBRARY is the CUDA module (`_cuda.abi3.so`). On PATH there have to be the CUDA
+toolkit's `cuobjdump` and `nvdisasm` (or those of the packages nvidia-cuda-cuobjdump and
+nvidia-cuda-nvdisasm), and `c++filt`. FILE has a line for each kernel and architecture:
+a hash of its instructions without their addresses, their number, and its name as C++
+writes it. Moving or renaming a source changes no line but names; `compare` counts
+kernels by instructions, and fails where one's are not in the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SHOWN = 20
+# /*0010*/                   MOV R1, c[0x0][0x28] ;        /* 0x00000a0000017a02 */
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
+# What stands for a source file in the names of things that it keeps to itself.
+_OF_ONE_FILE = re.compile(r"_INTERNAL_[0-9a-f]{8}_\d+_\w+?_[0-9a-f]{8}(_\d+)?")
+
+
+class Kernel(NamedTuple):
+    digest: str
+    instructions: int
+    architecture: str
+    name: str
+
+
+def kernels(sass: Iterable[str]) -> Iterator[Kernel]:
+    """Of `cuobjdump -sass`, with names as the linker has them."""
+    architecture, name, number, digest = "", "", 0, hashlib.sha256()
+    for line in sass:
+        text = line.strip()
+        if text.startswith("arch = "):
+            if number:
+                yield Kernel(digest.hexdigest()[:16], number, architecture, name)
+            architecture, number = text.removeprefix("arch = "), 0
+        elif text.startswith("Function : "):
+            if number:
+                yield Kernel(digest.hexdigest()[:16], number, architecture, name)
+            name = _OF_ONE_FILE.sub("", text.removeprefix("Function : "))
+            number, digest = 0, hashlib.sha256()
+        elif found := _INSTRUCTION.match(line):
+            number += 1
+            digest.update(found[1].encode() + b"\n")
+    if number:
+        yield Kernel(digest.hexdigest()[:16], number, architecture, name)
+
+
+def of_library(path: Path) -> list[Kernel]:
+    """
+    Raises:
+      FileNotFoundError: the toolkit's programs are not on PATH.
+      subprocess.CalledProcessError: the library has no kernels, or is none.
+    """
+    command = ["cuobjdump", "-sass", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = list(kernels(process.stdout))
+    if process.returncode or not found:
+        raise subprocess.CalledProcessError(process.returncode or 1, command)
+    names = subprocess.run(
+        ["c++filt"],
+        input="\n".join(kernel.name for kernel in found),
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout.splitlines()
+    named = zip(found, names, strict=True)
+    return sorted(kernel._replace(name=name) for kernel, name in named)
+
+
+def write(library: Path, path: Path) -> int:
+    """How many kernels."""
+    found = of_library(library)
+    path.write_text("".join("\t".join(map(str, kernel)) + "\n" for kernel in found))
+    return len(found)
+
+
+def load(path: Path) -> list[Kernel]:
+    rows = (line.split("\t") for line in path.read_text().splitlines())
+    return [Kernel(row[0], int(row[1]), row[2], row[3]) for row in rows]
+
+
+def changes(old: list[Kernel], new: list[Kernel]) -> dict[str, list[Kernel]]:
+    """What is "gone" from the old ones, "new", and only "renamed", by instructions."""
+
+    def code(kernel: Kernel) -> tuple[str, str]:
+        return kernel.architecture, kernel.digest
+
+    had, has = Counter(map(code, old)), Counter(map(code, new))
+    names = {(code(kernel), kernel.name) for kernel in old}
+    return {
+        "gone": [k for k in old if has[code(k)] < had[code(k)]],
+        "new": [k for k in new if had[code(k)] < has[code(k)]],
+        "renamed": [k for k in new if had[code(k)] and (code(k), k.name) not in names],
+    }
+
+
+def compare(old: Path, new: Path) -> bool:
+    """Whether all instructions are the same; says which are not."""
+    before, after = load(old), load(new)
+    found = changes(before, after)
+    print(f"{len(before)} kernels before, {len(after)} after")
+    for what, some in found.items():
+        print(f"{len(some)} {what}")
+        for kernel in some[:SHOWN]:
+            print(f"  {kernel.architecture} {kernel.instructions} {kernel.name[:150]}")
+    return not found["gone"] and not found["new"]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    writing = commands.add_parser("write")
+    writing.add_argument("library", type=Path)
+    writing.add_argument("file", type=Path)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("old", type=Path)
+    comparing.add_argument("new", type=Path)
+    options = parser.parse_args(arguments)
+    if options.command == "compare":
+        return 0 if compare(options.old, options.new) else 1
+    number = write(options.library, options.file)
+    print(f"wrote the hashes of {number} kernels to {options.file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""The tools that show what a refactoring changed: plans, and kernels' instructions."""
+
+import random
+
+import kernel_hashes
+import plan_dump
+import pytest
+from kernel_hashes import Kernel
+
+SASS = """
+\t.headerflags\t@"EF_CUDA_SM90"
+arch = sm_90a
+\t\tFunction : _Z5firstPf
+        /*0000*/              MOV R1, c[0x0][0x28] ;        /* 0x00000a0000017a02 */
+                                                            /* 0x000fe40000000f00 */
+        /*0010*/              EXIT ;                        /* 0x000000000000794d */
+\t\tFunction : _Z6secondPf
+        /*0000*/              EXIT ;                        /* 0x000000000000794d */
+arch = sm_80
+\t\tFunction : _Z5firstPf
+        /*0000*/              EXIT ;                        /* 0x000000000000794d */
+"""
+
+
+def test_kernels_are_known_by_their_instructions():
+    first, second, other = kernel_hashes.kernels(SASS.splitlines())
+    assert (first.name, first.instructions, first.architecture) == (
+        *("_Z5firstPf", 2, "sm_90a"),
+    )
+    assert second.digest == other.digest != first.digest
+    assert other.architecture == "sm_80"
+    # Neither an address nor an encoding is an instruction.
+    moved = SASS.replace("/*0010*/", "/*0020*/").replace("0x00000a00", "0x00000b00")
+    assert next(kernel_hashes.kernels(moved.splitlines())) == first
+    changed = SASS.replace("c[0x0][0x28]", "c[0x0][0x2c]")
+    assert next(kernel_hashes.kernels(changed.splitlines())).digest != first.digest
+
+
+def test_what_a_refactoring_did_to_kernels(tmp_path, capsys):
+    old = [Kernel("a", 10, "sm_90a", "f"), Kernel("b", 20, "sm_90a", "g")]
+    renamed = [old[0], old[1]._replace(name="h")]
+    other = [old[0], Kernel("c", 21, "sm_90a", "g")]
+    none = {"gone": [], "new": [], "renamed": []}
+    assert kernel_hashes.changes(old, old) == none
+    assert kernel_hashes.changes(old, renamed) == none | {"renamed": renamed[1:]}
+    assert kernel_hashes.changes(old, other) == none | {
+        "gone": old[1:],
+        "new": other[1:],
+    }
+    paths = []
+    for name, some in (("old", old), ("renamed", renamed), ("other", other)):
+        paths.append(tmp_path / name)
+        lines = ("\t".join(map(str, kernel)) for kernel in some)
+        paths[-1].write_text("".join(f"{line}\n" for line in lines))
+    assert kernel_hashes.main(["compare", *map(str, paths[:2])]) == 0
+    assert kernel_hashes.main(["compare", str(paths[0]), str(paths[2])]) == 1
+    assert "1 gone" in capsys.readouterr().out
+
+
+def test_drawn_geometries_are_the_same_and_of_every_kind():
+    some = [plan_dump.geometry_of(random.Random(i)) for i in range(300)]
+    assert some == [plan_dump.geometry_of(random.Random(i)) for i in range(300)]
+    assert len(set(some)) == 300
+    for g in some:
+        assert g.C % g.groups == g.K % g.groups == 0
+        assert min(g.outputs) > 0
+    for kind in (
+        lambda g: g.groups == g.C > 1,
+        lambda g: 1 < g.groups < g.C,
+        lambda g: g.T > 1,
+        lambda g: max(g.stride) > 1,
+        lambda g: max(g.input_dilation) > 1,
+        lambda g: max(g.filter_dilation) > 1,
+        lambda g: min(g.pad) < 0,
+        lambda g: g.C % 8 != 0,
+    ):
+        assert 3 < sum(map(kind, some)) < 297
+
+
+def test_what_a_change_did_to_plans():
+    old = {"a": ["plan 1", "x"], "b": ["plan 2", "y"], "c": ["plan 3", "z"]}
+    new = {"a": ["plan 1", "x"], "b": ["plan 9", "y"], "c": ["plan 3", "w"]}
+    assert plan_dump.differences(old, old) == []
+    assert plan_dump.differences(old, new) == [
+        ("b", "plan 2", "plan 9"),
+        ("c", "candidates", "other candidates"),
+    ]
+    del new["a"]
+    assert plan_dump.differences(old, new)[0] == ("a", "plan 1", "nothing")
+
+
+@pytest.mark.usefixtures("native")
+def test_a_dump_is_the_same_twice(tmp_path, monkeypatch, capsys):
+    for name in ("_gpu", "cudnn_problem", "cudnn_version", "cudnn_plans"):
+        monkeypatch.setattr(plan_dump.targets, name, getattr(plan_dump.targets, name))
+    monkeypatch.setattr(plan_dump.choices, "measured", plan_dump.choices.measured)
+    monkeypatch.setattr(plan_dump.fake_gpus, "geometries", dict)
+    paths = [str(tmp_path / name) for name in ("old.gz", "new.gz", "other.gz")]
+    for path in paths[:2]:
+        assert plan_dump.main(["write", path, "--count", "20"]) == 0
+    assert plan_dump.main(["write", paths[2], "--count", "21"]) == 0
+    assert plan_dump.main(["compare", *paths[:2]]) == 0
+    assert plan_dump.main(["compare", paths[0], paths[2]]) == 1
+    out = capsys.readouterr().out
+    assert "0 of 240 plans differ" in out
+    assert "before nothing" in out
