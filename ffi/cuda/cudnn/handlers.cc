@@ -82,9 +82,9 @@ ffi::Error Run(Operation operation, const ConvBuffers& buffers,
   const cudnn::Problem problem{operation, g, *operand, *result, layer};
   return Guarded(operation, g, [&] {
     if (!launch) {
+      // And with it the device's handle: nothing may be made later, while a
+      // graph is captured.
       cudnn::FindPlan(problem, std::string(config));
-      // Nothing may be made later, while a graph is captured.
-      const cudnn::DeviceHandle handle;
       return ffi::Error::Success();
     }
     more[cudnn::kLhs] = buffers.lhs.untyped_data();
