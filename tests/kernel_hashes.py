@@ -1,4 +1,4 @@
-"""A hash of each kernel's instructions, to compare before and after a change.
+"""Each kernel's instructions, registers and stack, to compare before and after.
 
     python tests/kernel_hashes.py write LIBRARY FILE
     python tests/kernel_hashes.py compare OLD NEW
@@ -6,9 +6,10 @@
 LIBRARY is the CUDA module (`_cuda.abi3.so`). On PATH there have to be the CUDA
 toolkit's `cuobjdump` and `nvdisasm` (or those of the packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm), and `c++filt`. FILE has a line for each kernel and architecture:
-a hash of its instructions without their addresses, their number, and its name as C++
-writes it. Moving or renaming a source changes no line but names; `compare` counts
-kernels by instructions, and fails where one's are not in the other.
+a hash of its instructions without their addresses, their number, its registers, bytes
+of stack (0 unless registers spill) and name as C++ writes it. Moving or renaming a
+source changes no line but names; `compare` counts kernels by instructions, and fails
+where one's are not in the other. It also shows kernels that spill and did not.
 """
 
 from __future__ import annotations
@@ -26,36 +27,47 @@ from typing import NamedTuple
 SHOWN = 20
 # /*0010*/                   MOV R1, c[0x0][0x28] ;        /* 0x00000a0000017a02 */
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
-# What stands for a source file in the names of things that it keeps to itself.
-_OF_ONE_FILE = re.compile(r"_INTERNAL_[0-9a-f]{8}_\d+_\w+?_[0-9a-f]{8}(_\d+)?")
+_USAGE = re.compile(r"\s+REG:(\d+) STACK:(\d+) ")
 
 
 class Kernel(NamedTuple):
     digest: str
     instructions: int
+    registers: int
+    stack: int
     architecture: str
     name: str
 
 
-def kernels(sass: Iterable[str]) -> Iterator[Kernel]:
-    """Of `cuobjdump -sass`, with names as the linker has them."""
-    architecture, name, number, digest = "", "", 0, hashlib.sha256()
-    for line in sass:
-        text = line.strip()
-        if text.startswith("arch = "):
-            if number:
-                yield Kernel(digest.hexdigest()[:16], number, architecture, name)
-            architecture, number = text.removeprefix("arch = "), 0
-        elif text.startswith("Function : "):
-            if number:
-                yield Kernel(digest.hexdigest()[:16], number, architecture, name)
-            name = _OF_ONE_FILE.sub("", text.removeprefix("Function : "))
-            number, digest = 0, hashlib.sha256()
-        elif found := _INSTRUCTION.match(line):
-            number += 1
-            digest.update(found[1].encode() + b"\n")
-    if number:
-        yield Kernel(digest.hexdigest()[:16], number, architecture, name)
+def parts(text: Iterable[str], title: str) -> Iterator[tuple[str, str, list[str]]]:
+    """(architecture, kernel, lines) of what cuobjdump prints under such titles."""
+    architecture, name, lines = "", "", []
+    for line in text:
+        words = line.strip()
+        if words.startswith(("arch = ", title)) and lines:
+            yield architecture, name, lines
+            lines = []
+        if words.startswith("arch = "):
+            architecture, name = words.removeprefix("arch = "), ""
+        elif words.startswith(title):
+            name = words.removeprefix(title).rstrip(":")
+        elif name:
+            lines.append(line)
+    if lines:
+        yield architecture, name, lines
+
+
+def kernels(sass: Iterable[str], usage: Iterable[str]) -> Iterator[Kernel]:
+    """Of `cuobjdump -sass` and `-res-usage`, with names as the linker has them."""
+    used = {}
+    for architecture, name, lines in parts(usage, "Function "):
+        found = filter(None, map(_USAGE.match, lines))
+        used[architecture, name] = next(tuple(map(int, m.groups())) for m in found)
+    for architecture, name, lines in parts(sass, "Function : "):
+        code = [found[1] for line in lines if (found := _INSTRUCTION.match(line))]
+        digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+        registers, stack = used[architecture, name]
+        yield Kernel(digest, len(code), registers, stack, architecture, name)
 
 
 def of_library(path: Path) -> list[Kernel]:
@@ -64,12 +76,16 @@ def of_library(path: Path) -> list[Kernel]:
       FileNotFoundError: the toolkit's programs are not on PATH.
       subprocess.CalledProcessError: the library has no kernels, or is none.
     """
-    command = ["cuobjdump", "-sass", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = list(kernels(process.stdout))
-    if process.returncode or not found:
-        raise subprocess.CalledProcessError(process.returncode or 1, command)
+
+    def output(option: str, **more) -> subprocess.Popen:
+        command = ["cuobjdump", option, str(path)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
+
+    with output("-sass") as code, output("-res-usage") as usage:
+        found = list(kernels(code.stdout or (), usage.stdout or ()))
+    for process in (code, usage):
+        if process.returncode or not found:
+            raise subprocess.CalledProcessError(process.returncode or 1, process.args)
     names = subprocess.run(
         ["c++filt"],
         input="\n".join(kernel.name for kernel in found),
@@ -90,21 +106,26 @@ def write(library: Path, path: Path) -> int:
 
 def load(path: Path) -> list[Kernel]:
     rows = (line.split("\t") for line in path.read_text().splitlines())
-    return [Kernel(row[0], int(row[1]), row[2], row[3]) for row in rows]
+    return [Kernel(row[0], *map(int, row[1:4]), *row[4:]) for row in rows]
 
 
 def changes(old: list[Kernel], new: list[Kernel]) -> dict[str, list[Kernel]]:
-    """What is "gone" from the old ones, "new", and only "renamed", by instructions."""
+    """What is "gone" from the old ones, "new", and only "renamed", by instructions.
+
+    And "spilling": new ones with a stack that none of that name had.
+    """
 
     def code(kernel: Kernel) -> tuple[str, str]:
         return kernel.architecture, kernel.digest
 
     had, has = Counter(map(code, old)), Counter(map(code, new))
     names = {(code(kernel), kernel.name) for kernel in old}
+    spilled = {kernel.name for kernel in old if kernel.stack}
     return {
         "gone": [k for k in old if has[code(k)] < had[code(k)]],
         "new": [k for k in new if had[code(k)] < has[code(k)]],
         "renamed": [k for k in new if had[code(k)] and (code(k), k.name) not in names],
+        "spilling": [k for k in new if k.stack and k.name not in spilled],
     }
 
 
@@ -116,7 +137,8 @@ def compare(old: Path, new: Path) -> bool:
     for what, some in found.items():
         print(f"{len(some)} {what}")
         for kernel in some[:SHOWN]:
-            print(f"  {kernel.architecture} {kernel.instructions} {kernel.name[:150]}")
+            size = f"{kernel.instructions} instructions, {kernel.registers} registers"
+            print(f"  {kernel.architecture} {size} {kernel.name[:150]}")
     return not found["gone"] and not found["new"]
 
 

@@ -22,36 +22,55 @@ arch = sm_80
 """
 
 
+USAGE = """
+arch = sm_90a
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Z5firstPf:
+  REG:128 STACK:16 SHARED:1024 LOCAL:0 CONSTANT[0]:656 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _Z6secondPf:
+  REG:8 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:536 TEXTURE:0 SURFACE:0 SAMPLER:0
+arch = sm_80
+ Function _Z5firstPf:
+  REG:10 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:536 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+def kernels(sass):
+    return kernel_hashes.kernels(sass.splitlines(), USAGE.splitlines())
+
+
 def test_kernels_are_known_by_their_instructions():
-    first, second, other = kernel_hashes.kernels(SASS.splitlines())
-    assert (first.name, first.instructions, first.architecture) == (
-        *("_Z5firstPf", 2, "sm_90a"),
-    )
+    first, second, other = kernels(SASS)
+    assert first[1:] == (2, 128, 16, "sm_90a", "_Z5firstPf")
+    assert other[1:] == (1, 10, 0, "sm_80", "_Z5firstPf")
     assert second.digest == other.digest != first.digest
-    assert other.architecture == "sm_80"
     # Neither an address nor an encoding is an instruction.
     moved = SASS.replace("/*0010*/", "/*0020*/").replace("0x00000a00", "0x00000b00")
-    assert next(kernel_hashes.kernels(moved.splitlines())) == first
+    assert next(kernels(moved)) == first
     changed = SASS.replace("c[0x0][0x28]", "c[0x0][0x2c]")
-    assert next(kernel_hashes.kernels(changed.splitlines())).digest != first.digest
+    assert next(kernels(changed)).digest != first.digest
 
 
 def test_what_a_refactoring_did_to_kernels(tmp_path, capsys):
-    old = [Kernel("a", 10, "sm_90a", "f"), Kernel("b", 20, "sm_90a", "g")]
+    old = [Kernel("a", 10, 32, 0, "sm_90a", "f"), Kernel("b", 20, 64, 0, "sm_90a", "g")]
     renamed = [old[0], old[1]._replace(name="h")]
-    other = [old[0], Kernel("c", 21, "sm_90a", "g")]
-    none = {"gone": [], "new": [], "renamed": []}
+    other = [old[0], Kernel("c", 21, 64, 8, "sm_90a", "g")]
+    none = {"gone": [], "new": [], "renamed": [], "spilling": []}
     assert kernel_hashes.changes(old, old) == none
     assert kernel_hashes.changes(old, renamed) == none | {"renamed": renamed[1:]}
     assert kernel_hashes.changes(old, other) == none | {
         "gone": old[1:],
         "new": other[1:],
+        "spilling": other[1:],
     }
     paths = []
     for name, some in (("old", old), ("renamed", renamed), ("other", other)):
         paths.append(tmp_path / name)
         lines = ("\t".join(map(str, kernel)) for kernel in some)
         paths[-1].write_text("".join(f"{line}\n" for line in lines))
+        assert kernel_hashes.load(paths[-1]) == some
     assert kernel_hashes.main(["compare", *map(str, paths[:2])]) == 0
     assert kernel_hashes.main(["compare", str(paths[0]), str(paths[2])]) == 1
     assert "1 gone" in capsys.readouterr().out
