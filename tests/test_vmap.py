@@ -172,6 +172,33 @@ def test_the_gradient_of_a_vmapped_layer_sums_over_what_is_shared(platform, dims
     jax.tree.map(np.testing.assert_array_equal, got, gradient(unrolled, *args))
 
 
+@pytest.mark.parametrize("dims", [(0, 0), (2, 1), (-1, 3), (1, None)])
+@pytest.mark.parametrize(
+    ("numbers", "shapes"),
+    [
+        (("HWNC", "HWIO", "NHWC"), ((5, 4, 2, 3), (3, 2, 3, 6), (2, 5, 4, 6))),
+        (("CHWN", "IHWO", "NHWC"), ((3, 5, 4, 2), (3, 3, 2, 6), (2, 5, 4, 6))),
+        (("NHWC", "HWIO", "CHWN"), ((2, 5, 4, 3), (3, 2, 3, 6), (6, 5, 4, 2))),
+    ],
+)
+def test_vmap_of_a_layer_folds_the_residual_into_ys_samples(
+    platform, numbers, shapes, dims
+):
+    x, w, residual = (whole(i, s, "float32") for i, s in enumerate(shapes))
+    args = batched(x, 5, dims[0]), batched(residual, 6, dims[1])
+
+    def layer(x, residual):
+        return jc.conv_bias_act(
+            *(x, w),
+            residual=residual,
+            activation="relu",
+            dimension_numbers=numbers,
+        )
+
+    got = jax.jit(jax.vmap(layer, dims))(*args)
+    np.testing.assert_array_equal(got, loop(jax.jit(layer), dims, args))
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 @pytest.mark.parametrize("channel", [0, 1, -1])
 def test_vmap_of_the_bias_and_its_gradient(platform, axis, channel):
