@@ -156,7 +156,8 @@ def test_taylor_mode_agrees_with_nested_forward_mode(x64, platform, activation):
 
 
 # Few channels, which the CPU multiplies several places at a time: all in one block,
-# a class of places that are apart, more channels out in each group, many out.
+# a class of places that are apart, more channels out in each group, many out, and
+# more than scale and bias are applied to at a time.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("x", "w", "options"),
@@ -166,6 +167,7 @@ def test_taylor_mode_agrees_with_nested_forward_mode(x64, platform, activation):
         ((2, 5, 9, 6), (3, 3, 1, 18), dict(groups=6)),
         ((2, 3, 2100, 1), (1, 3, 1, 1), {}),
         ((2, 5, 9, 1), (3, 3, 1, 40), dict(strides=2)),
+        ((2, 2, 5, 3), (1, 3, 3, 3000), {}),
     ],
 )
 def test_few_channels_are_exact(platform, dtype, x, w, options):
