@@ -99,7 +99,8 @@ class Prepared:
             found = problem.candidates(platform)
             timed = ways(found, options.columns, options.configs)
             self.row["first"] = named(timed[0])
-            self.candidates = Candidates(problem, timed, platform, threads)
+            pairs = case.pairs(platform)
+            self.candidates = Candidates(problem, timed, platform, threads, pairs)
             self._makers = [Maker(shape, case.dtype) for shape in case.operands]
             self.candidates.sides()
 

@@ -61,7 +61,9 @@ class Problem:
         found: list[tuple[str, str]] = []
         later: list[tuple[str, str]] = []  # what the rule would not take
         dtypes = np.dtype(self.dtype), np.dtype(self.out_dtype)
-        problem = planners.Problem(self.op, p.geometry, *dtypes, platform)
+        problem = planners.Problem(
+            *(self.op, p.geometry, *dtypes, platform), precision=p.precision_level
+        )
         for engine in dict.fromkeys((*rules.engines(problem), *plan.ENGINES)):
             if engine == "per_sample" or platform not in plan.ENGINES[engine]:
                 continue
@@ -265,6 +267,9 @@ def _row(problem: Problem, entry: dict | None, times: Times) -> Row:
 class Candidates:
     """Some ways to run a problem, the rule's first, which `threads` compile at once.
 
+    `pairs`: the sets of operands of each call of a round (default: as many calls as a
+    time needs).
+
     Attributes:
       problem: which.
       shapes: of the two operands.
@@ -277,6 +282,7 @@ class Candidates:
         ways: Sequence[tuple[str, str]],
         platform: str,
         threads: Executor,
+        pairs: Sequence[tuple[int, int]] = (),
     ):
         self.problem = problem
         op, params = primitives.OPS[problem.op], problem.params
@@ -287,7 +293,7 @@ class Candidates:
         result = math.prod(params.shape(op.result))
         result *= np.dtype(problem.out_dtype).itemsize
         least = sum(math.prod(s.shape) * s.dtype.itemsize for s in self.shapes)
-        pairs = pairs_of(least + result, result, platform, MOST_CALLS)
+        pairs = pairs or pairs_of(least + result, result, platform, MOST_CALLS)
         self.counts = sets_of(pairs)
 
         # A thread does not know what its maker runs under.
