@@ -31,6 +31,10 @@ LAYERS = {
     ),
     "3-D": dict(x=(4, 7, 7, 6), w=(3, 3, 3, 6, 8), padding=((1, 0),) * 3),
     "1-D": dict(x=(300, 5), w=(7, 5, 9)),
+    # Sums of y and dx that are formed in several pieces, one after the other.
+    "long sums": dict(x=(5, 6, 96), w=(3, 3, 96, 80)),
+    "long sums, pointwise": dict(x=(4, 4, 1024), w=(1, 1, 1024, 640)),
+    "longer sums": dict(x=(6, 6, 64), w=(5, 5, 64, 112)),
 }
 each_layer = pytest.mark.parametrize("layer", LAYERS)
 

@@ -126,7 +126,7 @@ bool AddsWhole(const Problem& problem, const Recommendation& found) {
   constexpr int64_t kCountersAlone = 4096;
   const Config& config = found.config;
   if (config.Has(CUDNN_KNOB_TYPE_SPLIT_K_SLC)) return false;
-  if (IsMatmul(config)) return IsHalf(problem);
+  if (IsMatmul(config)) return IsHalf(problem) && IsHopper();
   if (found.workspace <= kCountersAlone) return true;
   // dgrad's 25 has other bits in other batches.
   if (problem.operation == Operation::kDgrad && config.engine == 25) {
