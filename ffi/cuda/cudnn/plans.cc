@@ -107,15 +107,22 @@ bool HasOthers(const Problem& problem, const Config& config) {
   return HasFreeTiles(config) || (half && IsMatmul(config));
 }
 
-// Whether it is the engine without tensor cores and shared memory for more than
-// a few products: it does 0.6 TFLOP/s where others do 10 and more, and is
-// recommended for few channels all the same.
+// Whether it is an engine that is recommended for few channels, and is slow for
+// more than a few products. Engine 0, without tensor cores and shared memory,
+// does 0.6 TFLOP/s where others do 10 and more. fprop's 28, true f32 in shared
+// memory, takes up to twice as long as the kernels of TF32 for few channels
+// (8x240000 1->32, 7 taps: 350 us, 176; H100), which copy x and have three
+// launches, so that it is ahead for small images.
 bool IsSlow(const Problem& problem, const Config& config) {
   const ConvGeometry& g = problem.g;
-  constexpr double kFew = 5e7;
+  if (g.groups > 1) return false;
+  constexpr double kFewProducts = 5e7;
+  constexpr int64_t kFewPixels = 1 << 14, kFewOutputs = 16;
   const double products = 2.0 * static_cast<double>(g.y_size()) *
                           static_cast<double>(g.column_size());
-  return config.engine == 0 && g.groups == 1 && products > kFew;
+  if (config.engine == 0) return products > kFewProducts;
+  return config.engine == 28 && problem.operation == Operation::kFprop &&
+         g.N * g.output_pixels() >= kFewPixels && g.K >= kFewOutputs;
 }
 
 // Whether no sum is cut, since where it is depends on the number of all tiles,
