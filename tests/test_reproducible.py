@@ -35,6 +35,7 @@ LAYERS = {
     "long sums": dict(x=(5, 6, 96), w=(3, 3, 96, 80)),
     "long sums, pointwise": dict(x=(4, 4, 1024), w=(1, 1, 1024, 640)),
     "longer sums": dict(x=(6, 6, 64), w=(5, 5, 64, 112)),
+    "many pixels": dict(x=(31, 30, 16), w=(3, 3, 16, 24)),
 }
 each_layer = pytest.mark.parametrize("layer", LAYERS)
 
@@ -195,6 +196,13 @@ def test_jit_and_eager_give_the_same_bits(engine):
     want = results(args, algorithm=engine, **kwargs)
     with jax.disable_jit():
         assert_same_bits(results(args, algorithm=engine, **kwargs), want)
+
+
+def test_digests_are_of_sums_in_many_parts():
+    args, _ = make("many pixels", 9)
+    wgrad = jax.grad(lambda w: jc.conv(args[0], w, algorithm="implicit_gemm").sum())
+    (row,) = (r for r in jc.explain(wgrad, args[1], platform="cpu") if r.op == "wgrad")
+    assert row.slice == 8
 
 
 # Prints a hash of the bits; run below with several numbers of threads.
