@@ -143,7 +143,7 @@ def _plan_fused(problem: Problem) -> Plan:
     reason = f"sampled tiles of 128x{native['tile_n']}"
     if native["split"] > 1:
         reason += f", each summed by {native['split']} blocks"
-    # Not faster than columns where it was measured (docs/deform_fused.md).
+    # Not faster than columns where it was measured (docs/contributing/deform_fused.md).
     return Plan("implicit_gemm", reason, by_name_only=True)
 
 

@@ -128,9 +128,10 @@ def implicit_gemm_plans(
     if native:
         return native
     if grouped:
-        return f"{geometry.groups} groups of this kind (see docs/direct_kernels.md)"
+        page = "docs/contributing/direct_kernels.md"
+        return f"{geometry.groups} groups of this kind (see {page})"
     if exact:
-        return "this geometry in true float32 (see docs/true_f32.md)"
+        return "this geometry in true float32 (see docs/contributing/true_f32.md)"
     return "a geometry that the copy engine or the tiles cannot express"
 
 
@@ -155,7 +156,7 @@ def implicit_gemm_deform_plan(geometry, dtype: str, offset_groups: int) -> dict 
     native = module.implicit_gemm_deform_plan(
         fields, dtype, offset_groups, gpu.multiprocessors
     )
-    return native or "channels of this number (see docs/kernels.md)"
+    return native or "channels of this number (see docs/contributing/kernels.md)"
 
 
 def implicit_gemm_column_plan(op: str, geometry, dtype: str, samples: int):

@@ -1,5 +1,5 @@
 // Convolution as one matrix product whose left operand, the columns, is never
-// in memory. See docs/cpu.md.
+// in memory. See docs/contributing/cpu.md.
 #include "implicit_gemm.h"
 
 #include <algorithm>
