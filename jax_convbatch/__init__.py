@@ -8,11 +8,13 @@
     tune                  measures them on this device, and keeps the fastest ways
     convs_saveable        a policy for `jax.checkpoint`: results are kept
     export_checks         what `jax.export` has to be told
+    ops                   fprop, dgrad, wgrad, ...: for derivative rules of one's own
 
 Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
 """
 
+from jax_convbatch import ops
 from jax_convbatch.checkpoint import convs_saveable
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.deform import deform_conv
@@ -32,5 +34,6 @@ __all__ = [
     "deform_conv",
     "explain",
     "export_checks",
+    "ops",
     "tune",
 ]

@@ -30,11 +30,15 @@ class Call(NamedTuple):
     out_dtype: np.dtype
 
 
-def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call | str:
+def resolve(
+    lhs, rhs, precision, algorithm, workspace_limit, *, op: str = "fprop", **kwargs
+) -> Call | str:
     """The canonical form of a `jax.lax` call, or why it goes to `jax.lax`.
 
     Args:
-      lhs, rhs, precision, algorithm, workspace_limit: of `conv_general_dilated`.
+      lhs, rhs, precision, algorithm, workspace_limit: of `conv_general_dilated`; of
+        what `op` computes the shape and dtype are enough.
+      op: which operation will run: "fprop", "dgrad" or "wgrad".
       **kwargs: its other arguments, all of them but out_sharding.
     """
     plan.check_options(algorithm, workspace_limit)
@@ -65,7 +69,7 @@ def resolve(lhs, rhs, precision, algorithm, workspace_limit, **kwargs) -> Call |
         lhs = _batch_groups_to_channels(lhs, params.dimension_numbers, count)
     if algorithm != "auto" or workspace_limit is not None:
         plan.check_somewhere(
-            "fprop",
+            op,
             params.geometry,
             dtype,
             out_dtype,

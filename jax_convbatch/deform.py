@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat, activations, deform_plan, plan, targets
-from jax_convbatch.canonical import geometry_of, operand, precision_problem
-from jax_convbatch.conv import (
+from jax_convbatch.arguments import (
     channels_last,
     check_arrays,
     check_int,
     conv_padding,
     per_axis,
 )
+from jax_convbatch.canonical import geometry_of, operand, precision_problem
 from jax_convbatch.deform_forward import forward
 from jax_convbatch.deform_params import DeformParams
 from jax_convbatch.layer import check_array

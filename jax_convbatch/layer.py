@@ -9,16 +9,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import activations, fused, primitives
+from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
-from jax_convbatch.conv import (
-    channels_last,
-    check_arrays,
-    check_int,
-    conv_general_dilated,
-    conv_padding,
-    per_axis,
-    spatial_axes,
-)
+from jax_convbatch.conv import conv_general_dilated
 
 
 def conv_bias_act(
@@ -84,16 +77,15 @@ def conv_bias_act(
         name = activation
     chosen = activations.lookup(name)
     x, w, bias, residual, scale = map(operand, (x, w, bias, residual, scale))
-    rank = spatial_axes(x, w)
-    check_int("groups", groups)
-    numbers = channels_last(rank, dimension_numbers)
-    arguments = dict(
-        window_strides=per_axis("strides", strides, rank),
-        padding=conv_padding(padding, rank),
-        lhs_dilation=per_axis("input_dilation", input_dilation, rank),
-        rhs_dilation=per_axis("dilation", dilation, rank),
-        dimension_numbers=numbers,
-        feature_group_count=groups,
+    arguments = lax_arguments(
+        x,
+        w,
+        strides=strides,
+        padding=padding,
+        input_dilation=input_dilation,
+        dilation=dilation,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
         preferred_element_type=preferred_element_type,
     )
     call = resolve(
@@ -108,6 +100,7 @@ def conv_bias_act(
             algorithm=algorithm,
             out_sharding=out_sharding,
         )
+        numbers = arguments["dimension_numbers"]
         axis = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).out_spec[1]
         y = _composed(y, axis, bias, residual, scale)
         y = chosen.fn(y) if chosen else y

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_convbatch import activations
-from jax_convbatch.conv import per_axis, transposed
+from jax_convbatch.arguments import per_axis
+from jax_convbatch.conv import transposed
 from jax_convbatch.layer import conv_bias_act
 
 

@@ -1,0 +1,147 @@
+"""What users write for sizes, strides and padding, in the form that `jax.lax` takes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+_CHANNELS_LAST = {
+    0: ("NC", "IO", "NC"),
+    1: ("NWC", "WIO", "NWC"),
+    2: ("NHWC", "HWIO", "NHWC"),
+    3: ("NDHWC", "DHWIO", "NDHWC"),
+}
+
+
+def check_arrays(**arrays) -> None:
+    """
+    Raises:
+      TypeError: one that is no array.
+    """
+    for name, a in arrays.items():
+        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+            raise TypeError(f"{name} must be an array, got {type(a).__name__}")
+
+
+def spatial_axes(x, w) -> int:
+    """How many x has.
+
+    Raises:
+      TypeError: x or w that is no array.
+      ValueError: x without batch and channels, w with another number of axes.
+    """
+    check_arrays(x=x, w=w)
+    if len(x.shape) < 2:
+        raise ValueError(f"x must be [N, *spatial, C], got shape {tuple(x.shape)}")
+    if len(w.shape) != len(x.shape):
+        raise ValueError(
+            f"w must have as many axes as x, {len(x.shape)}, got shape {tuple(w.shape)}"
+        )
+    return len(x.shape) - 2
+
+
+def check_int(name: str, value) -> None:
+    """
+    Raises:
+      TypeError: a number of groups that is no int.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+
+
+def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
+    """An int for every spatial axis, or the sequence given.
+
+    Raises:
+      ValueError: a sequence of another length, or a number that is not positive.
+      TypeError: no int and no sequence of them.
+    """
+    wanted = f"{name} must be an int or {rank} ints, one for each spatial axis, got "
+    try:
+        one = isinstance(value, (int, np.integer))
+        values = (int(value),) * rank if one else tuple(map(operator.index, value))
+    except TypeError:
+        raise TypeError(f"{wanted}{value!r}") from None
+    if len(values) != rank:
+        raise ValueError(f"{wanted}{values}")
+    if any(v < 1 for v in values):
+        raise ValueError(f"{name} must be positive, got {value!r}")
+    return values
+
+
+def conv_padding(padding, rank: int, names=("SAME", "SAME_LOWER", "VALID")):
+    """Padding as `jax.lax` takes it: one of `names`, or (low, high) for every axis.
+
+    Raises:
+      ValueError: another string, or another number of ints and pairs than there are
+        axes.
+      TypeError: neither a string, an int, nor a sequence of ints and pairs.
+    """
+    if isinstance(padding, (int, np.integer)):
+        return ((int(padding), int(padding)),) * rank
+    wanted = (
+        f"padding must be {', '.join(map(repr, names))}, an int, or an int or a "
+        f"(low, high) pair for each of the {rank} spatial axes, got {padding!r}"
+    )
+    if isinstance(padding, str):
+        if padding.upper() not in names:
+            raise ValueError(wanted)
+        return padding.upper()
+    try:
+        pairs = tuple(
+            (int(p), int(p)) if isinstance(p, (int, np.integer)) else tuple(p)
+            for p in padding
+        )
+    except TypeError:
+        raise TypeError(wanted) from None
+    if len(pairs) != rank or any(len(p) != 2 for p in pairs):
+        raise ValueError(wanted)
+    return pairs
+
+
+def channels_last(rank: int, dimension_numbers=None):
+    """The dimension numbers given, or channels-last ones.
+
+    Raises:
+      ValueError: more than three spatial axes and no dimension numbers.
+    """
+    if dimension_numbers is not None:
+        return dimension_numbers
+    if rank not in _CHANNELS_LAST:
+        raise ValueError(
+            f"x has {rank} spatial axes; give dimension_numbers beyond three"
+        )
+    return _CHANNELS_LAST[rank]
+
+
+def lax_arguments(
+    x,
+    w,
+    *,
+    strides,
+    padding,
+    input_dilation,
+    dilation,
+    groups,
+    dimension_numbers,
+    preferred_element_type=None,
+) -> dict[str, Any]:
+    """The keywords of `jax.lax.conv_general_dilated` for what `conv` takes.
+
+    Raises:
+      ValueError, TypeError: of those functions above.
+    """
+    rank = spatial_axes(x, w)
+    check_int("groups", groups)
+    numbers = channels_last(rank, dimension_numbers)
+    return dict(
+        window_strides=per_axis("strides", strides, rank),
+        padding=conv_padding(padding, rank),
+        lhs_dilation=per_axis("input_dilation", input_dilation, rank),
+        rhs_dilation=per_axis("dilation", dilation, rank),
+        dimension_numbers=numbers,
+        feature_group_count=groups,
+        preferred_element_type=preferred_element_type,
+    )

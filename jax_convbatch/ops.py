@@ -1,0 +1,327 @@
+"""The operations under the layers, for derivative rules that you write yourself.
+
+    fprop          y from x and w
+    dgrad          dx from dy and w
+    wgrad          dw from x and dy
+    bias_grad      db from dy
+    act_bias_grad  dz and db from dy, for y = act(z) with z = conv(x, w) + bias
+
+`conv` and `conv_bias_act` have every derivative already. Write a rule with
+`jax.custom_vjp` where you want another derivative than theirs, or keep other arrays for
+the backward pass than they do. All five can be differentiated again in every mode, and
+work under `jit`, `vmap` and in sharded programs.
+
+All operands of a call have one dtype, which is the result's; nothing is cast for you.
+Sums are formed in f32 (f64 for f64), in an order that is fixed.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_convbatch import _compat, act_grad, activations, bias, primitives
+from jax_convbatch.arguments import check_arrays, lax_arguments
+from jax_convbatch.canonical import operand, resolve
+from jax_convbatch.conv import conv_general_dilated
+from jax_convbatch.layer import conv_bias_act
+
+__all__ = ["act_bias_grad", "bias_grad", "dgrad", "fprop", "wgrad"]
+
+Sharding = NamedSharding | PartitionSpec | None
+
+
+def fprop(
+    x,
+    w,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
+    input_dilation: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dimension_numbers=None,
+    precision=None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    out_sharding: Sharding = None,
+) -> jax.Array:
+    """The convolution y = conv(x, w), as `conv` has it.
+
+        y = ops.fprop(x, w, strides=2)
+
+    Args:
+      x: [N, *spatial, C], 0 to 3 spatial axes.
+      w: [*spatial, C / groups, K], dtype of x.
+      strides, padding, input_dilation, dilation, groups, dimension_numbers,
+        precision, algorithm, workspace_limit: as in `conv`. Give all three
+        operations of a layer the same.
+      out_sharding: as in `jax.lax.conv_general_dilated`.
+
+    Returns:
+      [N, *output, K], dtype of x.
+
+    Raises:
+      ValueError, TypeError: as `conv`.
+    """
+    return conv_bias_act(
+        x,
+        w,
+        strides=strides,
+        padding=padding,
+        input_dilation=input_dilation,
+        dilation=dilation,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        algorithm=algorithm,
+        workspace_limit=workspace_limit,
+        out_sharding=out_sharding,
+    )
+
+
+def dgrad(
+    dy,
+    w,
+    x_shape: Sequence[int],
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
+    input_dilation: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dimension_numbers=None,
+    precision=None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    out_sharding: Sharding = None,
+) -> jax.Array:
+    """dx, the cotangent of x in y = fprop(x, w), from y's cotangent dy.
+
+        y = ops.fprop(x, w, strides=2)
+        dx = ops.dgrad(dy, w, x.shape, strides=2)
+
+    Args:
+      dy: [N, *output, K], the shape of y.
+      w: [*spatial, C / groups, K], dtype of dy.
+      x_shape: of x. With strides, several sizes of x have results of one size.
+      strides, padding, input_dilation, dilation, groups, dimension_numbers,
+        precision, algorithm, workspace_limit: those of `fprop`.
+      out_sharding: of dx, under a mesh with explicit axes.
+
+    Returns:
+      An array of shape `x_shape`, dtype of dy.
+
+    Raises:
+      ValueError: dy that is not shaped like y; otherwise as `fprop`.
+      TypeError: dy and w of two dtypes; otherwise as `fprop`.
+    """
+    dy, w = operand(dy), operand(w)
+    check_arrays(dy=dy, w=w)
+    _check_dtypes(dy=dy, w=w)
+    x = jax.ShapeDtypeStruct(_shape("x_shape", x_shape), dy.dtype)
+    arguments = lax_arguments(
+        x,
+        w,
+        strides=strides,
+        padding=padding,
+        input_dilation=input_dilation,
+        dilation=dilation,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
+    )
+    options = precision, algorithm, workspace_limit
+    return _gradient("dgrad", x, w, dy, arguments, options, out_sharding)
+
+
+def wgrad(
+    x,
+    dy,
+    w_shape: Sequence[int],
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
+    input_dilation: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dimension_numbers=None,
+    precision=None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    out_sharding: Sharding = None,
+) -> jax.Array:
+    """dw, the cotangent of w in y = fprop(x, w), from y's cotangent dy.
+
+        y = ops.fprop(x, w, strides=2)
+        dw = ops.wgrad(x, dy, w.shape, strides=2)
+
+    Args:
+      x: [N, *spatial, C].
+      dy: [N, *output, K], the shape of y; dtype of x.
+      w_shape: of w, [*spatial, C / groups, K].
+      strides, padding, input_dilation, dilation, groups, dimension_numbers,
+        precision, algorithm, workspace_limit: those of `fprop`.
+      out_sharding: of dw, under a mesh with explicit axes.
+
+    Returns:
+      An array of shape `w_shape`, dtype of x.
+
+    Raises:
+      ValueError: dy that is not shaped like y; otherwise as `fprop`.
+      TypeError: x and dy of two dtypes; otherwise as `fprop`.
+    """
+    x, dy = operand(x), operand(dy)
+    check_arrays(x=x, dy=dy)
+    _check_dtypes(x=x, dy=dy)
+    w = jax.ShapeDtypeStruct(_shape("w_shape", w_shape), x.dtype)
+    arguments = lax_arguments(
+        x,
+        w,
+        strides=strides,
+        padding=padding,
+        input_dilation=input_dilation,
+        dilation=dilation,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
+    )
+    options = precision, algorithm, workspace_limit
+    return _gradient("wgrad", x, w, dy, arguments, options, out_sharding)
+
+
+def bias_grad(dy, *, channel_axis: int = -1, out_sharding: Sharding = None):
+    """db[K], the sum of dy over every axis but the channels'.
+
+        db = ops.bias_grad(dy)
+
+    Args:
+      dy: an array with K channels, such as [N, *output, K].
+      channel_axis: where the channels are.
+      out_sharding: of db, under a mesh with explicit axes.
+
+    Returns:
+      [K], dtype of dy.
+
+    Raises:
+      ValueError: dy without such an axis. TypeError: dy that is no array.
+    """
+    dy = operand(dy)
+    check_arrays(dy=dy)
+    axis = _axis(channel_axis, dy)
+    return bias.bias_grad(dy, axis, out_sharding=out_sharding)
+
+
+def act_bias_grad(
+    activation: str | None,
+    saved,
+    dy,
+    *,
+    channel_axis: int = -1,
+    bias_sharding: Sharding = None,
+) -> tuple[jax.Array, jax.Array]:
+    """dz = act'(z) dy, and db, the sum of dz; dy and `saved` are read once.
+
+        y = conv_bias_act(x, w, b, activation="relu")
+        dz, db = ops.act_bias_grad("relu", y, dy)
+
+    Args:
+      activation: a name that `conv_bias_act` takes; None and "identity" for none.
+      saved: shape and dtype of dy. For relu, relu6, leaky_relu, elu, sigmoid and tanh
+        the layer's result y; for gelu, gelu_exact and silu its pre-activation z.
+        Without an activation it is not read, and may be None.
+      dy: y's cotangent, such as [N, *output, K].
+      channel_axis: where the channels are.
+      bias_sharding: of db, under a mesh with explicit axes.
+
+    Returns:
+      dz, shape and dtype of dy, and db [K] in dy's dtype.
+
+    Raises:
+      ValueError: unknown activation; `saved` of another shape; no such axis.
+      TypeError: what is no array; two dtypes.
+    """
+    chosen = activations.lookup(activation)
+    saved, dy = operand(saved), operand(dy)
+    check_arrays(dy=dy)
+    axis = _axis(channel_axis, dy)
+    if chosen is None or activation is None:
+        return dy, bias.bias_grad(dy, axis, out_sharding=bias_sharding)
+    check_arrays(saved=saved)
+    if saved.shape != dy.shape:
+        raise ValueError(
+            f"saved must have the shape of dy, {tuple(dy.shape)}, got "
+            f"{tuple(saved.shape)}"
+        )
+    _check_dtypes(saved=saved, dy=dy)
+    saved, dy = _compat.auto_insert_reshard(saved, dy)
+    dz, db = act_grad.cotangent(
+        activation, saved, dy, axis, bias=True, bias_sharding=bias_sharding
+    )
+    return dz, db
+
+
+def _gradient(op: str, x, w, dy, arguments, options, out_sharding) -> jax.Array:
+    """dgrad or wgrad, where x or w is known by its shape alone."""
+    precision, algorithm, workspace_limit = options
+    call = resolve(
+        *(x, w, precision, algorithm, workspace_limit),
+        **{**arguments, "batch_group_count": 1},
+        op=op,
+    )
+    if not isinstance(call, str):
+        params = call.params
+        _check_cotangent(x, w, dy, params.shape("y"))
+        a, b = (dy, w) if op == "dgrad" else (x, dy)
+        return primitives.bind(op, a, b, params, out_sharding=out_sharding)
+
+    def conv(x, w):  # which refuses what it has to
+        return conv_general_dilated(
+            x, w, **arguments, precision=precision, algorithm=algorithm
+        )
+
+    x_like, w_like = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w))
+    _check_cotangent(x, w, dy, jax.eval_shape(conv, x_like, w_like).shape)
+    of_x, of_w = functools.partial(conv, w=w), functools.partial(conv, x)
+    unknown = (of_x, x_like) if op == "dgrad" else (of_w, w_like)
+    (out,) = jax.linear_transpose(*unknown)(dy)
+    return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
+
+
+def _check_cotangent(x, w, dy, shape) -> None:
+    if tuple(dy.shape) != tuple(shape):
+        raise ValueError(
+            f"dy must have shape {tuple(shape)}, the result's of x {tuple(x.shape)} "
+            f"with w {tuple(w.shape)}, got {tuple(dy.shape)}"
+        )
+
+
+def _check_dtypes(**arrays) -> None:
+    (first, a), (second, b) = arrays.items()
+    if a.dtype != b.dtype:
+        raise TypeError(
+            f"{first} and {second} must have one dtype, got {a.dtype} and {b.dtype}; "
+            "cast one of them"
+        )
+
+
+def _shape(name: str, shape) -> tuple[Any, ...]:
+    """Sizes that are ints; symbolic ones as they are."""
+    try:
+        return tuple(
+            n if jax.export.is_symbolic_dim(n) else operator.index(n) for n in shape
+        )
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence of ints, got {shape!r}") from None
+
+
+def _axis(channel_axis: int, dy) -> int:
+    ndim = len(dy.shape)
+    if not -ndim <= channel_axis < ndim:
+        raise ValueError(
+            f"channel_axis {channel_axis} is none of the axes of dy, {tuple(dy.shape)}"
+        )
+    return channel_axis % ndim
