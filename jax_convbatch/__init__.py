@@ -9,6 +9,7 @@
     convs_saveable        a policy for `jax.checkpoint`: results are kept
     export_checks         what `jax.export` has to be told
     ops                   fprop, dgrad, wgrad, ...: for derivative rules of one's own
+    install, uninstall    ours in the place of `jax.lax`'s, and back again
 
 Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
@@ -20,12 +21,14 @@ from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
 from jax_convbatch.export import export_checks
+from jax_convbatch.install import Installation, install, uninstall
 from jax_convbatch.layer import conv_bias_act
 from jax_convbatch.tune import tune
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Installation",
     "conv",
     "conv_bias_act",
     "conv_general_dilated",
@@ -34,6 +37,8 @@ __all__ = [
     "deform_conv",
     "explain",
     "export_checks",
+    "install",
     "ops",
     "tune",
+    "uninstall",
 ]

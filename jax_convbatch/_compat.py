@@ -20,6 +20,7 @@ from jax._src import (
 from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr, dce_rules
+from jax._src.lax import convolution
 from jax._src.lax.convolution import (
     _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "deflinear",
     "deflowering",
     "has_explicit_axes",
+    "installed",
     "instantiate_zeros",
     "is_constant_shape",
     "is_linear_input",
@@ -66,6 +68,7 @@ __all__ = [
     "lax_conv",
     "lax_conv_p",
     "lax_conv_sharding_rule",
+    "lax_convs",
     "lower_fun",
     "mlir",
     "multi_primitive",
@@ -87,6 +90,26 @@ instantiate_zeros = ad.instantiate_zeros
 is_constant_shape = core.is_constant_shape
 lower_fun = mlir.lower_fun
 typeof = core.typeof
+
+# Where they are made, which no one has put others in the place of.
+lax_convs = {
+    name: getattr(convolution, name)
+    for name in (
+        "conv",
+        "conv_general_dilated",
+        "conv_transpose",
+        "conv_with_general_padding",
+    )
+}
+
+# Whether install() is in force. What was traced otherwise is traced anew.
+installed = config.State[bool](
+    "jax_convbatch_installed",
+    False,
+    "Whether jax_convbatch stands in the place of jax.lax's convolutions.",
+    include_in_jit_key=True,
+    include_in_trace_context=True,
+)
 
 
 def primitive(name, shape_rule, dtype_rule, sharding_rule):

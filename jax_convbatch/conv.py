@@ -260,7 +260,7 @@ def transposed(
     refuses, from `jax.lax` itself.
     """
     params, _ = traced(
-        jax.lax.conv_transpose,
+        _compat.lax_convs["conv_transpose"],
         x,
         w,
         dict(
