@@ -16,6 +16,7 @@ from jax_convbatch.arguments import (
     spatial_axes,
 )
 from jax_convbatch.canonical import operand, resolve, traced
+from jax_convbatch.near_misses import with_hints
 
 
 def conv_general_dilated(
@@ -114,6 +115,9 @@ def conv_general_dilated(
     )
 
 
+@with_hints(
+    elsewhere=dict.fromkeys(("activation", "residual", "scale"), "conv_bias_act")
+)
 def conv(
     x,
     w,
@@ -170,6 +174,7 @@ def conv(
     )
 
 
+@with_hints()
 def conv_transpose(
     x,
     w,

@@ -20,9 +20,11 @@ from jax_convbatch.canonical import geometry_of, operand, precision_problem
 from jax_convbatch.deform_forward import forward
 from jax_convbatch.deform_params import DeformParams
 from jax_convbatch.layer import check_array
+from jax_convbatch.near_misses import with_hints
 from jax_convbatch.primitives import ConvParams
 
 
+@with_hints()
 def deform_conv(
     x,
     offset,

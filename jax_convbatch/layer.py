@@ -12,8 +12,10 @@ from jax_convbatch import activations, fused, primitives
 from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
+from jax_convbatch.near_misses import with_hints
 
 
+@with_hints()
 def conv_bias_act(
     x,
     w,

@@ -30,12 +30,14 @@ from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.layer import conv_bias_act
+from jax_convbatch.near_misses import with_hints
 
 __all__ = ["act_bias_grad", "bias_grad", "dgrad", "fprop", "wgrad"]
 
 Sharding = NamedSharding | PartitionSpec | None
 
 
+@with_hints()
 def fprop(
     x,
     w,
@@ -85,6 +87,7 @@ def fprop(
     )
 
 
+@with_hints()
 def dgrad(
     dy,
     w,
@@ -139,6 +142,7 @@ def dgrad(
     return _gradient("dgrad", x, w, dy, arguments, options, out_sharding)
 
 
+@with_hints()
 def wgrad(
     x,
     dy,
@@ -193,7 +197,10 @@ def wgrad(
     return _gradient("wgrad", x, w, dy, arguments, options, out_sharding)
 
 
-def bias_grad(dy, *, channel_axis: int = -1, out_sharding: Sharding = None):
+@with_hints()
+def bias_grad(
+    dy, *, channel_axis: int = -1, out_sharding: Sharding = None
+) -> jax.Array:
     """db[K], the sum of dy over every axis but the channels'.
 
         db = ops.bias_grad(dy)
@@ -215,6 +222,7 @@ def bias_grad(dy, *, channel_axis: int = -1, out_sharding: Sharding = None):
     return bias.bias_grad(dy, axis, out_sharding=out_sharding)
 
 
+@with_hints()
 def act_bias_grad(
     activation: str | None,
     saved,
