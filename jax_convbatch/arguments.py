@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_CHANNELS_LAST = {
+CHANNELS_LAST = {
     0: ("NC", "IO", "NC"),
     1: ("NWC", "WIO", "NWC"),
     2: ("NHWC", "HWIO", "NHWC"),
@@ -109,11 +109,11 @@ def channels_last(rank: int, dimension_numbers=None):
     """
     if dimension_numbers is not None:
         return dimension_numbers
-    if rank not in _CHANNELS_LAST:
+    if rank not in CHANNELS_LAST:
         raise ValueError(
             f"x has {rank} spatial axes; give dimension_numbers beyond three"
         )
-    return _CHANNELS_LAST[rank]
+    return CHANNELS_LAST[rank]
 
 
 def lax_arguments(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch import _compat, primitives
+from jax_convbatch import _compat, misfits, primitives
 from jax_convbatch.arguments import (
     channels_last,
     conv_padding,
@@ -226,10 +226,11 @@ def conv_transpose(
     numbers = channels_last(rank, dimension_numbers)
     strides = per_axis("strides", strides, rank)
     dilation = per_axis("dilation", dilation, rank)
-    w, pads = transposed(
-        x, w, strides, padding, dilation, numbers, transpose_kernel,
-        use_consistent_padding, preferred_element_type,
-    )  # fmt: skip
+    with misfits.named(x, w, numbers, transpose_kernel=transpose_kernel):
+        w, pads = transposed(
+            x, w, strides, padding, dilation, numbers, transpose_kernel,
+            use_consistent_padding, preferred_element_type,
+        )  # fmt: skip
     return conv_bias_act(
         x,
         w,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import activations, fused, primitives
+from jax_convbatch import activations, fused, misfits, primitives
 from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
@@ -94,15 +94,16 @@ def conv_bias_act(
         x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments
     )
     if isinstance(call, str):
-        y = conv_general_dilated(
-            x,
-            w,
-            **arguments,
-            precision=precision,
-            algorithm=algorithm,
-            out_sharding=out_sharding,
-        )
         numbers = arguments["dimension_numbers"]
+        with misfits.named(x, w, numbers, groups):
+            y = conv_general_dilated(
+                x,
+                w,
+                **arguments,
+                precision=precision,
+                algorithm=algorithm,
+                out_sharding=out_sharding,
+            )
         axis = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).out_spec[1]
         y = _composed(y, axis, bias, residual, scale)
         y = chosen.fn(y) if chosen else y

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, act_grad, activations, bias, primitives
+from jax_convbatch import _compat, act_grad, activations, bias, misfits, primitives
 from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
@@ -287,9 +287,13 @@ def _gradient(op: str, x, w, dy, arguments, options, out_sharding) -> jax.Array:
         return primitives.bind(op, a, b, params, out_sharding=out_sharding)
 
     def conv(x, w):  # which refuses what it has to
-        return conv_general_dilated(
-            x, w, **arguments, precision=precision, algorithm=algorithm
+        numbers, groups = (
+            arguments[name] for name in ("dimension_numbers", "feature_group_count")
         )
+        with misfits.named(x, w, numbers, groups):
+            return conv_general_dilated(
+                x, w, **arguments, precision=precision, algorithm=algorithm
+            )
 
     x_like, w_like = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w))
     _check_cotangent(x, w, dy, jax.eval_shape(conv, x_like, w_like).shape)

@@ -230,7 +230,7 @@ def test_an_unknown_activation_is_refused_when_the_layer_is_made(name):
             "workspace_limit",
         ),
         (dict(), (5, 3), r"2 spatial axes .* got shape \(5, 3\)"),
-        (dict(), (2, 5, 5, 4), "feature dimension"),
+        (dict(), (2, 5, 5, 4), "w must have 4 input channels"),
     ],
 )
 def test_bad_settings(name, settings, shape, message):

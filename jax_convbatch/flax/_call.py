@@ -11,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch import activations
+from jax_convbatch import activations, misfits
 from jax_convbatch.arguments import per_axis
 from jax_convbatch.conv import transposed
 from jax_convbatch.layer import conv_bias_act
@@ -74,15 +74,17 @@ def conv_transpose(layer, inputs, kernel, bias):
     padding = layer.padding
     # Flax's CIRCULAR is the periodic sum of its "VALID".
     periodic = padding == "CIRCULAR"
-    kernel, pads = transposed(
-        x,
-        kernel,
-        strides,
-        "VALID" if periodic else padding,
-        dilation,
-        _channels_last(rank),
-        layer.transpose_kernel,
-    )
+    numbers, turned = _channels_last(rank), layer.transpose_kernel
+    with misfits.named(x, kernel, numbers, transpose_kernel=turned):
+        kernel, pads = transposed(
+            x,
+            kernel,
+            strides,
+            "VALID" if periodic else padding,
+            dilation,
+            numbers,
+            turned,
+        )
     if periodic:
         x, pads = _periodic(x, taps, strides, layer.transpose_kernel)
     y = _conv_bias_act(
