@@ -145,7 +145,8 @@ package: $(INSTALLED)
 	  > build/package.log 2>&1 || { cat build/package.log; exit 1; }
 	@$(BIN)/python -c "import glob, zipfile; \
 	  names = zipfile.ZipFile(glob.glob('dist/*.whl')[0]).namelist(); \
-	  lost = {*glob.glob('jax_convbatch/**/*.py', recursive=True)} - {*names}; \
+	  lost = {'jax_convbatch/py.typed', \
+    *glob.glob('jax_convbatch/**/*.py', recursive=True)} - {*names}; \
 	  assert not lost, f'not in the wheel: {lost}'"
 	@$(MAKE) --no-print-directory $(WHEEL_VENV)/.installed
 	@echo "make package: built and tried" dist/*
@@ -181,10 +182,14 @@ test-wheel: .wheel-there $(WHEEL_VENV)/.installed
 .wheel-there:
 	@[ "$(WHEEL)" ] || { echo "error: dist/ has no wheel: make package"; exit 1; }
 
+# Of the package no more than its annotations.
+AS_A_USER := --config-file= --strict --follow-imports=silent
+
 lint: $(LINTERS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy $(AS_A_USER) tests/user_program.py
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "make lint: style and types are in order"
 

@@ -15,7 +15,7 @@ Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
 """
 
-from jax_convbatch import ops
+from jax_convbatch import deform, ops
 from jax_convbatch.checkpoint import convs_saveable
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.deform import deform_conv
@@ -34,6 +34,7 @@ __all__ = [
     "conv_general_dilated",
     "conv_transpose",
     "convs_saveable",
+    "deform",
     "deform_conv",
     "explain",
     "export_checks",
@@ -42,3 +43,8 @@ __all__ = [
     "tune",
     "uninstall",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted([*__all__, "__version__"])

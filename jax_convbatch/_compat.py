@@ -7,7 +7,9 @@ axes, lowering under a mesh) cannot be written with public names alone.
 import math
 import os
 import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jax._src import (
     checkify,
@@ -23,9 +25,6 @@ from jax._src.interpreters.partial_eval import dce_jaxpr, dce_rules
 from jax._src.lax import convolution
 from jax._src.lax.convolution import (
     _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
-)
-from jax._src.lax.convolution import (
-    conv_general_dilated as lax_conv,
 )
 from jax._src.lax.convolution import (
     conv_general_dilated_p as lax_conv_p,
@@ -92,7 +91,7 @@ lower_fun = mlir.lower_fun
 typeof = core.typeof
 
 # Where they are made, which no one has put others in the place of.
-lax_convs = {
+lax_convs: dict[str, Callable[..., Any]] = {
     name: getattr(convolution, name)
     for name in (
         "conv",
@@ -101,6 +100,7 @@ lax_convs = {
         "conv_with_general_padding",
     )
 }
+lax_conv = lax_convs["conv_general_dilated"]
 
 # Whether install() is in force. What was traced otherwise is traced anew.
 installed = config.State[bool](

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import ConvDimensionNumbers
+from jax.typing import ArrayLike
 
 from jax_convbatch import _compat, folding, plan, primitives
 from jax_convbatch import geometry as geo
@@ -131,6 +132,10 @@ def _not_arrays(lhs, rhs) -> str | None:
     return None
 
 
+@overload
+def operand(a: None) -> None: ...
+@overload
+def operand(a: ArrayLike) -> jax.Array: ...
 def operand(a):
     """An array as `jax.numpy` takes it: what an object's `__jax_array__` gives, too."""
     if not isinstance(a, jax.Array) and hasattr(a, "__jax_array__"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +17,31 @@ from jax_convbatch.arguments import (
 )
 from jax_convbatch.canonical import operand, resolve, traced
 from jax_convbatch.near_misses import with_hints
+from jax_convbatch.types import (
+    Activation,
+    ArrayLike,
+    DimensionNumbers,
+    DTypeLike,
+    Ints,
+    Padding,
+    PrecisionLike,
+    Sharding,
+)
 
 
 def conv_general_dilated(
-    lhs,
-    rhs,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers=None,
+    dimension_numbers: DimensionNumbers = None,
     feature_group_count: int = 1,
     batch_group_count: int = 1,
-    precision=None,
-    preferred_element_type=None,
-    out_sharding=None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: Sharding = None,
     *,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
@@ -119,18 +129,18 @@ def conv_general_dilated(
     elsewhere=dict.fromkeys(("activation", "residual", "scale"), "conv_bias_act")
 )
 def conv(
-    x,
-    w,
-    bias=None,
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
     *,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    input_dilation: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
     groups: int = 1,
-    dimension_numbers=None,
-    precision=None,
-    preferred_element_type=None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
 ) -> jax.Array:
@@ -176,21 +186,21 @@ def conv(
 
 @with_hints()
 def conv_transpose(
-    x,
-    w,
-    bias=None,
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
     *,
-    activation: str | Callable | None = None,
-    residual=None,
-    scale=None,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    dilation: int | Sequence[int] = 1,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    dilation: Ints = 1,
     transpose_kernel: bool = False,
     use_consistent_padding: bool = False,
-    dimension_numbers=None,
-    precision=None,
-    preferred_element_type=None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
 ) -> jax.Array:
@@ -250,15 +260,15 @@ def conv_transpose(
 
 
 def transposed(
-    x,
-    w,
+    x: jax.Array,
+    w: jax.Array,
     strides: tuple[int, ...],
     padding,
     dilation: tuple[int, ...],
     dimension_numbers,
     transpose_kernel: bool,
     use_consistent_padding: bool = False,
-    preferred_element_type=None,
+    preferred_element_type: DTypeLike | None = None,
 ):
     """Filter and padding with which a convolution of dilated x is a transposed one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,24 +22,32 @@ from jax_convbatch.deform_params import DeformParams
 from jax_convbatch.layer import check_array
 from jax_convbatch.near_misses import with_hints
 from jax_convbatch.primitives import ConvParams
+from jax_convbatch.types import (
+    Activation,
+    ArrayLike,
+    DimensionNumbers,
+    Ints,
+    Padding,
+    PrecisionLike,
+)
 
 
 @with_hints()
 def deform_conv(
-    x,
-    offset,
-    w,
-    bias=None,
-    mask=None,
+    x: ArrayLike,
+    offset: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    dilation: int | Sequence[int] = 1,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    dilation: Ints = 1,
     groups: int = 1,
     offset_groups: int = 1,
-    activation: str | Callable | None = None,
-    dimension_numbers=None,
-    precision=None,
+    activation: Activation = None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
 ) -> jax.Array:
@@ -102,7 +110,8 @@ def deform_conv(
         raise TypeError(f"activation must be a name or a function, got {activation!r}")
     if name is not None and (chosen := activations.lookup(name)) is not None:
         function = chosen.fn
-    x, offset, w, bias, mask = map(operand, (x, offset, w, bias, mask))
+    x, offset, w = operand(x), operand(offset), operand(w)
+    bias, mask = operand(bias), operand(mask)
     check_arrays(x=x, w=w, offset=offset)
     if len(x.shape) != 4:
         raise ValueError(
@@ -155,7 +164,12 @@ def deform_conv(
     return function(y) if function else y
 
 
-def from_torch(x=None, offset=None, w=None, mask=None) -> tuple:
+def from_torch(
+    x: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    w: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+) -> tuple[Any, Any, Any, Any]:
     """Arrays of torchvision's or mmcv's deformable convolutions in our order.
 
     Both number the channels of offset and mask as `deform_conv` does, so only axes

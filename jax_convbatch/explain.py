@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,9 @@ class Explanation(tuple[Row, ...]):
     __repr__ = __str__
 
 
-def explain(fn, *args, platform: str | None = None, **kwargs) -> Explanation:
+def explain(
+    fn: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any
+) -> Explanation:
     """Every convolution that `fn(*args, **kwargs)` would run.
 
     The function is traced, not run. Gradients show when they are asked for:

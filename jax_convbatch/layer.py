@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import activations, fused, misfits, primitives
 from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.near_misses import with_hints
+from jax_convbatch.types import (
+    Activation,
+    ArrayLike,
+    DimensionNumbers,
+    DTypeLike,
+    Ints,
+    Padding,
+    PrecisionLike,
+    Sharding,
+)
 
 
 @with_hints()
 def conv_bias_act(
-    x,
-    w,
-    bias=None,
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
     *,
-    activation: str | Callable | None = None,
-    residual=None,
-    scale=None,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    input_dilation: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
     groups: int = 1,
-    dimension_numbers=None,
-    precision=None,
-    preferred_element_type=None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
-    out_sharding: NamedSharding | PartitionSpec | None = None,
+    out_sharding: Sharding = None,
 ) -> jax.Array:
     """activation(scale * conv(x, w) + bias + residual), the layer of a network.
 
@@ -78,7 +85,8 @@ def conv_bias_act(
     elif activation is not None:
         name = activation
     chosen = activations.lookup(name)
-    x, w, bias, residual, scale = map(operand, (x, w, bias, residual, scale))
+    x, w, bias = operand(x), operand(w), operand(bias)
+    residual, scale = operand(residual), operand(scale)
     arguments = lax_arguments(
         x,
         w,

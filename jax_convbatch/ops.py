@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat, act_grad, activations, bias, misfits, primitives
 from jax_convbatch.arguments import check_arrays, lax_arguments
@@ -31,24 +30,30 @@ from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.layer import conv_bias_act
 from jax_convbatch.near_misses import with_hints
+from jax_convbatch.types import (
+    ArrayLike,
+    DimensionNumbers,
+    Ints,
+    Padding,
+    PrecisionLike,
+    Sharding,
+)
 
 __all__ = ["act_bias_grad", "bias_grad", "dgrad", "fprop", "wgrad"]
-
-Sharding = NamedSharding | PartitionSpec | None
 
 
 @with_hints()
 def fprop(
-    x,
-    w,
+    x: ArrayLike,
+    w: ArrayLike,
     *,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    input_dilation: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
     groups: int = 1,
-    dimension_numbers=None,
-    precision=None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
     out_sharding: Sharding = None,
@@ -89,17 +94,17 @@ def fprop(
 
 @with_hints()
 def dgrad(
-    dy,
-    w,
+    dy: ArrayLike,
+    w: ArrayLike,
     x_shape: Sequence[int],
     *,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    input_dilation: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
     groups: int = 1,
-    dimension_numbers=None,
-    precision=None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
     out_sharding: Sharding = None,
@@ -144,17 +149,17 @@ def dgrad(
 
 @with_hints()
 def wgrad(
-    x,
-    dy,
+    x: ArrayLike,
+    dy: ArrayLike,
     w_shape: Sequence[int],
     *,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int | tuple[int, int]] = "SAME",
-    input_dilation: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
     groups: int = 1,
-    dimension_numbers=None,
-    precision=None,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
     out_sharding: Sharding = None,
@@ -199,7 +204,7 @@ def wgrad(
 
 @with_hints()
 def bias_grad(
-    dy, *, channel_axis: int = -1, out_sharding: Sharding = None
+    dy: ArrayLike, *, channel_axis: int = -1, out_sharding: Sharding = None
 ) -> jax.Array:
     """db[K], the sum of dy over every axis but the channels'.
 
@@ -225,8 +230,8 @@ def bias_grad(
 @with_hints()
 def act_bias_grad(
     activation: str | None,
-    saved,
-    dy,
+    saved: ArrayLike | None,
+    dy: ArrayLike,
     *,
     channel_axis: int = -1,
     bias_sharding: Sharding = None,
@@ -259,6 +264,7 @@ def act_bias_grad(
     if chosen is None or activation is None:
         return dy, bias.bias_grad(dy, axis, out_sharding=bias_sharding)
     check_arrays(saved=saved)
+    assert saved is not None
     if saved.shape != dy.shape:
         raise ValueError(
             f"saved must have the shape of dy, {tuple(dy.shape)}, got "

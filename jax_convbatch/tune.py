@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -117,7 +117,7 @@ class Tuned(tuple[Row, ...]):
     __repr__ = __str__
 
 
-def tune(fn, *args, **kwargs) -> Tuned:
+def tune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuned:
     """Measures every convolution of `fn(*args, **kwargs)`; keeps what is fastest.
 
     The function is traced, not run; its convolutions run on random numbers, on

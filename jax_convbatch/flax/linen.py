@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jax_convbatch.channel_sums import normalized
 from jax_convbatch.flax import _call, _deform
+from jax_convbatch.types import Activation, Ints
 
 
 class Conv(nn.Conv):
@@ -31,12 +32,14 @@ class Conv(nn.Conv):
       ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
     """
 
-    activation: str | Callable | None = None
+    activation: Activation = None
     algorithm: str = "auto"
     workspace_limit: int | None = None
 
     @nn.compact
-    def __call__(self, inputs, residual=None):
+    def __call__(
+        self, inputs: jax.Array, residual: jax.Array | None = None
+    ) -> jax.Array:
         """[*batch, *output, K]; `residual`, like the result, is added before the
         activation."""
         theirs = ("conv_general_dilated", "conv_general_dilated_cls")
@@ -59,12 +62,12 @@ class ConvTranspose(nn.ConvTranspose):
       ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
     """
 
-    activation: str | Callable | None = None
+    activation: Activation = None
     algorithm: str = "auto"
     workspace_limit: int | None = None
 
     @nn.compact
-    def __call__(self, inputs):
+    def __call__(self, inputs: jax.Array) -> jax.Array:
         channels = (inputs.shape[-1], self.features)
         if self.transpose_kernel:
             channels = channels[::-1]
@@ -94,18 +97,20 @@ class ConvBlock(nn.Module):
 
     features: int
     kernel_size: Sequence[int]
-    strides: int | Sequence[int] = 1
+    strides: Ints = 1
     padding: Any = "SAME"
-    activation: str | Callable | None = "relu"
+    activation: Activation = "relu"
     use_running_average: bool = False
     momentum: float = 0.9
     epsilon: float = 1e-5
-    scale_init: Callable = nn.initializers.ones_init()
+    scale_init: Callable[..., Any] = nn.initializers.ones_init()
     dtype: Any = None
     conv: Callable[..., nn.Module] = Conv
 
     @nn.compact
-    def __call__(self, inputs, residual=None):
+    def __call__(
+        self, inputs: jax.Array, residual: jax.Array | None = None
+    ) -> jax.Array:
         """[*batch, *output, K]; `residual` is like the result."""
         options: dict[str, Any] = getattr(self.conv, "keywords", {}) | dict(
             use_bias=False, dtype=self.dtype, padding=self.padding, name="conv"
@@ -155,25 +160,25 @@ class DeformConv(nn.Module):
     """
 
     features: int
-    kernel_size: int | Sequence[int]
-    strides: int | Sequence[int] = 1
+    kernel_size: Ints
+    strides: Ints = 1
     padding: Any = "SAME"
-    kernel_dilation: int | Sequence[int] = 1
+    kernel_dilation: Ints = 1
     feature_group_count: int = 1
     offset_groups: int = 1
     modulated: bool = True
     use_bias: bool = True
-    activation: str | Callable | None = None
+    activation: Activation = None
     dtype: Any = None
     param_dtype: Any = jnp.float32
     precision: Any = None
-    kernel_init: Callable = nn.initializers.lecun_normal()
-    bias_init: Callable = nn.initializers.zeros_init()
+    kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
+    bias_init: Callable[..., Any] = nn.initializers.zeros_init()
     algorithm: str = "auto"
     workspace_limit: int | None = None
 
     @nn.compact
-    def __call__(self, inputs):
+    def __call__(self, inputs: jax.Array) -> jax.Array:
         """[*batch, P, Q, K] from [*batch, H, W, C]."""
         zeros = nn.initializers.zeros_init()
         predictor = Conv(

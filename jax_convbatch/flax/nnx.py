@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from jax_convbatch import activations
 from jax_convbatch.channel_sums import normalized
 from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.flax import _call, _deform
+from jax_convbatch.types import Activation, Ints
 
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
 _ONES = nnx.initializers.ones_init()
@@ -43,17 +44,22 @@ class Conv(nnx.Conv):
 
     def __init__(
         self,
-        *args,
-        activation: str | Callable | None = None,
+        *args: Any,
+        activation: Activation = None,
         algorithm: str = "auto",
         workspace_limit: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         kwargs.setdefault("conv_general_dilated", conv_general_dilated)
         super().__init__(*args, **kwargs)
         _set_options(self, activation, algorithm, workspace_limit)
 
-    def __call__(self, inputs, out_sharding=None, residual=None):
+    def __call__(
+        self,
+        inputs: jax.Array,
+        out_sharding: Any = None,
+        residual: jax.Array | None = None,
+    ) -> jax.Array:
         """[*batch, *output, K]; under an explicit mesh in `out_sharding`, if given.
 
         `residual`, like the result, is added before the activation.
@@ -81,16 +87,16 @@ class ConvTranspose(nnx.ConvTranspose):
 
     def __init__(
         self,
-        *args,
-        activation: str | Callable | None = None,
+        *args: Any,
+        activation: Activation = None,
         algorithm: str = "auto",
         workspace_limit: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         _set_options(self, activation, algorithm, workspace_limit)
 
-    def __call__(self, inputs):
+    def __call__(self, inputs: jax.Array) -> jax.Array:
         """[*batch, *output, K]."""
         return _call.conv_transpose(self, *_arrays(self, inputs))
 
@@ -121,19 +127,19 @@ class ConvBlock(nnx.Module):
         self,
         in_features: int,
         out_features: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1,
+        kernel_size: Ints,
+        strides: Ints = 1,
         *,
         padding: Any = "SAME",
-        activation: str | Callable | None = "relu",
+        activation: Activation = "relu",
         use_running_average: bool = False,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
-        scale_init: Callable = _ONES,
+        scale_init: Callable[..., Any] = _ONES,
         dtype: Any = None,
         conv: Callable[..., nnx.Module] = Conv,
         rngs: nnx.Rngs,
-    ):
+    ) -> None:
         if not callable(activation):
             activations.lookup(activation)
         self.activation = activation
@@ -157,7 +163,9 @@ class ConvBlock(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, inputs, residual=None):
+    def __call__(
+        self, inputs: jax.Array, residual: jax.Array | None = None
+    ) -> jax.Array:
         """[*batch, *output, K]; `residual` is like the result."""
         layer, norm = self.conv, self.norm
         fused = (
@@ -211,25 +219,25 @@ class DeformConv(nnx.Module):
         self,
         in_features: int,
         out_features: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1,
+        kernel_size: Ints,
+        strides: Ints = 1,
         *,
         padding: Any = "SAME",
-        kernel_dilation: int | Sequence[int] = 1,
+        kernel_dilation: Ints = 1,
         feature_group_count: int = 1,
         offset_groups: int = 1,
         modulated: bool = True,
         use_bias: bool = True,
-        activation: str | Callable | None = None,
+        activation: Activation = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         precision: Any = None,
-        kernel_init: Callable = _LECUN_NORMAL,
-        bias_init: Callable = _ZEROS,
+        kernel_init: Callable[..., Any] = _LECUN_NORMAL,
+        bias_init: Callable[..., Any] = _ZEROS,
         algorithm: str = "auto",
         workspace_limit: int | None = None,
         rngs: nnx.Rngs,
-    ):
+    ) -> None:
         self.kernel_size = kernel_size
         self.strides = strides
         self.padding = padding
@@ -256,7 +264,7 @@ class DeformConv(nnx.Module):
             **_deform.predictor_options(self),
         )
 
-    def __call__(self, inputs):
+    def __call__(self, inputs: jax.Array) -> jax.Array:
         """[*batch, P, Q, K] from [*batch, H, W, C]."""
         bias = None if self.bias is None else self.bias[...]
         inputs, kernel, bias = dtypes.promote_dtype(
