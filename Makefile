@@ -10,6 +10,7 @@ PYTEST_ARGS ?= -q -n 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(CUDA)
 LINTERS := $(VENV)/.linters
+SPHINX := $(VENV)/.sphinx
 TOOLKIT := build/cuda-toolkit
 NATIVE := $(wildcard CMakeLists.txt pyproject.toml cmake/* ffi/*.* ffi/*/*.* \
   ffi/*/*/*)
@@ -19,7 +20,7 @@ EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: help demo test test-wheel gpu-test gpu-sanitize gpu-racecheck \
-  cuda-compile package lint format clean sanitize sanitize-threads
+  cuda-compile package lint format docs clean sanitize sanitize-threads
 
 help:
 	@echo "make demo          train a small convnet on handwritten digits"
@@ -33,6 +34,7 @@ help:
 	@echo "make package       build sdist and wheel, try the wheel"
 	@echo "make test-wheel    what depends on jax's version, on that wheel"
 	@echo "make lint, format  check or repair style and types"
+	@echo "make docs          build the site into build/docs; warnings are errors"
 	@echo "make clean         remove what the others made, $(VENV) included"
 
 demo: $(INSTALLED)
@@ -193,6 +195,12 @@ lint: $(LINTERS)
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "make lint: style and types are in order"
 
+docs: $(SPHINX)
+	@rm -rf build/docs
+	@$(BIN)/python -m sphinx -b html -d build/doctrees -E -W --keep-going -q \
+	  docs build/docs
+	@echo "make docs: built build/docs/index.html without warnings"
+
 format: $(LINTERS)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -224,7 +232,14 @@ $(INSTALLED): $(VENV)/.created $(NATIVE)
 	  --config-settings=cmake.define.JAX_CONVBATCH_RACECHECK=ON)
 	@touch $@
 
+# An extra's packages, without installing the package itself again.
+EXTRA = $$($(BIN)/python -c "import tomllib; print(*tomllib.load( \
+  open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
+
 $(LINTERS): $(INSTALLED)
-	@$(PIP) install $$($(BIN)/python -c "import tomllib; print(*tomllib.load( \
-	  open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])")
+	@$(PIP) install $(call EXTRA,lint)
+	@touch $@
+
+$(SPHINX): $(INSTALLED)
+	@$(PIP) install $(call EXTRA,docs)
 	@touch $@

@@ -1,4 +1,8 @@
-"""Links between documents lead somewhere."""
+"""What the documents show runs and prints what they say; their links lead somewhere.
+
+The `python` blocks of a page run one after another. Where a `text` block with an error
+follows one, it raises that error; "..." there stands for anything.
+"""
 
 import re
 from pathlib import Path
@@ -10,6 +14,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(
+    r"^```python\n(.*?)^```$(?:\n\n^```text\n(\w*Error: .*?)\n^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+# Of what `explain` prints the first columns; the others depend on the processor.
+TABLE = re.compile(r"^```\n(op .*?)^```", re.MULTILINE | re.DOTALL)
+
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda p: str(p.relative_to(ROOT))
+)
 
 
 def slugs(path: Path) -> set[str]:
@@ -20,7 +34,7 @@ def slugs(path: Path) -> set[str]:
     return {each.replace(" ", "-") for each in plain}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@each_page
 def test_links_lead_somewhere(page):
     for target in LINK.findall(CODE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", target):
@@ -31,3 +45,26 @@ def test_links_lead_somewhere(page):
             continue  # the sdist has none
         assert found.exists(), target
         assert not anchor or anchor in slugs(found), target
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.parent != ROOT and BLOCK.search(p.read_text())],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_the_blocks_of_a_page_run(page, capsys):
+    pytest.importorskip("flax")
+    names = {}
+    for code, error in BLOCK.findall(page.read_text()):
+        if not error:
+            exec(code, names)
+            continue
+        with pytest.raises(Exception) as caught:
+            exec(code, names)
+        got = f"{caught.type.__name__}: {caught.value}"
+        want = ".*".join(map(re.escape, error.split("...")))
+        assert re.fullmatch(want, got, re.DOTALL), got
+    printed = capsys.readouterr().out.splitlines()
+    for table in TABLE.findall(page.read_text()):
+        for line in table.splitlines():
+            assert any(each.startswith(line) for each in printed), line
