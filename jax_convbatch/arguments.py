@@ -71,7 +71,10 @@ def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
     return values
 
 
-def conv_padding(padding, rank: int, names=("SAME", "SAME_LOWER", "VALID")):
+OF_ZEROS = ("SAME", "SAME_LOWER", "VALID")
+
+
+def conv_padding(padding, rank: int, names=OF_ZEROS):
     """Padding as `jax.lax` takes it: one of `names`, or (low, high) for every axis.
 
     Raises:
@@ -127,8 +130,11 @@ def lax_arguments(
     groups,
     dimension_numbers,
     preferred_element_type=None,
+    paddings: tuple[str, ...] = OF_ZEROS,
 ) -> dict[str, Any]:
     """The keywords of `jax.lax.conv_general_dilated` for what `conv` takes.
+
+    `paddings`: the names of padding that are allowed.
 
     Raises:
       ValueError, TypeError: of those functions above.
@@ -138,7 +144,7 @@ def lax_arguments(
     numbers = channels_last(rank, dimension_numbers)
     return dict(
         window_strides=per_axis("strides", strides, rank),
-        padding=conv_padding(padding, rank),
+        padding=conv_padding(padding, rank, paddings),
         lhs_dilation=per_axis("input_dilation", input_dilation, rank),
         rhs_dilation=per_axis("dilation", dilation, rank),
         dimension_numbers=numbers,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch import _compat, misfits, primitives
+from jax_convbatch import _compat, edges, misfits, primitives
 from jax_convbatch.arguments import (
     channels_last,
     conv_padding,
@@ -152,7 +152,9 @@ def conv(
       bias: [K], dtype of the result, or None.
       strides, input_dilation, dilation: an int, or one for each spatial axis.
       padding: "SAME", "SAME_LOWER", "VALID", an int, or for each spatial axis an
-        int or a (low, high) pair, negative allowed.
+        int or a (low, high) pair, negative allowed. As in Flax's `Conv`, "CAUSAL" (one
+        spatial axis: an output sees no later input), "CIRCULAR" or "REFLECT" (x goes
+        on periodically, or mirrored, as far as SAME has zeros at stride 1).
       groups: number of channel groups; C groups are a depthwise convolution.
       dimension_numbers: as in `jax.lax.conv_general_dilated`, if not channels last.
       precision, preferred_element_type: as there.
@@ -216,8 +218,9 @@ def conv_transpose(
       bias: [K] in the result's dtype, or None.
       activation, residual, scale: as in `conv_bias_act`.
       strides, dilation: an int, or one for each spatial axis.
-      padding: "SAME" or "VALID" of the convolution that this transposes; or an
-        int, or ints or (low, high) pairs, padding of the dilated input.
+      padding: "SAME" or "VALID" of the convolution that this transposes; "CIRCULAR",
+        as in Flax's `ConvTranspose`: its periodic sum; or an int, or ints or
+        (low, high) pairs, padding of the dilated input.
       use_consistent_padding: read numbers too as padding of the convolution
         that this transposes, as PyTorch does.
       dimension_numbers, precision, preferred_element_type, algorithm,
@@ -236,11 +239,10 @@ def conv_transpose(
     numbers = channels_last(rank, dimension_numbers)
     strides = per_axis("strides", strides, rank)
     dilation = per_axis("dilation", dilation, rank)
-    with misfits.named(x, w, numbers, transpose_kernel=transpose_kernel):
-        w, pads = transposed(
-            x, w, strides, padding, dilation, numbers, transpose_kernel,
-            use_consistent_padding, preferred_element_type,
-        )  # fmt: skip
+    x, w, pads = transposed(
+        x, w, strides, padding, dilation, numbers, transpose_kernel,
+        use_consistent_padding, preferred_element_type,
+    )  # fmt: skip
     return conv_bias_act(
         x,
         w,
@@ -270,27 +272,38 @@ def transposed(
     use_consistent_padding: bool = False,
     preferred_element_type: DTypeLike | None = None,
 ):
-    """Filter and padding with which a convolution of dilated x is a transposed one.
+    """x, filter and padding with which a convolution of dilated x is a transposed one.
 
-    What `jax.lax.conv_transpose` makes of its arguments, and whatever it
-    refuses, from `jax.lax` itself.
+    What `jax.lax.conv_transpose` makes of its arguments, and what it refuses.
+
+    Raises:
+      ValueError, TypeError: as `conv_transpose`.
     """
-    params, _ = traced(
-        _compat.lax_convs["conv_transpose"],
-        x,
-        w,
-        dict(
-            strides=strides,
-            padding=conv_padding(padding, len(strides), ("SAME", "VALID")),
-            rhs_dilation=dilation,
-            dimension_numbers=dimension_numbers,
-            transpose_kernel=transpose_kernel,
-            preferred_element_type=preferred_element_type,
-            use_consistent_padding=use_consistent_padding,
-        ),
-    )
+    names = ("SAME", "VALID", *edges.OF_TRANSPOSED)
+    padding = conv_padding(padding, len(strides), names)
+    is_circular = padding == "CIRCULAR"
+    with misfits.named(x, w, dimension_numbers, transpose_kernel=transpose_kernel):
+        params, _ = traced(
+            _compat.lax_convs["conv_transpose"],
+            x,
+            w,
+            dict(
+                strides=strides,
+                padding="VALID" if is_circular else padding,
+                rhs_dilation=dilation,
+                dimension_numbers=dimension_numbers,
+                transpose_kernel=transpose_kernel,
+                preferred_element_type=preferred_element_type,
+                use_consistent_padding=use_consistent_padding,
+            ),
+        )
+    pads = params["padding"]
+    numbers = jax.lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
+    if is_circular:
+        taps = edges.windows(w, numbers.rhs_spec[2:], dilation)
+        axes = numbers.lhs_spec[2:]
+        x, pads = edges.of_transposed(x, axes, taps, strides, transpose_kernel)
     if transpose_kernel:
-        numbers = jax.lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
         spec = numbers.rhs_spec
         w = jnp.swapaxes(jnp.flip(w, spec[2:]), spec[0], spec[1])
-    return w, params["padding"]
+    return x, w, pads

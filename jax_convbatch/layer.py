@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jax_convbatch import activations, fused, misfits, primitives
-from jax_convbatch.arguments import check_arrays, lax_arguments
+from jax_convbatch import activations, edges, fused, misfits, primitives
+from jax_convbatch.arguments import OF_ZEROS, check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
 from jax_convbatch.near_misses import with_hints
@@ -97,13 +97,18 @@ def conv_bias_act(
         groups=groups,
         dimension_numbers=dimension_numbers,
         preferred_element_type=preferred_element_type,
+        paddings=(*OF_ZEROS, *edges.OF_CONV),
     )
+    given, numbers = x, arguments["dimension_numbers"]
+    if arguments["padding"] in edges.OF_CONV:
+        x, arguments["padding"] = edges.of_conv(
+            x, w, arguments["padding"], arguments["rhs_dilation"], numbers
+        )
     call = resolve(
         x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments
     )
     if isinstance(call, str):
-        numbers = arguments["dimension_numbers"]
-        with misfits.named(x, w, numbers, groups):
+        with misfits.named(given, w, numbers, groups):
             y = conv_general_dilated(
                 x,
                 w,
@@ -112,14 +117,14 @@ def conv_bias_act(
                 algorithm=algorithm,
                 out_sharding=out_sharding,
             )
-        axis = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers).out_spec[1]
+        axis = jax.lax.conv_dimension_numbers(given.shape, w.shape, numbers).out_spec[1]
         y = _composed(y, axis, bias, residual, scale)
         y = chosen.fn(y) if chosen else y
         return outside(y) if outside else y
     params, dtype = call.params, np.dtype(call.out_dtype)
     _check(bias, residual, scale, params.shape("y"), params.axis("y", "K"), dtype)
-    given = (chosen, bias, residual, scale, outside)
-    if all(a is None for a in given):
+    rest = (chosen, bias, residual, scale, outside)
+    if all(a is None for a in rest):
         y = primitives.bind(
             "fprop",
             call.x,

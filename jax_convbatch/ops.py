@@ -28,7 +28,6 @@ from jax_convbatch import _compat, act_grad, activations, bias, misfits, primiti
 from jax_convbatch.arguments import check_arrays, lax_arguments
 from jax_convbatch.canonical import operand, resolve
 from jax_convbatch.conv import conv_general_dilated
-from jax_convbatch.layer import conv_bias_act
 from jax_convbatch.near_misses import with_hints
 from jax_convbatch.types import (
     ArrayLike,
@@ -65,9 +64,11 @@ def fprop(
     Args:
       x: [N, *spatial, C], 0 to 3 spatial axes.
       w: [*spatial, C / groups, K], dtype of x.
-      strides, padding, input_dilation, dilation, groups, dimension_numbers,
-        precision, algorithm, workspace_limit: as in `conv`. Give all three
-        operations of a layer the same.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, or for each spatial axis an
+        int or a (low, high) pair.
+      strides, input_dilation, dilation, groups, dimension_numbers, precision,
+        algorithm, workspace_limit: as in `conv`. Give all three operations of a
+        layer the same.
       out_sharding: as in `jax.lax.conv_general_dilated`.
 
     Returns:
@@ -76,7 +77,8 @@ def fprop(
     Raises:
       ValueError, TypeError: as `conv`.
     """
-    return conv_bias_act(
+    x, w = operand(x), operand(w)
+    arguments = lax_arguments(
         x,
         w,
         strides=strides,
@@ -85,11 +87,17 @@ def fprop(
         dilation=dilation,
         groups=groups,
         dimension_numbers=dimension_numbers,
-        precision=precision,
-        algorithm=algorithm,
-        workspace_limit=workspace_limit,
-        out_sharding=out_sharding,
     )
+    with misfits.named(x, w, arguments["dimension_numbers"], groups):
+        return conv_general_dilated(
+            x,
+            w,
+            **arguments,
+            precision=precision,
+            algorithm=algorithm,
+            workspace_limit=workspace_limit,
+            out_sharding=out_sharding,
+        )
 
 
 @with_hints()

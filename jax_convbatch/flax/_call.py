@@ -11,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch import activations, misfits
+from jax_convbatch import activations
 from jax_convbatch.arguments import per_axis
 from jax_convbatch.conv import transposed
 from jax_convbatch.layer import conv_bias_act
@@ -36,17 +36,6 @@ def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=No
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = one_batch_axis(inputs, rank)
-    dilation = _per_axis(layer, "kernel_dilation", rank)
-    taps = _dilated(kernel.shape, dilation)
-    padding = layer.padding
-    if padding in ("CIRCULAR", "REFLECT"):
-        pads = [((t - 1) // 2, t // 2) for t in taps]
-        mode = "wrap" if padding == "CIRCULAR" else "reflect"
-        x, padding = jnp.pad(x, [(0, 0), *pads, (0, 0)], mode=mode), "VALID"
-    elif padding == "CAUSAL":
-        if rank != 1:
-            raise ValueError("Causal padding is only implemented for 1D convolutions.")
-        padding = ((taps[0] - 1, 0),)
     y = _conv_bias_act(
         layer,
         x,
@@ -56,9 +45,9 @@ def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=No
         residual=None if residual is None else one_batch_axis(residual, rank)[0],
         scale=None if scale is None else scale.astype(_result_dtype(layer, x)),
         strides=_per_axis(layer, "strides", rank),
-        padding=padding,
+        padding=layer.padding,
         input_dilation=_per_axis(layer, "input_dilation", rank),
-        dilation=dilation,
+        dilation=_per_axis(layer, "kernel_dilation", rank),
         groups=layer.feature_group_count,
     )
     return y.reshape(*batch, *y.shape[1:])
@@ -70,23 +59,15 @@ def conv_transpose(layer, inputs, kernel, bias):
     x, batch = one_batch_axis(inputs, rank)
     strides = _per_axis(layer, "strides", rank)
     dilation = _per_axis(layer, "kernel_dilation", rank)
-    taps = _dilated(kernel.shape, dilation)
-    padding = layer.padding
-    # Flax's CIRCULAR is the periodic sum of its "VALID".
-    periodic = padding == "CIRCULAR"
-    numbers, turned = _channels_last(rank), layer.transpose_kernel
-    with misfits.named(x, kernel, numbers, transpose_kernel=turned):
-        kernel, pads = transposed(
-            x,
-            kernel,
-            strides,
-            "VALID" if periodic else padding,
-            dilation,
-            numbers,
-            turned,
-        )
-    if periodic:
-        x, pads = _periodic(x, taps, strides, layer.transpose_kernel)
+    x, kernel, pads = transposed(
+        x,
+        kernel,
+        strides,
+        layer.padding,
+        dilation,
+        _channels_last(rank),
+        layer.transpose_kernel,
+    )
     y = _conv_bias_act(
         layer,
         x,
@@ -183,33 +164,3 @@ def _per_axis(layer, name: str, rank: int) -> tuple[int, ...]:
     """The layer's strides or dilation for every axis; Flax lets None stand for 1."""
     value = getattr(layer, name)
     return per_axis(name, 1 if value is None else value, rank)
-
-
-def _dilated(kernel_shape, dilation) -> list[int]:
-    """The width of the window, for every spatial axis."""
-    return [(t - 1) * d + 1 for t, d in zip(kernel_shape, dilation, strict=False)]
-
-
-def _periodic(x, taps, strides, transpose_kernel: bool):
-    """Input and padding of a transposed convolution on a torus.
-
-    Flax computes the "VALID" result and adds its overhang at one end to the
-    other, from an offset that centres it. The same sums come from the periodic
-    input, which leaves bias and activation in the one call that follows.
-    """
-    wrap, padding = [(0, 0)], []
-    for size, t, s in zip(x.shape[1:-1], taps, strides, strict=True):
-        period = size * s
-        if period == 0:
-            raise ValueError("padding='CIRCULAR' needs inputs that are not empty")
-        spare = -max(t - s, 0) % (2 * period)
-        offset = spare // 2 if transpose_kernel else (spare + 1) // 2
-        before = (offset + t - 1) % period  # zeros included, to the left of x
-        left = -(-before // s)
-        skipped = left * s - before
-        needed = skipped + period + t - 1
-        right = max(-(-needed // s) - size - left, 0)
-        wrap.append((left, right))
-        present = (left + size + right - 1) * s + 1
-        padding.append((-skipped, needed - present))
-    return jnp.pad(x, [*wrap, (0, 0)], mode="wrap"), padding
