@@ -149,7 +149,7 @@ def conv(
     Args:
       x: [N, *spatial, C], 0 to 3 spatial axes. floating.
       w: [*spatial, C / groups, K], dtype of x.
-      bias: [K], dtype of the result, or None.
+      bias: [K] in a floating dtype, which is cast to the result's; or None.
       strides, input_dilation, dilation: an int, or one for each spatial axis.
       padding: "SAME", "SAME_LOWER", "VALID", an int, or for each spatial axis an
         int or a (low, high) pair, negative allowed. As in Flax's `Conv`, "CAUSAL" (one
@@ -215,7 +215,7 @@ def conv_transpose(
       x: [N, *spatial, C].
       w: [*spatial, C, K]; with `transpose_kernel` [*spatial, K, C], flipped in
         its spatial axes first, which makes this the gradient of a convolution.
-      bias: [K] in the result's dtype, or None.
+      bias: [K] in a floating dtype, which is cast to the result's; or None.
       activation, residual, scale: as in `conv_bias_act`.
       strides, dilation: an int, or one for each spatial axis.
       padding: "SAME" or "VALID" of the convolution that this transposes; "CIRCULAR",

@@ -19,7 +19,7 @@ from jax_convbatch.arguments import (
 from jax_convbatch.canonical import geometry_of, operand, precision_problem
 from jax_convbatch.deform_forward import forward
 from jax_convbatch.deform_params import DeformParams
-from jax_convbatch.layer import check_array
+from jax_convbatch.layer import per_channel
 from jax_convbatch.near_misses import with_hints
 from jax_convbatch.primitives import ConvParams
 from jax_convbatch.types import (
@@ -74,7 +74,7 @@ def deform_conv(
       offset: [N, P, Q, offset_groups * R * S * 2], the offset groups outermost,
         then the taps, then (h, w), in pixels; in the dtype of x or f32.
       w: [R, S, C / groups, K], dtype of x.
-      bias: [K], dtype of x, or None.
+      bias: [K] in a floating dtype, which is cast to x's; or None.
       mask: [N, P, Q, offset_groups * R * S] (DCNv2), dtype of x or f32, or None.
       strides, padding, dilation, groups, precision: as in `conv`.
       offset_groups: groups of channels of x with offsets of their own.
@@ -100,7 +100,7 @@ def deform_conv(
         unknown activation or algorithm, or one that cannot run here; a
         workspace_limit too small for one sample.
       TypeError: an operand that is no array, x of another dtype than those above, a
-        bias of another dtype than x; groups or offset_groups that are no int.
+        bias that is not of floating numbers; groups or offset_groups that are no int.
       TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
     """
     plan.check_options(algorithm, workspace_limit)
@@ -155,8 +155,7 @@ def deform_conv(
     offset = _channels_last("offset", offset, 2 * taps, params, dtype)
     if mask is not None:
         mask = _channels_last("mask", mask, taps, params, dtype)
-    per_channel = f"({geometry.K},), one number for each output channel"
-    check_array("bias", bias, (geometry.K,), per_channel, dtype)
+    bias = per_channel("bias", bias, geometry.K, dtype)
     here = targets.default_platform()
     asked = params.problem("fprop", ("y",), dtype, here)
     deform_plan.check_somewhere(asked, algorithm)

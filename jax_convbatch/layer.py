@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import activations, edges, fused, misfits, primitives
@@ -57,14 +58,15 @@ def conv_bias_act(
     Args:
       x: [N, *spatial, C], 0 to 3 spatial axes.
       w: [*spatial, C / groups, K], dtype of x.
-      bias: [K] in the result's dtype, or None.
+      bias: [K] in a floating dtype, or None. It is cast to the result's dtype, as
+        Flax casts parameters of f32; its gradient has its own.
       activation: None, "identity", "relu", "relu6", "leaky_relu", "elu",
         "sigmoid", "tanh", "gelu" (tanh approximation), "gelu_exact" or "silu";
         each is the function of that name in `jax.nn`. The derivative at a kink
         is 0 (1 for leaky_relu, as in `jax.nn`). A Python function is applied to
         the result, outside the kernel.
       residual: an array like the result, or None.
-      scale: [K] in the result's dtype, or None: a frozen or folded normalisation.
+      scale: [K], or None: a frozen or folded normalisation; cast as the bias is.
       strides, padding, input_dilation, dilation, groups, dimension_numbers,
         precision, preferred_element_type, algorithm, workspace_limit: as in `conv`.
       out_sharding: as in `jax.lax.conv_general_dilated`.
@@ -75,8 +77,9 @@ def conv_bias_act(
     Raises:
       ValueError: unknown activation; bias or scale that are not [K], a residual of
         another shape than the result.
-      TypeError: one of them that is no array or has another dtype; an activation
-        that is neither a name nor a function.
+      TypeError: one of them that is no array, a residual of another dtype than the
+        result, a bias or scale that is not of floating numbers; an activation that is
+        neither a name nor a function.
       TypeError, ValueError: as `conv_general_dilated`.
     """
     outside, name = None, "identity"
@@ -122,7 +125,9 @@ def conv_bias_act(
         y = chosen.fn(y) if chosen else y
         return outside(y) if outside else y
     params, dtype = call.params, np.dtype(call.out_dtype)
-    _check(bias, residual, scale, params.shape("y"), params.axis("y", "K"), dtype)
+    bias, residual, scale = _fitted(
+        bias, residual, scale, params.shape("y"), params.axis("y", "K"), dtype
+    )
     rest = (chosen, bias, residual, scale, outside)
     if all(a is None for a in rest):
         y = primitives.bind(
@@ -151,7 +156,7 @@ def conv_bias_act(
 
 def _composed(y, axis: int, bias, residual, scale):
     """scale * y + bias + residual, with channels at `axis` of y."""
-    _check(bias, residual, scale, y.shape, axis, y.dtype)
+    bias, residual, scale = _fitted(bias, residual, scale, y.shape, axis, y.dtype)
     if scale is not None:
         y = y * jax.lax.broadcast_in_dim(scale, y.shape, (axis,))
     if bias is not None:
@@ -163,23 +168,48 @@ def _name_of(function) -> str:
     return getattr(function, "__name__", repr(function)) if function else ""
 
 
-def _check(bias, residual, scale, shape, channel_axis: int, dtype) -> None:
+def _fitted(bias, residual, scale, shape, channel_axis: int, dtype):
+    """bias, residual and scale as the layer takes them.
+
+    Raises:
+      ValueError, TypeError: as `conv_bias_act`.
+    """
     channels = shape[channel_axis]
-    per_channel = f"({channels},), one number for each output channel"
-    check_array("bias", bias, (channels,), per_channel, dtype)
-    check_array("scale", scale, (channels,), per_channel, dtype)
-    like_y = f"{tuple(shape)}, as the result has"
-    check_array("residual", residual, tuple(shape), like_y, dtype)
+    bias = per_channel("bias", bias, channels, dtype)
+    scale = per_channel("scale", scale, channels, dtype)
+    if residual is not None:
+        wanted = f"{tuple(shape)}, as the result has"
+        _check_shape("residual", residual, tuple(shape), wanted)
+        if residual.dtype != dtype:
+            raise _other_dtype("residual", residual, dtype)
+    return bias, residual, scale
 
 
-def check_array(name: str, a, shape, wanted: str, dtype) -> None:
+def per_channel(name: str, a, channels: int, dtype):
+    """[K] in the result's dtype, to which a parameter of a wider one is cast, as Flax
+    does.
+
+    Raises:
+      ValueError: another shape. TypeError: no array of floating numbers.
+    """
     if a is None:
-        return
+        return None
+    wanted = f"({channels},), one number for each output channel"
+    _check_shape(name, a, (channels,), wanted)
+    floats = jnp.issubdtype(a.dtype, np.floating) and jnp.issubdtype(dtype, np.inexact)
+    if a.dtype != dtype and not floats:
+        raise _other_dtype(name, a, dtype)
+    return primitives.cast(a, dtype)
+
+
+def _check_shape(name: str, a, shape, wanted: str) -> None:
     check_arrays(**{name: a})
     if tuple(a.shape) != shape:
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(a.shape)}")
-    if np.dtype(a.dtype) != np.dtype(dtype):
-        raise TypeError(
-            f"{name} must have the result's dtype {np.dtype(dtype).name}, "
-            f"got {np.dtype(a.dtype).name}"
-        )
+
+
+def _other_dtype(name: str, a, dtype) -> TypeError:
+    return TypeError(
+        f"{name} must have the result's dtype {np.dtype(dtype).name}, "
+        f"got {np.dtype(a.dtype).name}"
+    )
