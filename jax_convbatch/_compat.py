@@ -58,6 +58,7 @@ __all__ = [
     "defjvp",
     "deflinear",
     "deflowering",
+    "export_listeners",
     "has_explicit_axes",
     "installed",
     "instantiate_zeros",
@@ -198,9 +199,19 @@ def deflowering(primitive, lowering):
     """lowering(platform, ctx, *operands, **params); platform: "cpu", "cuda" or, of
     those that there is no native code for, None."""
     for platform in ("cpu", "cuda", None):
-        mlir.register_lowering(
-            primitive, partial(lowering, platform), platform=platform
-        )
+        rule = partial(_watched, partial(lowering, platform), platform)
+        mlir.register_lowering(primitive, rule, platform=platform)
+
+
+# Called with a platform before something is lowered for it by `jax.export`.
+export_listeners: list[Callable[[str], None]] = []
+
+
+def _watched(lowering, platform, ctx, *operands, **params):
+    if platform and ctx.module_context.lowering_parameters.for_export:
+        for listener in export_listeners:
+            listener(platform)
+    return lowering(ctx, *operands, **params)
 
 
 def defdce(primitive, narrowed):

@@ -123,6 +123,7 @@ def explain(
     Returns:
       A tuple of `Row` that prints as a table, in order of execution, and has the
       sum of their `flops`. Convolutions in a loop's or a scan's body appear once.
+      For rows with another engine than "xla", `jax.export` needs `export_checks`.
 
     Raises:
       ValueError: an engine asked for by name cannot run there.

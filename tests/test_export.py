@@ -1,6 +1,7 @@
 """jax.export: as for every custom call, the user says that it is wanted."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +96,43 @@ def test_shard_map_leaves_every_device_its_part():
 def test_without_permission_jax_refuses_and_names_the_call():
     with pytest.raises(ValueError, match="jax_convbatch_implicit_gemm_fprop"):
         export.export(jax.jit(jc.conv))(*arguments()[:2])
+
+
+@pytest.fixture
+def never_asked(monkeypatch):
+    monkeypatch.setattr("jax_convbatch.export._asked", False)
+
+
+def test_a_warning_before_jaxs_error_says_what_to_pass(never_asked):
+    args = arguments()
+
+    def fresh(*args):  # which no other test has lowered
+        return step(*args)
+
+    with (
+        pytest.warns(UserWarning, match=r"disabled_checks=jax_convbatch.export_checks"),
+        pytest.raises(ValueError, match="compatibility guarantees"),
+    ):
+        export.export(jax.jit(fresh))(*args)
+    jax.clear_caches()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allowed = jc.export_checks()
+        export.export(jax.jit(fresh), disabled_checks=allowed)(*args)
+
+
+def test_without_a_native_call_there_is_no_such_warning(never_asked):
+    x, w, bias = arguments()
+    (n,) = export.symbolic_shape("n")
+    symbolic = jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
+    stock = functools.partial(jc.conv, algorithm="xla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.clear_caches()
+        jax.jit(step).lower(x, w, bias).compile()
+        export.export(jax.jit(step))(symbolic, w, bias)
+        export.export(jax.jit(stock))(x, w)
+        export.export(jax.jit(jc.conv), platforms=["tpu"])(x, w)
 
 
 def test_symbolic_sizes_run_in_jax_lax():
