@@ -23,12 +23,6 @@ from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr, dce_rules
 from jax._src.lax import convolution
-from jax._src.lax.convolution import (
-    _conv_general_dilated_sharding_rule as lax_conv_sharding_rule,
-)
-from jax._src.lax.convolution import (
-    conv_general_dilated_p as lax_conv_p,
-)
 from jax._src.lax.lax import canonicalize_precision
 from jax._src.lax.utils import standard_primitive
 from jax._src.sharding import IndivisibleError
@@ -43,6 +37,8 @@ from jax.extend import source_info_util
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir
+
+from jax_convbatch._compat_names import location, print_with_name
 
 __all__ = [
     "auto_insert_reshard",
@@ -91,17 +87,14 @@ is_constant_shape = core.is_constant_shape
 lower_fun = mlir.lower_fun
 typeof = core.typeof
 
-# Where they are made, which no one has put others in the place of.
+# Where they are made: no one has put others in their place there.
 lax_convs: dict[str, Callable[..., Any]] = {
-    name: getattr(convolution, name)
-    for name in (
-        "conv",
-        "conv_general_dilated",
-        "conv_transpose",
-        "conv_with_general_padding",
-    )
+    f"conv{name}": getattr(convolution, f"conv{name}")
+    for name in ("", "_general_dilated", "_transpose", "_with_general_padding")
 }
 lax_conv = lax_convs["conv_general_dilated"]
+lax_conv_p = convolution.conv_general_dilated_p
+lax_conv_sharding_rule = convolution._conv_general_dilated_sharding_rule
 
 # Whether install() is in force. What was traced otherwise is traced anew.
 installed = config.State[bool](
@@ -150,6 +143,7 @@ def _registered(new):
     checkify.error_checks[new] = partial(checkify.nan_error_check, new)
     # custom_partitioning, which the lowering uses, wants the device assignment.
     dispatch.prim_requires_devices_during_lowering.add(new)
+    print_with_name(new)
     return new
 
 
@@ -303,9 +297,11 @@ def _partition(arg_shapes, arg_shardings, result_shape, result_sharding, name):
     return call.told[given]
 
 
-def _lower_partitioned(ctx, *values, name, **params):
+def _lower_partitioned(ctx, *values, name, title, **params):
     """As JAX does, but for the name: JAX's is an address."""
-    out = custom_partitioning._custom_partitioning_lowering_rule(ctx, *values, **params)
+    lower = custom_partitioning._custom_partitioning_lowering_rule
+    with location(ctx, title):
+        out = lower(ctx, *values, **params)
     attributes = getattr(out[0].owner, "attributes", {})
     target, told = "call_target_name", "backend_config"
     jaxs = ir.StringAttr.get(custom_partitioning._CUSTOM_PARTITIONING_CALL_NAME)
@@ -329,7 +325,8 @@ def _lower_partitioned(ctx, *values, name, **params):
     return out
 
 
-# `custom_partitioning_p` with a `name`, which says all that the call does.
+# `custom_partitioning_p` with a `name`, which says all that the call does, and a
+# `title`, which profiles show.
 partitioned_p = core.Primitive("conv_partitioned")
 partitioned_p.multiple_results = True
 partitioned_p.def_abstract_eval(lambda *_, call, **__: call.out_avals)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, partition
+from jax_convbatch import _compat, activations, names, native, partition
 from jax_convbatch.bias import (
     BGRAD_ATTRIBUTES,
     bgrad_sizes,
@@ -118,7 +118,9 @@ def local_cotangent(platform, activation, kept, bias, saved, dy):
         shape = tuple(dy.shape[i] for i in kept)
         results.append(jax.ShapeDtypeStruct(shape, dy.dtype))
         layouts.append(tuple(range(len(kept))))
-    dz, _, *db = jax.ffi.ffi_call(
+    more = (activation, "bias" if bias else "")
+    dz, _, *db = native.ffi_call(
+        names.of_channels("conv_act_bgrad", dy.shape[kept[-1]], dy.dtype, *more),
         "jax_convbatch_act_bgrad",
         results,
         input_layouts=[layout, layout],

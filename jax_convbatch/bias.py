@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_convbatch import _compat, partition, plan, planners, targets
+from jax_convbatch import _compat, names, native, partition, plan, planners, targets
 
 BGRAD_ATTRIBUTES = ("B", "rows", "K", "chunk_rows")
 
@@ -180,7 +180,8 @@ def _local_bgrad(platform: str, kept, dy):
     if dy.size == 0:
         return jnp.zeros(shape, dy.dtype)  # as in primitives._native_call
     sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
-    out, _ = jax.ffi.ffi_call(
+    out, _ = native.ffi_call(
+        names.of_channels("conv_bgrad", dy.shape[kept[-1]], dy.dtype),
         "jax_convbatch_bgrad",
         (
             jax.ShapeDtypeStruct(shape, dy.dtype),

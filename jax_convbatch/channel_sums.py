@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, partition, planners, targets
+from jax_convbatch import _compat, names, native, partition, planners, targets
 from jax_convbatch.act_grad import at_one_axis, broadcast_kept, kept_with
 from jax_convbatch.bias import result_sharding
 from jax_convbatch.geometry import accumulator
@@ -97,7 +97,8 @@ def _local_sums(kept, narrow, a, b):
     chunk = _chunk_rows(rows, channels, narrow.itemsize)
     summed = tuple(i for i in range(a.ndim) if i not in kept)
     layout = (*summed, *kept)
-    s1, s2, _ = jax.ffi.ffi_call(
+    s1, s2, _ = native.ffi_call(
+        names.of_channels("conv_channel_sums", channels, narrow),
         "jax_convbatch_channel_sums",
         [
             jax.ShapeDtypeStruct((channels,), np.float32),

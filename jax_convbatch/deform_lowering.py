@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, partition, primitives
+from jax_convbatch import _compat, native, partition, primitives
 from jax_convbatch import geometry as geo
 from jax_convbatch.deform_params import FACTORS, DeformParams, needed
 from jax_convbatch.deform_sampling import columns
@@ -56,7 +56,8 @@ def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> lis
 
     # Where it is always empty there is none.
     bytes_ = [chosen.workspace_bytes] * (chosen.engine != "implicit_gemm")
-    out = jax.ffi.ffi_call(
+    out = native.ffi_call(
+        params.name(f"deform_{op}", dtype),
         f"jax_convbatch_{chosen.engine}_deform_{op}",
         [
             *map(described, results),

@@ -46,6 +46,9 @@ class DeformParams:
         own["bias"] = (g.K,)
         return own[role] if role in own else self.conv.shape(role)
 
+    def name(self, op: str, dtype, *more: str) -> str:
+        return self.conv.name(op, dtype, *more)
+
     def batch_axis(self, role: str) -> int | None:
         """Where `role` has its samples; None for w and bias."""
         if role in SAMPLED:

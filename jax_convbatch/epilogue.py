@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, partition_layer, plan, primitives
+from jax_convbatch import (
+    _compat,
+    activations,
+    names,
+    native,
+    partition_layer,
+    plan,
+    primitives,
+)
 from jax_convbatch import geometry as geo
 from jax_convbatch.planners import Plan, Problem
 from jax_convbatch.primitives import OPS
@@ -55,12 +63,15 @@ class Epilogue(NamedTuple):
         numbers = {name: np.int64(getattr(self, name)) for name in flags}
         return {"activation": self.activation, **numbers}
 
-    def describe(self) -> str:
-        """Such as "scale, bias, residual, relu"."""
+    def words(self) -> list[str]:
+        """Such as "scale", "bias", "residual", "relu"."""
         parts = [n for n in ("scale", "bias", "residual") if getattr(self, n)]
         if self.activation != "identity":
             parts.append(self.activation)
-        return ", ".join(parts)
+        return parts
+
+    def describe(self) -> str:
+        return ", ".join(self.words())
 
 
 def stock(epilogue, axis: int, c, *rest) -> list:
@@ -96,7 +107,8 @@ def _epilogue_call(epilogue, params, c, *rest) -> list:
     arrays = [c, *rest]
     layouts = [(0,) if a.ndim == 1 else layout for a in arrays]
     count = 1 + epilogue.save_input
-    call = jax.ffi.ffi_call(
+    call = native.ffi_call(
+        names.of_channels("conv_epilogue", g.K, c.dtype, *epilogue.words()),
         "jax_convbatch_epilogue",
         [jax.ShapeDtypeStruct(c.shape, c.dtype)] * count,
         input_layouts=layouts,
@@ -159,7 +171,8 @@ def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
         shape = signs_shape(y.shape, params)
         more.append(jax.ShapeDtypeStruct(shape, np.uint8))
     per_channel = [(0,)] * (epilogue.scale + epilogue.bias)
-    out, _, *saved = jax.ffi.ffi_call(
+    out, _, *saved = native.ffi_call(
+        params.name("conv_fprop", x.dtype, *epilogue.words()),
         f"jax_convbatch_{chosen.engine}_fprop_act",
         [y, jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8), *more],
         input_layouts=[

@@ -26,6 +26,7 @@ from jax_convbatch import (
     _compat,
     act_grad,
     halo,
+    native,
     partition_layer,
     primitives,
     targets,
@@ -165,7 +166,8 @@ def _call(target: str, params: ConvParams, arrays, out, **attributes) -> Sequenc
         for size in out
         if isinstance(size, int)
     }
-    return jax.ffi.ffi_call(
+    return native.ffi_call(
+        params.name(f"conv_{target}", dy.dtype, "relu"),
         f"jax_convbatch_implicit_gemm_{target}",
         [jax.ShapeDtypeStruct(like[o].shape, like[o].dtype) for o in out],
         input_layouts=[layouts[role] for role in "yxwy"],

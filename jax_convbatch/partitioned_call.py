@@ -15,7 +15,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 
 import jax_convbatch
-from jax_convbatch import _compat, choices
+from jax_convbatch import _compat, choices, native
 
 
 def partitioned_call(fun, partition, sharding_rule: str, of, **kinds):
@@ -43,7 +43,10 @@ def partitioned_call(fun, partition, sharding_rule: str, of, **kinds):
         (eqn,) = traced.eqns
         parts = (jax_convbatch.__version__, choices.digest(), described, str(traced))
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        results = _compat.partitioned_p.bind(*arrays, name=digest[:32], **eqn.params)
+        title = native.title(eqn.params["call"].jaxpr, "conv_partitioned")
+        results = _compat.partitioned_p.bind(
+            *arrays, name=digest[:32], title=title, **eqn.params
+        )
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return call

@@ -25,6 +25,8 @@ from jax_convbatch import (
     depth,
     dual,
     multipliers,
+    names,
+    native,
     padded,
     partition,
     plan,
@@ -103,6 +105,9 @@ class ConvParams:
 
     def axis(self, role: str, letter: str) -> int:
         return geo.axis_of(role, letter, self.dimension_numbers)
+
+    def name(self, op: str, dtype, *more: str) -> str:
+        return names.of_conv(op, self, dtype, *more)
 
     def with_sizes(self, **sizes: int) -> ConvParams:
         fields: dict[str, Any] = {**self.geometry._asdict(), **sizes}
@@ -226,15 +231,8 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
     """Batched x or y goes into N, batched w into K or C, both into the groups."""
     if dims == (None, None):
         first, second = args
-        out = bind(
-            op.name,
-            first,
-            second,
-            params,
-            out_dtype=out_dtype,
-            out_sharding=out_sharding,
-        )
-        return out, None
+        same = dict(out_dtype=out_dtype, out_sharding=out_sharding)
+        return bind(op.name, first, second, params, **same), None
     size = axis_data.size
     batched = {role for role, d in zip(op.operands, dims, strict=True) if d is not None}
     batched.add(op.result)
@@ -304,7 +302,8 @@ def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
         parts = padded if chosen.padded else depth
         return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
     layouts = geo.layouts(params.dimension_numbers, chosen.engine)
-    call = jax.ffi.ffi_call(
+    call = native.ffi_call(
+        params.name(f"conv_{op.name}", a.dtype),
         f"jax_convbatch_{chosen.engine}_{op.name}",
         (
             jax.ShapeDtypeStruct(shape, out_dtype),
