@@ -34,6 +34,7 @@ from jax_convbatch import targets
 from jax_convbatch.geometry import ConvGeometry
 
 FORMAT = 1
+FOLDER = "JAX_CONVBATCH_TUNE_DIR"  # the variable of the environment
 TABLES = Path(__file__).parent / "tables"
 PRECISIONS = ("default", "high", "highest")
 
@@ -98,11 +99,38 @@ def left_out(really: bool = True) -> Iterator[None]:
         _left_out.reset(token)
 
 
-def tuned_file(device: str) -> Path:
-    """Where `tune` keeps what it measured on a device of this name."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+def tuned_folder() -> Path:
+    """Where `tune` keeps what it measured."""
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = os.path.join(cache, "jax_convbatch")
     # Unlike Path.expanduser, this does without a home directory.
-    return Path(os.path.expanduser(cache)) / "jax_convbatch" / f"{slug(device)}.json"
+    return Path(os.path.expanduser(folder))
+
+
+def tuned_file(device: str) -> Path:
+    """Its file for devices of this name."""
+    return tuned_folder() / f"{slug(device)}.json"
+
+
+def writable_file(device: str) -> Path:
+    """`tuned_file`, in a folder that is there and can be written.
+
+    Raises:
+      OSError: it cannot; the message says what to set.
+    """
+    path = tuned_file(device)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"tune cannot write {path} ({error.strerror}); set {FOLDER} to a folder "
+            "that can be written",
+        ) from None
 
 
 def slug(device: str) -> str:
@@ -115,17 +143,20 @@ def keep(device: str, new: dict[str, dict]) -> Path:
     Raises:
       OSError: the file cannot be written.
     """
-    path = tuned_file(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = writable_file(device)
     choices = merged(_read(path, device), new)
     write(path, device, choices)
     forget()
     return path
 
 
-@functools.cache
 def digest() -> str:
     """Of the user's files, of which a plan is a function."""
+    return _digest(tuned_folder())
+
+
+@functools.cache
+def _digest(folder: Path) -> str:
     devices = [targets.device_name(p) for p in ("cpu", "cuda") if targets.available(p)]
     text = json.dumps([_tuned(device) for device in devices], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -133,8 +164,8 @@ def digest() -> str:
 
 def forget() -> None:
     """Drops what was read of the files, so that the next plan reads them again."""
-    digest.cache_clear()
-    _tuned.cache_clear()
+    _digest.cache_clear()
+    _read_once.cache_clear()
     _table.cache_clear()
     _warn.cache_clear()
 
@@ -176,16 +207,20 @@ def _table(device: str) -> dict[str, dict]:
     return load(path, device) if path.exists() else {}
 
 
-@functools.cache
 def _tuned(device: str) -> dict[str, dict]:
-    return _read(tuned_file(device), device)
+    return _read_once(tuned_file(device), device)
+
+
+@functools.cache
+def _read_once(path: Path, device: str) -> dict[str, dict]:
+    return _read(path, device)
 
 
 def _read(path: Path, device: str) -> dict[str, dict]:
     """The user's file; nothing, and one warning, where it is damaged."""
     try:
         return load(path, device)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         _warn(str(path), str(error))

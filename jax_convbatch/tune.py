@@ -7,7 +7,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from jax_convbatch import (
 from jax_convbatch.calls import Calls, pairs_of, sets_of
 from jax_convbatch.explain import traced
 from jax_convbatch.primitives import ConvParams
+from jax_convbatch.tune_report import Progress, Row, Tuned
 
 MARGIN = 0.98  # of the default's time: what is not faster than that is noise
 MOST_CALLS = 32  # of one program: more take longer to compile
@@ -78,53 +79,20 @@ class Problem:
         return found + later
 
 
-@dataclass(frozen=True)
-class Row:
-    """What was found for one convolution.
-
-    Attributes:
-      op, geometry, dtype: as in `explain`.
-      engine, config: the fastest.
-      microseconds: its time.
-      default_microseconds: of what would run if nothing had been measured.
-    """
-
-    op: str
-    geometry: str
-    dtype: str
-    engine: str
-    config: str
-    microseconds: float
-    default_microseconds: float
-
-
-class Tuned(tuple[Row, ...]):
-    """A tuple of rows that prints as a table; `path` is the file they are kept in."""
-
-    path: Any = None
-
-    def __str__(self) -> str:
-        if not self:
-            return "no convolutions that could be tuned"
-        lines = [
-            f"{row.op}  {row.geometry}  {row.dtype}  {row.engine}"
-            f"{' ' + row.config if row.config else ''}  {row.microseconds:.1f} us, by "
-            f"the rule {row.default_microseconds:.1f} us"
-            for row in self
-        ]
-        return "\n".join([*lines, f"kept in {self.path}"])
-
-    __repr__ = __str__
-
-
-def tune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuned:
+def tune(
+    fn: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: Any
+) -> Tuned:
     """Measures every convolution of `fn(*args, **kwargs)`; keeps what is fastest.
 
     The function is traced, not run; its convolutions run on random numbers, on
     JAX's default device. From then on, `algorithm="auto"` takes what was fastest for
     these shapes, in this process and in later ones on this device: it is kept in
-    `$XDG_CACHE_HOME/jax_convbatch/DEVICE.json` (by default in `~/.cache`). What was
-    compiled before keeps its choices (`jax.clear_caches()`).
+    `DEVICE.json` in the folder `$JAX_CONVBATCH_TUNE_DIR`, by default
+    `$XDG_CACHE_HOME/jax_convbatch` or `~/.cache/jax_convbatch`. What was compiled
+    before keeps its choices (`jax.clear_caches()`).
+
+    Each choice is kept as soon as it is made: of a call that is interrupted, what was
+    measured until then stays.
 
     The engine of fprop and dgrad is kept for every batch size together, so that a
     sample's bits do not depend on its batch; tuning another batch size may change it
@@ -138,24 +106,44 @@ def tune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuned:
       fn: a function of arrays that can be traced; gradients show when they are
         asked for, `tune(jax.grad(loss), params, batch)`.
       *args, **kwargs: as in `explain`.
+      progress: whether to show on stderr how far it is: a bar on terminals, a line for
+        each convolution elsewhere.
 
     Returns:
       A tuple of rows that prints as a table, with the file as `path`.
 
     Raises:
-      OSError: the file cannot be written.
+      OSError: the file cannot be written; found out before anything is measured.
     """
     platform = targets.default_platform()
-    problems = list(dict.fromkeys(problems_of(fn, *args, **kwargs)))
-    ways = {p: p.candidates(platform) for p in problems}
-    problems = [p for p in problems if ways[p]]
-    with ThreadPoolExecutor() as threads:
-        ready = {p: Candidates(p, ways[p], platform, threads) for p in problems}
-    times = {p: measure(made, made.random()) for p, made in ready.items()}
-    found = fastest(times)
-    rows = Tuned(_row(p, found.get(p.key), times[p]) for p in problems)
-    if rows:
-        rows.path = choices.keep(targets.device_name(platform), found)
+    device = targets.device_name(platform)
+    problems = dict.fromkeys(problems_of(fn, *args, **kwargs))
+    ways = {p: found for p in problems if (found := p.candidates(platform))}
+    if not ways:
+        return Tuned()
+    path = choices.writable_file(device)  # asked before anything is measured
+    times: dict[Problem, Times] = {}
+    entries: dict[str, dict] = {}
+    with Progress(progress) as shown:
+        with ThreadPoolExecutor() as threads:
+            try:
+                ready = {p: Candidates(p, ways[p], platform, threads) for p in ways}
+                shown.compiling([f for made in ready.values() for f in made.programs])
+            except BaseException:  # what waits is not begun
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        for group in _by_key(ways).values():
+            for p in group:
+                made = ready.pop(p)
+                times[p] = measure(made, made.random())
+                alone = fastest({p: times[p]}).get(p.key)
+                shown.measured(_row(p, alone, times[p]), len(times), len(ways))
+            new = fastest({p: times[p] for p in group})
+            if new:
+                choices.keep(device, new)
+            entries |= new
+    rows = Tuned(_row(p, entries.get(p.key), times[p]) for p in ways)
+    rows.path = path
     return rows
 
 
@@ -207,11 +195,8 @@ def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
     problems of one key that no engine runs all of (their `workspace_limit`s may
     differ) nothing is kept.
     """
-    by_key: dict[str, list[Problem]] = {}
-    for problem in times:
-        by_key.setdefault(problem.key, []).append(problem)
     found = {}
-    for key, problems in by_key.items():
+    for key, problems in _by_key(times).items():
         nothing = Time(0, 0, 0)
         sums = {
             engine: sum((_best(times[p], engine)[1] for p in problems), nothing)
@@ -227,6 +212,13 @@ def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
             "engine": engine,
             "configs": {n: config for n, config in configs.items() if config},
         }
+    return found
+
+
+def _by_key(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
+    found: dict[str, list[Problem]] = {}
+    for problem in problems:
+        found.setdefault(problem.key, []).append(problem)
     return found
 
 
@@ -313,6 +305,10 @@ class Candidates:
             return Calls(name, one, pairs, self.shapes)
 
         self._made = {way: threads.submit(compiled, way) for way in ways}
+
+    @property
+    def programs(self) -> list[Future]:
+        return [*self._made.values()]
 
     def random(self) -> list[list[jax.Array]]:
         """Sets of operands."""
