@@ -15,7 +15,7 @@ Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
 """
 
-from jax_convbatch import deform, ops
+from jax_convbatch import deform, log, ops
 from jax_convbatch.checkpoint import convs_saveable
 from jax_convbatch.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch.deform import deform_conv
@@ -24,6 +24,8 @@ from jax_convbatch.export import export_checks
 from jax_convbatch.install import Installation, install, uninstall
 from jax_convbatch.layer import conv_bias_act
 from jax_convbatch.tune import tune
+
+log.start()
 
 __version__ = "0.1.0"
 

@@ -4,6 +4,7 @@ A JAX primitive that behaves as a built-in one (sharding in types, varying manua
 axes, lowering under a mesh) cannot be written with public names alone.
 """
 
+import contextlib
 import math
 import os
 import weakref
@@ -193,7 +194,7 @@ def deflowering(primitive, lowering):
     """lowering(platform, ctx, *operands, **params); platform: "cpu", "cuda" or, of
     those that there is no native code for, None."""
     for platform in ("cpu", "cuda", None):
-        rule = partial(_watched, partial(lowering, platform), platform)
+        rule = partial(_watched, primitive, lowering, platform)
         mlir.register_lowering(primitive, rule, platform=platform)
 
 
@@ -201,11 +202,18 @@ def deflowering(primitive, lowering):
 export_listeners: list[Callable[[str], None]] = []
 
 
-def _watched(lowering, platform, ctx, *operands, **params):
+def around_lowering(primitive, platform: str, ctx, params):
+    """A context for the lowering of a primitive; log.py has one of its own."""
+    return contextlib.nullcontext()
+
+
+def _watched(primitive, lowering, platform, ctx, *operands, **params):
     if platform and ctx.module_context.lowering_parameters.for_export:
         for listener in export_listeners:
             listener(platform)
-    return lowering(ctx, *operands, **params)
+    at = platform or ctx.module_context.platforms[0]
+    with around_lowering(primitive, at, ctx, params):
+        return lowering(platform, ctx, *operands, **params)
 
 
 def defdce(primitive, narrowed):

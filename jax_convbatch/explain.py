@@ -132,7 +132,7 @@ def explain(
         platform = targets.default_platform()
     platform = targets.name_of(platform)
     equations = traced(fn, *args, **kwargs)
-    return Explanation(row for eqn in equations for row in _rows(eqn, platform))
+    return Explanation(row for eqn in equations for row in rows_of(eqn, platform))
 
 
 def traced(fn, *args, **kwargs) -> Iterator[Any]:
@@ -172,7 +172,7 @@ def _jaxprs(value) -> Iterator[Any]:
             yield from _jaxprs(item)
 
 
-def _rows(eqn, platform: str) -> list[Row]:
+def rows_of(eqn, platform: str) -> list[Row]:
     if eqn.primitive in (*deform_primitives.PRIMITIVES, deform_forward.forward_p):
         return _deform_rows(eqn, platform)
     if eqn.primitive is one_pass.cotangent_p:

@@ -5,10 +5,11 @@ from typing import assert_type
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 import jax_convbatch as jcb
 from jax_convbatch import deform, ops
+from jax_convbatch.flax import linen as jlinen
 from jax_convbatch.flax import nnx as jnnx
 
 Params = tuple[jax.Array, jax.Array]
@@ -31,6 +32,15 @@ class Net(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.conv(x, residual=None)
+
+
+class Block(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = jlinen.Conv(4, (3, 3), strides=2, activation="gelu")(x)
+        y = jlinen.ConvTranspose(4, (3, 3), activation=jax.nn.relu)(y)
+        y = jlinen.ConvBlock(4, (3, 3))(y, residual=y)
+        return jlinen.DeformConv(features=3, kernel_size=3)(y)
 
 
 @jax.custom_vjp
