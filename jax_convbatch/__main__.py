@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import os
 import platform
+import sys
+from collections.abc import Sequence
 
 import jax
 
-from jax_convbatch import plan, targets
+from jax_convbatch import choices, plan, targets
+
+VARIABLES = {
+    "JAX_CONVBATCH": "off: install() does nothing",
+    "JAX_CONVBATCH_LOG": "1: a line to stderr for each convolution that is planned",
+    choices.FOLDER: "the folder of the file that tune writes",
+    "JAX_CONVBATCH_THREADS": "threads of the CPU's engines (default: all processors)",
+    "JAX_CONVBATCH_ISA": "the CPU's kernels: avx512, avx2 or portable",
+}
 
 
-def main() -> None:
-    """Prints versions, devices, native modules and engines."""
+def main(arguments: Sequence[str] = ()) -> None:
+    """Prints versions, devices, native modules, engines and settings."""
+    _parser().parse_args(arguments)
     print("versions")
     for package in ("jax_convbatch", "jax", "jaxlib", "numpy"):
         _row(package, _version(package))
@@ -37,6 +50,23 @@ def main() -> None:
         _row(engine, problem or ", ".join(usable) or "no platform")
     _row("xla", "every platform (jax.lax)")
 
+    print("settings")
+    for name in VARIABLES:
+        if name in os.environ:
+            _row(name, os.environ[name])
+    _row("tuned files", str(choices.tuned_folder()))
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = [f"  {name:<24} {effect}" for name, effect in VARIABLES.items()]
+    return argparse.ArgumentParser(
+        prog="python -m jax_convbatch",
+        description="Prints what is installed and what runs where: versions, devices, "
+        "native modules and why one is missing, engines by platform, settings.",
+        epilog="\n".join(["environment variables:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
 
 def _version(package: str) -> str:
     try:
@@ -50,4 +80,4 @@ def _row(name: str, value: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
