@@ -87,7 +87,8 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
   p.classes_w = FastDivmod<uint32_t>(p.w.classes);
   p.patches = patch_rows * patch_cols *
               (kind.strided() ? 1 : p.h.classes * p.w.classes);
-  const int shared = PatchStages(kind, sizeof(T)) * p.in.bytes() +
+  p.sliding = IsSliding(walks);
+  const int shared = PatchStages(kind, sizeof(T), lanes) * p.in.bytes() +
                      static_cast<int>(g.taps()) * plan.tile_channels * 4;
   return DispatchPatches(kind, pixel_bytes % 16 == 0, [&](auto v) {
     auto launch = [&](auto kernel) {
@@ -97,6 +98,12 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
     if constexpr (IsWide({v.taps, v.step, v.longer}, sizeof(T))) {
       if (lanes == kManyLanes) {
         return launch(&DepthwiseKernel<T, v.taps, v.step, v.longer, kManyLanes,
+                                       v.aligned>);
+      }
+    }
+    if constexpr (v.taps == 0) {
+      if (lanes == kFewLanes) {
+        return launch(&DepthwiseKernel<T, v.taps, v.step, v.longer, kFewLanes,
                                        v.aligned>);
       }
     }

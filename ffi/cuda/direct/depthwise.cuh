@@ -21,8 +21,8 @@ struct Patch {
   static constexpr int kCols = PatchCols(kKind, sizeof(T));
   static constexpr int kLanes = kLanesOf, kSlots = kThreads / kLanes;
   static constexpr int kPixel = kLanes * 2 * sizeof(T);
-  static constexpr int kStages = PatchStages(kKind, sizeof(T));
-  static constexpr int kBlocks = PatchBlocks(kKind, sizeof(T));
+  static constexpr int kStages = PatchStages(kKind, sizeof(T), kLanes);
+  static constexpr int kBlocks = PatchBlocks(kKind, sizeof(T), kLanes);
   // Few enough for registers.
   static constexpr bool kWeightsStay = kTaps == 3;
   static constexpr int kWeights = kWeightsStay ? kTaps * kTaps : 1;
@@ -63,8 +63,46 @@ __device__ void SumPatch(const char* at, int row_bytes, const float2* weights,
   }
 }
 
+// One row of outputs with any taps of which neighbours read neighbouring
+// pixels: a thread keeps the pixels that a tap reads in registers, and loads
+// one more for the next tap.
+template <typename T, int kLanes, int kCols>
+__device__ void SumSliding(const char* at, const DepthwiseProblem& p,
+                           const float2* weights, const ClassTaps& h,
+                           const ClassTaps& w, float2 (&sums)[1][kCols]) {
+  constexpr int kPixel = kLanes * 2 * sizeof(T);
+  const int next_weight = p.w.tap_step * kLanes;
+  for (int r = 0; r < h.count; ++r) {
+    const float2* weight =
+        weights +
+        ((h.first + r * p.h.tap_step) * p.w.filter_size + w.first) * kLanes;
+    const char* row = at + r * p.h.offset_step * p.in.row_bytes;
+    float2 window[kCols];  // pixel i of the row is at i % kCols
+#pragma unroll
+    for (int i = 0; i < kCols - 1; ++i) {
+      window[i] = LoadPair<T>(row + i * kPixel);
+    }
+    row += (kCols - 1) * kPixel;
+    for (int s = 0; s < w.count; s += kCols) {
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) {
+        if (s + i < w.count) {
+          window[(i + kCols - 1) % kCols] = LoadPair<T>(row + i * kPixel);
+          const float2 factor = weight[i * next_weight];
+#pragma unroll
+          for (int col = 0; col < kCols; ++col) {
+            MultiplyAdd(window[(i + col) % kCols], factor, sums[0][col]);
+          }
+        }
+      }
+      weight += kCols * next_weight;
+      row += kCols * kPixel;
+    }
+  }
+}
+
 // One row of outputs with any taps.
-template <typename T, int kCols>
+template <typename T, int kLanes, int kCols>
 __device__ void SumAny(const char* at, const DepthwiseProblem& p,
                        const float2* weights, const ClassTaps& h,
                        const ClassTaps& w, float2 (&sums)[1][kCols]) {
@@ -204,7 +242,11 @@ __global__ void __launch_bounds__(
                          (taps_w.input + col * p.w.in_step) * kPixel;
         float2 sums[P::kRows][P::kCols] = {};
         if constexpr (P::kAny) {
-          SumAny<T>(at, p, weights + lane, taps_h, taps_w, sums);
+          if (p.sliding) {
+            SumSliding<T, kLanes>(at, p, weights + lane, taps_h, taps_w, sums);
+          } else {
+            SumAny<T, kLanes>(at, p, weights + lane, taps_h, taps_w, sums);
+          }
         } else {
           SumPatch<P, T, kTaps, kStep>(at, p.in.row_bytes, first_weight, kept,
                                        row_taps, col_taps, sums);

@@ -65,10 +65,13 @@ constexpr int WgradRows(Kind kind, int bytes) {
 }
 
 // Threads that share a pixel, two channels each. Where a whole image is a few
-// patches, more channels give all threads something to do.
-inline constexpr int kLanes = 16, kManyLanes = 32;
+// patches, more channels give all threads something to do; of a large filter
+// fewer leave room for tiles beside it.
+inline constexpr int kLanes = 16, kManyLanes = 32, kFewLanes = 8;
+inline constexpr int kMostTaps = 400;  // of kLanes
 inline int PatchLanes(Kind kind, int bytes, const Walks& walks,
                       int64_t channels) {
+  if (walks.h.filter_size * walks.w.filter_size > kMostTaps) return kFewLanes;
   const int rows = PatchRows(kind, bytes), cols = PatchCols(kind, bytes);
   const int64_t patches = int64_t{(walks.h.out_size + rows - 1) / rows} *
                           ((walks.w.out_size + cols - 1) / cols);
@@ -83,12 +86,18 @@ inline constexpr int kSlots = kThreads / kLanes;
 // Tiles in shared memory, one in use and the others on their way, and blocks
 // that a multiprocessor holds. Where the kind is known, a tile of fprop and
 // dgrad holds no more patches than there are threads for.
-constexpr int PatchStages(Kind kind, int bytes) {
+constexpr int PatchStages(Kind kind, int bytes, int lanes) {
+  if (lanes == kFewLanes) return 2;
   if (kind.strided()) return kind.taps == 5 && bytes == 4 ? 3 : 2;
   return kind.taps > 3 || IsWide(kind, bytes) ? 2 : 3;
 }
-constexpr int PatchBlocks(Kind kind, int bytes) {
-  return PatchStages(kind, bytes);
+constexpr int PatchBlocks(Kind kind, int bytes, int lanes) {
+  return PatchStages(kind, bytes, lanes);
+}
+
+// Whether neighbouring taps read neighbouring pixels, and outputs, too.
+inline bool IsSliding(const Walks& walks) {
+  return walks.w.in_step == 1 && walks.w.offset_step == 1;
 }
 inline constexpr int kWgradStages = 2;
 constexpr int WgradBlocks(Kind kind) { return kind.taps > 3 ? 2 : 3; }

@@ -15,7 +15,8 @@ double PatchCost(Kind kind, const Walks& walks, int bytes) {
   const double taps = 1.0 * walks.h.filter_size * walks.w.filter_size /
                       (walks.h.classes * walks.w.classes);
   return outputs * (kind.strided() ? 4 : 1) *
-             (kind.taps == 0 ? 5 * taps + 6 : 2.6 * taps + 5) +
+             (kind.taps == 0 && !IsSliding(walks) ? 5 * taps + 6
+                                                  : 2.6 * taps + 5) +
          30;
 }
 
@@ -59,8 +60,8 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
     rules.patch_cols = PatchCols(kind, size);
     rules.patch_cost = PatchCost(kind, walks, size);
     rules.shared_bytes = static_cast<int>(taps * lanes * 2 * 4);
-    rules.stages = PatchStages(kind, size);
-    rules.blocks_per_multiprocessor = PatchBlocks(kind, size);
+    rules.stages = PatchStages(kind, size, lanes);
+    rules.blocks_per_multiprocessor = PatchBlocks(kind, size, lanes);
   } else {
     // Taps of residue classes, which an input dilation makes, are not kept.
     if (walks.h.classes * walks.w.classes != 1) return std::nullopt;

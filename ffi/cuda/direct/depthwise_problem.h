@@ -19,6 +19,7 @@ struct DepthwiseProblem {
   // Of a tile: classes_h x classes_w x cols x rows, rows first.
   FastDivmod<uint32_t> patch_rows, patch_cols, classes_w;
   int patches;
+  bool sliding;  // as IsSliding says
 };
 
 // wgrad: each worker's sums over its tiles, [worker][tap][channel].

@@ -63,7 +63,7 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
   // As the handler carves it.
   plan->workspace = (plan->workspace + 255) / 256 * 256;
   plan->preferred =
-      plan->quads || std::max(g.group_C(), g.group_K()) < kMostGroupChannels;
+      plan->quads || std::min(g.group_C(), g.group_K()) < kMostGroupChannels;
   return plan;
 }
 

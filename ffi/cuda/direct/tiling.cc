@@ -75,9 +75,9 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
 
 int RowBytes(int cols, int pixel_bytes, int apart) {
   const int least = cols * pixel_bytes;
-  if (pixel_bytes != 64) return least;
+  if (pixel_bytes != 32 && pixel_bytes != 64) return least;
   for (int bytes = least; bytes < least + 128; bytes += 16) {
-    if (bytes * apart % 128 == 64) return bytes;
+    if (bytes * apart % 128 == pixel_bytes) return bytes;
   }
   return least;
 }

@@ -45,8 +45,8 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
                                    const TilingRules& rules);
 
 // Bytes from one row of a tile to the next: at least cols * pixel_bytes, such
-// that what lies `apart` rows further begins in the other half of the banks,
-// where a pixel takes half of them. (Two such rows are read at once.)
+// that what lies `apart` rows further begins in other banks, where a pixel
+// takes half or a quarter of them. (Two or four such rows are read at once.)
 int RowBytes(int cols, int pixel_bytes, int apart);
 
 // The same where pixels are read in their order, 16 bytes of each: such that
