@@ -139,7 +139,8 @@ def _plan_fused(problem: Problem) -> Plan:
         problem.g, problem.dtype.name, problem.offset_groups
     )
     if isinstance(native, str):
-        raise Unable(f"implicit_gemm does not cover {native}")
+        what = native if implicit_cuda.sees_gpu() else implicit_cuda.WITHOUT_GPU
+        raise Unable(f"implicit_gemm does not cover {what}")
     reason = f"sampled tiles of 128x{native['tile_n']}"
     if native["split"] > 1:
         reason += f", each summed by {native['split']} blocks"

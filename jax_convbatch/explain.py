@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax_convbatch import (
     deform_lowering,
     deform_primitives,
     fused,
+    implicit_cuda,
     one_pass,
     plan,
     primitives,
@@ -26,83 +27,8 @@ from jax_convbatch import (
 )
 from jax_convbatch import geometry as geo
 from jax_convbatch.epilogue import layer_plan
+from jax_convbatch.explain_table import Explanation, Row
 from jax_convbatch.planners import Plan
-
-
-@dataclass(frozen=True)
-class Row:
-    """One convolution, or bias gradient, of a traced function.
-
-    Attributes:
-      op: "fprop", "dgrad", "wgrad", "bgrad" (the bias gradient) or "act_bgrad"
-        (the activation's derivative and the bias gradient in one pass); of
-        deformable convolutions "deform_fprop", "deform_dgrad" (of x, offset and
-        mask) and "deform_wgrad".
-      geometry: its sizes in words.
-      dtype: of the operands.
-      engine: what runs it; "xla" is `jax.lax`.
-      reason: why.
-      slice: samples unrolled, or copied, at a time (0: all of them at once); of wgrad
-        by "implicit_gemm" on the CPU the parts that its pixels are summed in.
-      workspace_bytes: memory beyond operands and result (0 for "xla", whose
-        memory is XLA's).
-      source: who chose: "name" (the caller asked for it), "tuned"
-        (`jax_convbatch.tune`'s file), "table" (measured, in this package) or
-        "rule".
-      flops: two for each multiplication and addition of the convolution's
-        definition, as XLA counts them: padding and zeros between inputs are none (of
-        deformable ones, whose taps can be anywhere, each is one). 0 of bias
-        gradients, of symbolic sizes and beyond three spatial axes.
-    """
-
-    op: str
-    geometry: str
-    dtype: str
-    engine: str
-    reason: str
-    slice: int
-    workspace_bytes: int
-    source: str
-    flops: int = 0
-
-
-class Explanation(tuple[Row, ...]):
-    """A tuple of rows that prints as a table."""
-
-    @property
-    def flops(self) -> int:
-        """Of all rows."""
-        return sum(row.flops for row in self)
-
-    def __str__(self) -> str:
-        if not self:
-            return "no convolutions"
-        names = (
-            *("op", "geometry", "dtype", "engine", "by"),
-            *("slice", "workspace", "reason"),
-        )
-        cells = [names] + [
-            (
-                row.op,
-                row.geometry,
-                row.dtype,
-                row.engine,
-                row.source,
-                str(row.slice or "-"),
-                _bytes(row.workspace_bytes),
-                row.reason,
-            )
-            for row in self
-        ]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in cells
-        ]
-        lines.insert(1, "  ".join("-" * w for w in widths))
-        return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def explain(
@@ -118,11 +44,13 @@ def explain(
       fn: a function of arrays that can be traced.
       *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s, or trees of them; `fn` gets
         whatever else there is as it is, as in `explain(conv, x, w, strides=2)`.
-      platform: "cpu", "cuda" or "gpu", ...; by default where JAX would run `fn`.
+      platform: "cpu", "cuda" or "gpu", ...; by default where JAX would run `fn`. What
+        runs on "cuda" depends on the GPU, and is known where JAX sees one.
 
     Returns:
-      A tuple of `Row` that prints as a table, in order of execution, and has the
-      sum of their `flops`. Convolutions in a loop's or a scan's body appear once.
+      A tuple of `Row` that prints as a table, in notebooks too, in order of execution,
+      and has the sum of their `flops` and `to_dict()`, for JSON. Convolutions in a
+      loop's or a scan's body appear once.
       For rows with another engine than "xla", `jax.export` needs `export_checks`.
 
     Raises:
@@ -132,7 +60,22 @@ def explain(
         platform = targets.default_platform()
     platform = targets.name_of(platform)
     equations = traced(fn, *args, **kwargs)
-    return Explanation(row for eqn in equations for row in rows_of(eqn, platform))
+    rows = [row for eqn in equations for row in rows_of(eqn, platform)]
+    if (
+        platform == "cuda"
+        and targets.available("cuda")
+        and not implicit_cuda.sees_gpu()
+    ):
+        rows = [_without_gpu(row) for row in rows]
+    return Explanation(rows)
+
+
+def _without_gpu(row: Row) -> Row:
+    """What the rule chose where the choice depends on a GPU that is not there."""
+    if row.source != "rule" or row.engine in ("kernel", "xla"):
+        return row
+    caveat = "planned without a GPU (with one, another engine may run)"
+    return replace(row, reason=f"{caveat}; {row.reason}")
 
 
 def traced(fn, *args, **kwargs) -> Iterator[Any]:
@@ -346,10 +289,3 @@ def _bgrad_row(op: str, eqn, dy, dtype: str, platform: str) -> Row:
         sizes.workspace_bytes if sums and not reason else 0,
         "rule",
     )
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B" if count else "-"

@@ -16,7 +16,13 @@ from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import Plan, Problem, Unable, largest_slice, sliced_limit
 
 DTYPES = ("bfloat16", "float16", "float32")
+WITHOUT_GPU = "this without a GPU to plan for"
 _HIGH, _HIGHEST = 1, 2  # of jax.lax.Precision
+
+
+def sees_gpu() -> bool:
+    """Whether JAX has a GPU to plan for."""
+    return targets.device_name("cuda") != "unknown"
 
 
 def planned(problem: Problem) -> Plan:
@@ -40,7 +46,7 @@ def planned(problem: Problem) -> Plan:
     if isinstance(native, str):
         if dtype == "float32" and (one := multipliers.geometry(g)):
             return _multiplier(problem, one)
-        raise Unable(native)
+        raise Unable(native if sees_gpu() else WITHOUT_GPU)
     return _one_call(problem, native)
 
 

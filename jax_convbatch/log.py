@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from jax_convbatch import _compat
-from jax_convbatch.explain import Row, rows_of
+from jax_convbatch.explain import rows_of
+from jax_convbatch.explain_table import Row
 
 LOGGER = logging.getLogger("jax_convbatch")
 _lowering = threading.local()
