@@ -88,7 +88,7 @@ cudaError_t RunPatches(Op op, const Call& call, Stage stage,
   p.patches = patch_rows * patch_cols *
               (kind.strided() ? 1 : p.h.classes * p.w.classes);
   p.sliding = IsSliding(walks);
-  const int shared = PatchStages(kind, sizeof(T), lanes) * p.in.bytes() +
+  const int shared = PatchStages(kind, sizeof(T)) * p.in.bytes() +
                      static_cast<int>(g.taps()) * plan.tile_channels * 4;
   return DispatchPatches(kind, pixel_bytes % 16 == 0, [&](auto v) {
     auto launch = [&](auto kernel) {

@@ -21,8 +21,8 @@ struct Patch {
   static constexpr int kCols = PatchCols(kKind, sizeof(T));
   static constexpr int kLanes = kLanesOf, kSlots = kThreads / kLanes;
   static constexpr int kPixel = kLanes * 2 * sizeof(T);
-  static constexpr int kStages = PatchStages(kKind, sizeof(T), kLanes);
-  static constexpr int kBlocks = PatchBlocks(kKind, sizeof(T), kLanes);
+  static constexpr int kStages = PatchStages(kKind, sizeof(T));
+  static constexpr int kBlocks = PatchBlocks(kKind, sizeof(T));
   // Few enough for registers.
   static constexpr bool kWeightsStay = kTaps == 3;
   static constexpr int kWeights = kWeightsStay ? kTaps * kTaps : 1;

@@ -86,13 +86,13 @@ inline constexpr int kSlots = kThreads / kLanes;
 // Tiles in shared memory, one in use and the others on their way, and blocks
 // that a multiprocessor holds. Where the kind is known, a tile of fprop and
 // dgrad holds no more patches than there are threads for.
-constexpr int PatchStages(Kind kind, int bytes, int lanes) {
-  if (lanes == kFewLanes) return 2;
+constexpr int PatchStages(Kind kind, int bytes) {
+  if (kind.taps == 0) return 2;
   if (kind.strided()) return kind.taps == 5 && bytes == 4 ? 3 : 2;
   return kind.taps > 3 || IsWide(kind, bytes) ? 2 : 3;
 }
-constexpr int PatchBlocks(Kind kind, int bytes, int lanes) {
-  return PatchStages(kind, bytes, lanes);
+constexpr int PatchBlocks(Kind kind, int bytes) {
+  return PatchStages(kind, bytes);
 }
 
 // Whether neighbouring taps read neighbouring pixels, and outputs, too.

@@ -60,8 +60,9 @@ std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
     rules.patch_cols = PatchCols(kind, size);
     rules.patch_cost = PatchCost(kind, walks, size);
     rules.shared_bytes = static_cast<int>(taps * lanes * 2 * 4);
-    rules.stages = PatchStages(kind, size, lanes);
-    rules.blocks_per_multiprocessor = PatchBlocks(kind, size, lanes);
+    rules.any_share = kind.taps == 0;
+    rules.stages = PatchStages(kind, size);
+    rules.blocks_per_multiprocessor = PatchBlocks(kind, size);
   } else {
     // Taps of residue classes, which an input dilation makes, are not kept.
     if (walks.h.classes * walks.w.classes != 1) return std::nullopt;

@@ -31,6 +31,8 @@ struct TilingRules {
   // Of a block that has a multiprocessor for itself, where no tile fits that
   // two could share.
   int most_bytes = kBlockBytes;
+  // Whether such blocks are also compared with those that share.
+  bool any_share = false;
 };
 
 struct Tiling {
