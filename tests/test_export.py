@@ -121,7 +121,9 @@ def test_a_warning_before_jaxs_error_says_what_to_pass(never_asked):
         export.export(jax.jit(fresh), disabled_checks=allowed)(*args)
 
 
-def test_without_a_native_call_there_is_no_such_warning(never_asked):
+def test_without_a_native_call_there_is_no_such_warning(never_asked, monkeypatch):
+    missing = targets._Native(problem="the cuda module is not there")
+    monkeypatch.setitem(targets._natives, "cuda", missing)
     x, w, bias = arguments()
     (n,) = export.symbolic_shape("n")
     symbolic = jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
@@ -132,7 +134,8 @@ def test_without_a_native_call_there_is_no_such_warning(never_asked):
         jax.jit(step).lower(x, w, bias).compile()
         export.export(jax.jit(step))(symbolic, w, bias)
         export.export(jax.jit(stock))(x, w)
-        export.export(jax.jit(jc.conv), platforms=["tpu"])(x, w)
+        for platform in ("tpu", "cuda"):
+            export.export(jax.jit(jc.conv), platforms=[platform])(x, w)
 
 
 def test_symbolic_sizes_run_in_jax_lax():
