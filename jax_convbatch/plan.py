@@ -209,7 +209,10 @@ def _by_rule(problem: Problem, planned) -> Plan:
         if chosen.by_name_only:
             refusals.append(f"{name} ({chosen.reason}) would take longer")
             continue
-        return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
+        reasons = [chosen.reason, *refusals]
+        if chosen.engine == "im2col_gemm" and not refusals:  # they take memory
+            reasons.append(f"columns are faster: {rules.line(problem).why}")
+        return replace(chosen, reason="; ".join(reasons))
     return Plan("xla", "; ".join(refusals) or _no_code(problem.platform))
 
 

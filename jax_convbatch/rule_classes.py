@@ -67,15 +67,16 @@ def volumes(problem: Problem) -> bool:
 def wide_volumes(problem: Problem) -> bool:
     """Of one step, of channels that fill the tiles of cuDNN's kernels."""
     g = problem.geometry
-    if not volumes(problem) or g.stride != (1, 1, 1):
+    if not volumes(problem) or not g.stride == g.input_dilation == (1, 1, 1):
         return False
     if problem.dtype.itemsize == 2:
         large = g.C == g.K == 64 and g.O * g.P * g.Q >= 1 << 17
-        return least(problem) >= 256 or large
+        return least(problem) >= 192 or large
     if problem.op == "dgrad":
-        return least(problem) >= 128 and g.C % 128 == 0
+        filled = g.C % 128 == 0 or g.C % 128 >= 96
+        return (least(problem) >= 96 and filled) or g.C == g.K == 32
     copies = g.D * g.H * g.W * g.C * g.T * 4
-    return least(problem) >= 128 or (least(problem) >= 32 and copies >= 1 << 28)
+    return least(problem) >= 96 or (least(problem) >= 32 and copies >= 1 << 27)
 
 
 def copied_volumes(problem: Problem) -> bool:
@@ -83,10 +84,11 @@ def copied_volumes(problem: Problem) -> bool:
     g = problem.geometry
     if not three_axes(problem) or not half(problem) or least(problem) < 32:
         return False
+    whole = g.C % 64 == 0 and g.K % 64 == 0
     if g.input_dilation != (1, 1, 1):
-        return True
-    if g.C % 64 == 0 and g.K % 64 == 0:
-        return g.stride != (1, 1, 1) and least(problem) >= 512
+        return not whole or g.O * g.P * g.Q > 4096
+    if whole:
+        return g.stride != (1, 1, 1) and least(problem) >= 384
     return g.O * g.P * g.Q > 4096
 
 
@@ -118,9 +120,9 @@ def many_taps(problem: Problem) -> bool:
 
 
 def long_sequences(problem: Problem) -> bool:
-    """Of 64k steps and more, of many channels."""
-    long = problem.geometry.Q >= 1 << 16 and sequence(problem)
-    return half(problem) and long and least(problem) >= 512
+    """Of 64k steps and more and many channels, or of very many."""
+    long = problem.geometry.Q >= 1 << 16 and least(problem) >= 512
+    return half(problem) and sequence(problem) and (long or least(problem) >= 1024)
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
@@ -128,10 +130,9 @@ def wgrad_of_sequences(problem: Problem) -> bool:
     g = problem.geometry
     if not tensor_cores(problem) or not sequence(problem) or g.T * g.R > 1:
         return False
-    half = problem.dtype.itemsize == 2
-    if half and least(problem) >= 16 and max(g.C, g.K) <= 32:
+    if half(problem) and least(problem) >= 16 and max(g.C, g.K) <= 32:
         return g.N * g.Q >= 1 << 20
-    return 1 << (15 if half else 17) <= g.Q and least(problem) >= 512
+    return g.Q >= 1 << 15 and least(problem) >= (512 if half(problem) else 1024)
 
 
 def thin_sequences(problem: Problem) -> bool:
@@ -144,16 +145,17 @@ def thin_sequences(problem: Problem) -> bool:
 
 
 def thin_images(problem: Problem) -> bool:
-    """f32 of 32 channels, which half fill our tiles."""
+    """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles."""
     g = problem.geometry
-    return tf32(problem) and g.C == g.K == 32 and g.R * g.S > 1
+    small = g.P * g.Q <= 4096 and g.R * g.S > 1
+    return tf32(problem) and g.C == g.K == 32 and small
 
 
 def uneven_images(problem: Problem) -> bool:
     """f32 of channels that leave much of our tiles empty, as 48 and 50."""
     g = problem.geometry
     large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 4096
-    uneven = g.C % 32 != 0 or g.K % 32 != 0
+    uneven = g.C % 32 != 0 or (g.K % 64 != 0 and g.K > 32)
     one = g.stride == g.input_dilation == (1, 1, 1)
     return tf32(problem) and large and one and uneven and least(problem) >= 24
 
@@ -165,6 +167,41 @@ def large_images(problem: Problem) -> bool:
     one = g.stride == g.input_dilation == (1, 1, 1)
     between = least(problem) >= 64 and max(g.C, g.K) <= 128
     return tf32(problem) and large and one and between
+
+
+def wgrad_of_few_pixels(problem: Problem) -> bool:
+    """Of many channels, so that dw is most of what moves."""
+    g = problem.geometry
+    few = g.N * g.O * g.P * g.Q <= 256 and taps(problem) > 1
+    return tensor_cores(problem) and few and least(problem) >= 640
+
+
+def wide_images(problem: Problem) -> bool:
+    """In 16 bits, of 1024 channels and more on one side, 64x64 pixels and more."""
+    g = problem.geometry
+    large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 4096
+    one = g.stride == g.input_dilation == (1, 1, 1)
+    return (
+        half(problem)
+        and large
+        and one
+        and max(g.C, g.K) >= 1024
+        and least(problem) >= 256
+    )
+
+
+def huge_images(problem: Problem) -> bool:
+    """In 16 bits, of 512x512 pixels and more."""
+    g = problem.geometry
+    large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 1 << 18
+    one = g.stride == g.input_dilation == (1, 1, 1)
+    return (
+        half(problem)
+        and large
+        and one
+        and least(problem) >= 64
+        and max(g.C, g.K) >= 128
+    )
 
 
 def narrow_products(problem: Problem) -> bool:
@@ -189,13 +226,31 @@ def f32_patches(problem: Problem) -> bool:
     """Patches that are whole columns, of a few pixels."""
     g = problem.geometry
     patches = g.taps == g.stride and g.pad == (0, 0, 0) and taps(problem) > 1
-    return tf32(problem) and patches and sums(problem) <= 16
+    return tf32(problem) and patches and sums(problem) <= 48
+
+
+def wide_stems(problem: Problem) -> bool:
+    """Few channels to many: what reads columns takes longer than to write them."""
+    g = problem.geometry
+    overlapping = g.T == 1 and g.R > g.stride[1] > 1 and g.S > g.stride[2] > 1
+    return half(problem) and overlapping and g.C <= 4 and g.K >= 768
+
+
+def odd_scalars(problem: Problem) -> bool:
+    """f32 for which our kernels copy x with zeros beside its channels: 1x1x1 filters,
+    and short sequences of one channel."""
+    g = problem.geometry
+    odd = g.C % 4 != 0 or g.K % 4 != 0
+    pointwise = taps(problem) == 1 and depth.is_deep(g) and max(g.C, g.K) <= 8
+    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
+    return tf32(problem) and odd and (pointwise or scalars)
 
 
 def large_f32_patches(problem: Problem) -> bool:
+    """Which our kernels have no place for."""
     g = problem.geometry
     patches = g.taps == g.stride and g.pad == (0, 0, 0)
-    return tf32(problem) and patches and sums(problem) >= 512 and g.C <= 4
+    return tf32(problem) and patches and sums(problem) >= 2048 and g.C <= 4
 
 
 def few_outputs(problem: Problem) -> bool:
@@ -203,11 +258,11 @@ def few_outputs(problem: Problem) -> bool:
 
 
 def few_inputs(problem: Problem) -> bool:
-    """f32 of colours and the like and few taps: long sequences, patches of 16 taps
-    and more, one or two outputs."""
+    """f32 of colours and the like and few taps: sequences that are long or of some
+    taps, one or two outputs."""
     g = problem.geometry
-    patches = g.taps == g.stride and taps(problem) >= 16
-    some = g.Q >= 1 << 17 or patches or g.K <= 2
+    sequences = sequence(problem) and (g.Q >= 1 << 17 or sums(problem) >= 32)
+    some = sequences or g.K <= 2
     few = g.C <= 5 and 9 <= sums(problem) <= 64
     return tf32(problem) and few and some
 

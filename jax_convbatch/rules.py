@@ -70,13 +70,29 @@ CUDA = (
         FPROP,
         classes.f32_patches,
         COLUMNS_FIRST,
-        "64x64 2x2s2 4->1152 at batch 256 438 us, ours 506, cuDNN 730 (H100)",
+        "64x64 2x2s2 4->1152 at batch 256 438 us, ours 506, cuDNN 730; 56x56 4x4s4 "
+        "3->96 at batch 64 12, cuDNN 16 (H100)",
+    ),
+    Line(
+        "hopper",
+        FPROP,
+        classes.wide_stems,
+        COLUMNS_FIRST,
+        "512x512 7x7s4 3->1152 in bf16 at batch 8 530 us, ours 1109 (H100)",
+    ),
+    Line(
+        "hopper",
+        FPROP,
+        classes.odd_scalars,
+        COLUMNS_FIRST,
+        "34x34x34 1x1x1 5->1 at batch 8 16 us, ours 40, cuDNN 20; 160 steps of one "
+        "channel, 3 taps 3.4, 5.7 (H100)",
     ),
     Line(
         "hopper",
         FPROP,
         classes.large_f32_patches,
-        ("implicit_gemm", "im2col_gemm", "cudnn"),
+        COLUMNS_FIRST,
         "1024x1024 32x32s32 3->1152 at batch 8 410 us, cuDNN 1775 (H100)",
     ),
     _cudnn_first(
@@ -141,6 +157,21 @@ CUDA = (
         "256x256 128->128 at batch 4 274 us, cuDNN 249",
     ),
     _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_few_pixels,
+        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.wide_images,
+        "128x128 1536->512 at batch 8 fprop 2396 us, cuDNN 2288; dgrad 3359, 2298",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.huge_images,
+        "512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
+    ),
+    _cudnn_first(
         BOTH,
         classes.narrow_products,
         "56x56 192->40 at batch 16 fprop 22 us, cuDNN 7; dgrad 13, 9; 112x112 "
@@ -155,8 +186,8 @@ CUDA = (
     _cudnn_first(
         FPROP,
         classes.few_inputs,
-        "108x108 4x4s4 3->96 at batch 256 131 us, cuDNN 103; 240000 steps of 1->32, "
-        "7 taps, at batch 8 250, 176; 66x66 5->1 at batch 32 41, 16",
+        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 176; 2048 steps of "
+        "4->608, 15 taps, at batch 2 43, 17; 66x66 5->1 at batch 32 41, 16",
     ),
     _cudnn_first(
         DGRAD,

@@ -136,10 +136,19 @@ double Filled(const Problem& problem, const Config& config) {
          static_cast<double>((columns + tile - 1) / tile * tile);
 }
 
-// Whether neighbouring tiles of a row share what they read of x or dy.
+// Tiles of a cluster: of the same columns, or of the same rows, which share
+// what they read of x or dy.
+int64_t Cluster(const Config& config, cudnnBackendKnobType_t direction) {
+  const auto found = config.knobs.find(direction);
+  return found == config.knobs.end() ? 1 : found->second;
+}
+
 bool SharesRows(const Config& config) {
-  const auto found = config.knobs.find(CUDNN_KNOB_TYPE_TILE_CGA_N);
-  return found != config.knobs.end() && found->second > 1;
+  return Cluster(config, CUDNN_KNOB_TYPE_TILE_CGA_N) > 1;
+}
+
+bool SharesColumnsAlone(const Config& config) {
+  return !SharesRows(config) && Cluster(config, CUDNN_KNOB_TYPE_TILE_CGA_M) > 1;
 }
 
 // Which of some configurations of the same bits goes first. The heuristics'
@@ -150,7 +159,7 @@ bool SharesRows(const Config& config) {
 size_t PutFirst(const Problem& problem,
                 const std::vector<Recommendation>& same) {
   constexpr double kBetter = 1.25;
-  constexpr int64_t kManyTiles = 256, kTile = 128 * 128;
+  constexpr int64_t kManyTiles = 132, kTile = 128 * 128;
   const Config& first = same.front().config;
   const double filled = Filled(problem, first);
   if (filled == 0) return 0;
@@ -162,7 +171,9 @@ size_t PutFirst(const Problem& problem,
   for (size_t i = 0; i < same.size(); ++i) {
     const double other = Filled(problem, same[i].config);
     if (other >= kBetter * filled) return i;
-    if (sharing && other >= filled && !SharesRows(same[i].config)) return i;
+    if (sharing && other >= filled && SharesColumnsAlone(same[i].config)) {
+      return i;
+    }
   }
   return 0;
 }
