@@ -74,7 +74,7 @@ def wide_volumes(problem: Problem) -> bool:
         return least(problem) >= 192 or large
     if problem.op == "dgrad":
         filled = g.C % 128 == 0 or g.C % 128 >= 96
-        return (least(problem) >= 96 and filled) or g.C == g.K == 32
+        return (96 <= least(problem) <= 256 and filled) or g.C == g.K == 32
     copies = g.D * g.H * g.W * g.C * g.T * 4
     return least(problem) >= 96 or (least(problem) >= 32 and copies >= 1 << 27)
 
@@ -250,7 +250,7 @@ def large_f32_patches(problem: Problem) -> bool:
     """Which our kernels have no place for."""
     g = problem.geometry
     patches = g.taps == g.stride and g.pad == (0, 0, 0)
-    return tf32(problem) and patches and sums(problem) >= 2048 and g.C <= 4
+    return tf32(problem) and patches and sums(problem) >= 256 and g.C <= 4
 
 
 def few_outputs(problem: Problem) -> bool:
