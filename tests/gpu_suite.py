@@ -110,7 +110,7 @@ class Summary:
         run = {
             "arguments": self.arguments,
             "finished": finished,
-            "seconds": round(time.monotonic() - self.start, 1),
+            "seconds": round(time.monotonic() - self.start, 3),
         }
         reasons = {i: r for i, r in self.reasons.items() if self.tests[i] == "skipped"}
         result = {
@@ -149,7 +149,7 @@ def totals(runs: list[dict], tests: dict[str, str]) -> dict:
     bad = [t for t, outcome in tests.items() if outcome in ("failed", "errors")]
     return {
         "finished": all(run["finished"] for run in runs),
-        "seconds": round(sum(run["seconds"] for run in runs), 1),
+        "seconds": round(sum(run["seconds"] for run in runs), 3),
         **{o: sum(of.get(o, 0) for of in files.values()) for o in OUTCOMES},
         "failures": sorted(bad),
         "runs": runs,
