@@ -35,7 +35,7 @@ def by_definition(x, w, conv):
     return y
 
 
-@given(problems())
+@given(problems(wide=False))
 @settings(max_examples=150)
 def test_the_reference_follows_the_definition(problem):
     x, w = (normal(i, s) for i, s in enumerate((problem.x, problem.w)))
@@ -44,7 +44,7 @@ def test_the_reference_follows_the_definition(problem):
     np.testing.assert_allclose(y, by_definition(x, w, problem.conv), atol=1e-12)
 
 
-@given(problems())
+@given(problems(wide=False))
 @settings(max_examples=150)
 def test_the_references_gradients_are_its_adjoints(problem):
     shapes = problem.x, problem.w, problem.y
@@ -54,7 +54,7 @@ def test_the_references_gradients_are_its_adjoints(problem):
     np.testing.assert_allclose((dw * w).sum(), (dy * y).sum(), atol=1e-9)
 
 
-@given(problems())
+@given(problems(wide=False))
 @settings(max_examples=150)
 def test_the_references_shapes_are_those_of_jax_lax(problem):
     out = jax.eval_shape(
