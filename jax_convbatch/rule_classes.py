@@ -24,8 +24,8 @@ def groups(problem: Problem) -> bool:
 
 def tensor_cores(problem: Problem) -> bool:
     """One group, in 16 bits or in f32 as TF32."""
-    half, tf32 = problem.dtype.itemsize == 2, problem.precision == 0
-    return problem.geometry.groups == 1 and (half or tf32)
+    fast = problem.dtype.itemsize == 2 or problem.precision == 0
+    return problem.geometry.groups == 1 and fast
 
 
 def half(problem: Problem) -> bool:
@@ -41,14 +41,37 @@ def taps(problem: Problem) -> int:
     return g.T * g.R * g.S
 
 
+def sums(problem: Problem) -> int:
+    """Products of one sum of y."""
+    return taps(problem) * problem.geometry.C
+
+
 def least(problem: Problem) -> int:
     """Of the numbers of channels of x and y."""
     return min(problem.geometry.C, problem.geometry.K)
 
 
+def most(problem: Problem) -> int:
+    return max(problem.geometry.C, problem.geometry.K)
+
+
 def sequence(problem: Problem) -> bool:
     g = problem.geometry
     return g.H == g.D == 1 and g.S > 1
+
+
+def images(problem: Problem, pixels: int) -> bool:
+    """Filters of two axes and one step, of results with so many pixels and more."""
+    g = problem.geometry
+    two = g.T == 1 and g.R > 1 and g.S > 1
+    one_step = g.stride == g.input_dilation == (1, 1, 1)
+    return two and one_step and pixels <= g.P * g.Q
+
+
+def patches(problem: Problem) -> bool:
+    """Filters as large as their steps, without padding."""
+    g = problem.geometry
+    return g.taps == g.stride and g.pad == (0, 0, 0)
 
 
 def three_axes(problem: Problem) -> bool:
@@ -104,7 +127,7 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         return False
     pixels = g.N * g.O * g.P * g.Q
     if problem.dtype.itemsize == 4:
-        return max(g.C, g.K) <= 8 or g.input_dilation != (1, 1, 1)
+        return most(problem) <= 8 or g.input_dilation != (1, 1, 1)
     if g.stride != (1, 1, 1) or g.input_dilation != (1, 1, 1):
         some = pixels >= 4096 or least(problem) >= 128
         return some and 32 <= least(problem) < 256
@@ -130,7 +153,7 @@ def wgrad_of_sequences(problem: Problem) -> bool:
     g = problem.geometry
     if not tensor_cores(problem) or not sequence(problem) or g.T * g.R > 1:
         return False
-    if half(problem) and least(problem) >= 16 and max(g.C, g.K) <= 32:
+    if half(problem) and least(problem) >= 16 and most(problem) <= 32:
         return g.N * g.Q >= 1 << 20
     return g.Q >= 1 << 15 and least(problem) >= (512 if half(problem) else 1024)
 
@@ -138,8 +161,8 @@ def wgrad_of_sequences(problem: Problem) -> bool:
 def thin_sequences(problem: Problem) -> bool:
     """Of a few channels; f32's of 4096 steps and more."""
     g = problem.geometry
-    most = 32 if problem.dtype.itemsize == 2 else 24
-    thin = least(problem) >= 16 and max(g.C, g.K) <= most and sequence(problem)
+    widest = 32 if problem.dtype.itemsize == 2 else 24
+    thin = least(problem) >= 16 and most(problem) <= widest and sequence(problem)
     long = problem.op == "dgrad" or g.Q >= 4096
     return thin and (half(problem) or (tf32(problem) and long))
 
@@ -154,19 +177,14 @@ def thin_images(problem: Problem) -> bool:
 def uneven_images(problem: Problem) -> bool:
     """f32 of channels that leave much of our tiles empty, as 48 and 50."""
     g = problem.geometry
-    large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 4096
     uneven = g.C % 32 != 0 or (g.K % 64 != 0 and g.K > 32)
-    one = g.stride == g.input_dilation == (1, 1, 1)
-    return tf32(problem) and large and one and uneven and least(problem) >= 24
+    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 24
 
 
 def large_images(problem: Problem) -> bool:
     """f32 of 64k pixels and more, of 64 to 128 channels."""
-    g = problem.geometry
-    large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 1 << 16
-    one = g.stride == g.input_dilation == (1, 1, 1)
-    between = least(problem) >= 64 and max(g.C, g.K) <= 128
-    return tf32(problem) and large and one and between
+    between = least(problem) >= 64 and most(problem) <= 128
+    return tf32(problem) and images(problem, 1 << 16) and between
 
 
 def wgrad_of_few_pixels(problem: Problem) -> bool:
@@ -178,36 +196,20 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
 
 def wide_images(problem: Problem) -> bool:
     """In 16 bits, of 1024 channels and more on one side, 64x64 pixels and more."""
-    g = problem.geometry
-    large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 4096
-    one = g.stride == g.input_dilation == (1, 1, 1)
-    return (
-        half(problem)
-        and large
-        and one
-        and max(g.C, g.K) >= 1024
-        and least(problem) >= 256
-    )
+    wide = most(problem) >= 1024 and least(problem) >= 256
+    return half(problem) and images(problem, 4096) and wide
 
 
 def huge_images(problem: Problem) -> bool:
     """In 16 bits, of 512x512 pixels and more."""
-    g = problem.geometry
-    large = g.T == 1 and g.R > 1 and g.S > 1 and g.P * g.Q >= 1 << 18
-    one = g.stride == g.input_dilation == (1, 1, 1)
-    return (
-        half(problem)
-        and large
-        and one
-        and least(problem) >= 64
-        and max(g.C, g.K) >= 128
-    )
+    wide = most(problem) >= 128 and least(problem) >= 64
+    return half(problem) and images(problem, 1 << 18) and wide
 
 
 def narrow_products(problem: Problem) -> bool:
     """1x1 of few channels that our kernels for those do not take, or not well."""
     g = problem.geometry
-    ours = least(problem) <= 32 and max(g.C, g.K) <= 192
+    ours = least(problem) <= 32 and most(problem) <= 192
     if problem.op == "dgrad" and g.C % 16 != 0:
         ours = False
     pointwise = taps(problem) == 1 and g.stride == (1, 1, 1)
@@ -224,9 +226,8 @@ def gradients_of_examples(problem: Problem) -> bool:
 
 def f32_patches(problem: Problem) -> bool:
     """Patches that are whole columns, of a few pixels."""
-    g = problem.geometry
-    patches = g.taps == g.stride and g.pad == (0, 0, 0) and taps(problem) > 1
-    return tf32(problem) and patches and sums(problem) <= 48
+    small = taps(problem) > 1 and sums(problem) <= 48
+    return tf32(problem) and patches(problem) and small
 
 
 def wide_stems(problem: Problem) -> bool:
@@ -241,16 +242,15 @@ def odd_scalars(problem: Problem) -> bool:
     and short sequences of one channel."""
     g = problem.geometry
     odd = g.C % 4 != 0 or g.K % 4 != 0
-    pointwise = taps(problem) == 1 and depth.is_deep(g) and max(g.C, g.K) <= 8
+    pointwise = taps(problem) == 1 and depth.is_deep(g) and most(problem) <= 8
     scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
     return tf32(problem) and odd and (pointwise or scalars)
 
 
 def large_f32_patches(problem: Problem) -> bool:
     """Which our kernels have no place for."""
-    g = problem.geometry
-    patches = g.taps == g.stride and g.pad == (0, 0, 0)
-    return tf32(problem) and patches and sums(problem) >= 256 and g.C <= 4
+    large = sums(problem) >= 256 and problem.geometry.C <= 4
+    return tf32(problem) and patches(problem) and large
 
 
 def few_outputs(problem: Problem) -> bool:
@@ -265,10 +265,6 @@ def few_inputs(problem: Problem) -> bool:
     some = sequences or g.K <= 2
     few = g.C <= 5 and 9 <= sums(problem) <= 64
     return tf32(problem) and few and some
-
-
-def sums(problem: Problem) -> int:
-    return taps(problem) * problem.geometry.C
 
 
 def odd_width(problem: Problem) -> bool:

@@ -38,8 +38,6 @@ class Line(NamedTuple):
 
 
 ALL = ("fprop", "dgrad", "wgrad")
-
-
 BOTH = ("fprop", "dgrad")
 FPROP, DGRAD, WGRAD = ("fprop",), ("dgrad",), ("wgrad",)
 
