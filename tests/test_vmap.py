@@ -146,6 +146,30 @@ def test_vmap_of_a_layers_gradients(platform, dims):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.parametrize("numbers", [("NWC", "WIO", "NWC"), ("NCW", "OIW", "CWN")])
+@pytest.mark.parametrize("dims", LAYER_DIMS)
+def test_vmap_of_a_layers_tangent(platform, numbers, dims):
+    """Channels of y before or behind the axis where vmap's is folded in."""
+    order = {"NWC": (0, 1, 2), "NCW": (0, 2, 1), "WIO": (0, 1, 2), "OIW": (2, 1, 0)}
+    x = whole(0, (2, 5, 4), "float32").transpose(order[numbers[0]])
+    w = whole(1, (3, 4, 6), "float32").transpose(order[numbers[1]])
+    primals = x, w, whole(2, (6,), "float32")
+    args = [
+        batched(a, 5 + i, d) for i, (a, d) in enumerate(zip(primals, dims, strict=True))
+    ]
+    tangents = [whole(9 + i, a.shape, "float32") for i, a in enumerate(args)]
+    layer = functools.partial(
+        jc.conv_bias_act, activation="relu", dimension_numbers=numbers
+    )
+
+    def tangent(*both):
+        return jax.jvp(layer, both[:3], both[3:])[1]
+
+    got = jax.jit(jax.vmap(tangent, (*dims, *dims)))(*args, *tangents)
+    want = loop(jax.jit(tangent), (*dims, *dims), (*args, *tangents))
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("dims", LAYER_DIMS)
 def test_the_gradient_of_a_vmapped_layer_sums_over_what_is_shared(platform, dims):
     args = [

@@ -1,0 +1,126 @@
+"""What `compare` times: rows of tables, each as a side of a measurement.
+
+A row says first what it can compile without operands, so that rows are compiled in
+threads, and then gives the side with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+
+from benchmarks import deform, families, layer, workloads
+from benchmarks.cases import OPS, Operation, cases
+from benchmarks.jax_side import JaxSide
+from benchmarks.layers import chosen
+from benchmarks.numbers import Maker
+from jax_convbatch import timing
+from jax_convbatch.calls import sets_of
+
+ENGINE = "auto"
+ACTIVATION = "relu"
+LAYERS = (("resnet50_v1", "bfloat16"), ("flux", "float32"))
+Ready = Callable[[], timing.Side]
+
+
+class Row(NamedTuple):
+    """
+    Attributes:
+      table: its name.
+      name: of the row, with batch, dtype and operation.
+      plan: in words what runs it; may take as long as planning.
+      prepare: compiles it; what it returns makes operands and gives the side.
+    """
+
+    table: str
+    name: str
+    plan: Callable[[], str]
+    prepare: Callable[[], Ready]
+
+
+def rows(options) -> list[Row]:
+    """Those of `options.tables`, of which `options.rows` leaves those with a word."""
+    found = [row for table in options.tables for row in _of_table(table, options)]
+    words = options.rows
+    return [r for r in found if not words or any(w in r.name for w in words)]
+
+
+def _of_table(table: str, options) -> Iterator[Row]:
+    if table == "range":
+        for name in families.FAMILIES:
+            drawn = families.draws(name, options.seed, options.count, options.largest)
+            for case in families.cases(drawn, OPS):
+                yield _convolution(table, f"{case.name} {case.dtype} {case.op}", case)
+    elif table == "layer":
+        for content, dtype in LAYERS:
+            for case in cases(content, ["fprop"], dtypes=[dtype]):
+                name = f"{case.name} {case.batch} {dtype}"
+                prepare = partial(_prepare_layer, case)
+                yield Row(table, name, lambda: "", prepare)
+    elif table == "deform":
+        for name, (batch, row, groups, dtype) in workloads.DEFORM.items():
+            for which in deform.PASSES:
+                of = batch, row, groups, dtype, which != "forward"
+                prepare = partial(_prepare_deform, *of)
+                yield Row(table, f"{name} {batch} {dtype} {which}", lambda: "", prepare)
+    else:
+        for case in cases(table, OPS):
+            name = f"{case.name} {case.batch} {case.dtype} {case.op}"
+            yield _convolution(table, name, case)
+
+
+def _convolution(table: str, name: str, case: Operation) -> Row:
+    return Row(table, name, partial(_plan, case), partial(_prepare_conv, case))
+
+
+def _plan(case) -> str:
+    found = chosen(ENGINE, case)
+    return f"{found['engine']}: {found['reason']}"
+
+
+def _prepare_conv(case: Operation) -> Ready:
+    side = JaxSide(ENGINE, case, counted=False)
+    makers = [Maker(shape, case.dtype) for shape in case.operands]
+    counts = sets_of(case.pairs(jax.default_backend()))
+
+    def ready() -> timing.Side:
+        sets = [
+            [make("uniform", 16 * (1 + role) + i) for i in range(count)]
+            for role, (make, count) in enumerate(zip(makers, counts, strict=True))
+        ]
+        side.take(*sets)
+        return side
+
+    return ready
+
+
+def _prepare_layer(case) -> Ready:
+    shapes, count = layer.shapes_of(case), layer.count_of(case)
+    calls = len(layer.combinations([tuple(shapes)] * count))
+    one = partial(layer.step, ENGINE, case.row, ACTIVATION)
+    side = layer.LayerSide(ENGINE, one, shapes, calls)
+    makers = [Maker(s.shape, case.dtype) for s in shapes]
+
+    def ready() -> timing.Side:
+        arrays = [
+            [make("uniform", 16 * (1 + role) + i) for i in range(count)]
+            for role, make in enumerate(makers)
+        ]
+        side.take(layer.combinations(list(zip(*arrays, strict=True))))
+        return side
+
+    return ready
+
+
+def _prepare_deform(batch, row, groups, dtype, backward: bool) -> Ready:
+    count = deform.GPU_CALLS if jax.default_backend() == "gpu" else 3
+
+    def ready() -> timing.Side:
+        make = partial(deform.operands, batch, row, groups, dtype)
+        sets = [make(i) for i in range(count)]
+        return deform.OurSide(ENGINE, row, groups, backward, sets)
+
+    return ready
