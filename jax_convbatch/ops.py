@@ -263,8 +263,13 @@ def act_bias_grad(
 
     Raises:
       ValueError: unknown activation; `saved` of another shape; no such axis.
-      TypeError: what is no array; two dtypes.
+      TypeError: what is no array; two dtypes; a function in the place of a name.
     """
+    if callable(activation):
+        raise TypeError(
+            "act_bias_grad takes an activation by its name; for a function use jax.vjp, "
+            f"then ops.bias_grad (got {activation!r})"
+        )
     chosen = activations.lookup(activation)
     saved, dy = operand(saved), operand(dy)
     check_arrays(dy=dy)
@@ -341,7 +346,9 @@ def _shape(name: str, shape) -> tuple[Any, ...]:
             n if jax.export.is_symbolic_dim(n) else operator.index(n) for n in shape
         )
     except TypeError:
-        raise TypeError(f"{name} must be a sequence of ints, got {shape!r}") from None
+        of = getattr(shape, "shape", None)
+        got = f"{shape!r}" if of is None else f"an array of shape {of}; pass its shape"
+        raise TypeError(f"{name} must be a sequence of ints, got {got}") from None
 
 
 def _axis(channel_axis: int, dy) -> int:

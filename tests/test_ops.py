@@ -285,6 +285,20 @@ def test_what_is_no_shape_is_refused_by_name(bad):
     refuse(ValueError, "w must have as many axes", lambda: ops.dgrad(dy, w, (2, 4)))
 
 
+def test_an_array_in_the_place_of_its_shape_is_named_not_printed():
+    x, w, dy, options = arrays_of("plain")
+    got = rf"got an array of shape {re.escape(str(x.shape))}; pass its shape"
+    with pytest.raises(TypeError, match=got):
+        ops.dgrad(dy, w, x, **options)
+
+
+def test_a_function_in_the_place_of_an_activation_is_refused():
+    dy = jnp.ones((3, 5))
+    for function in (jax.nn.relu, jnp.tanh, lambda v: v):
+        with pytest.raises(TypeError, match="by its name; for a function use jax.vjp"):
+            ops.act_bias_grad(function, dy, dy)
+
+
 def test_an_axis_or_activation_that_is_not_there_is_refused():
     dy = jnp.ones((3, 5))
     for axis in (2, -3):
