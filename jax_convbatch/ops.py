@@ -267,8 +267,8 @@ def act_bias_grad(
     """
     if callable(activation):
         raise TypeError(
-            "act_bias_grad takes an activation by its name; for a function use jax.vjp, "
-            f"then ops.bias_grad (got {activation!r})"
+            "act_bias_grad takes an activation by its name; for a function use "
+            f"jax.vjp, then ops.bias_grad (got {activation!r})"
         )
     chosen = activations.lookup(activation)
     saved, dy = operand(saved), operand(dy)

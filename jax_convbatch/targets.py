@@ -313,11 +313,13 @@ def _load(platform: str) -> _Native:
 
 def _why_not_built(platform: str) -> str:
     if _build is None:
-        here = os.path.dirname(__file__)
         advice = "install them with `pip install`"
         if any(os.path.exists(f"{p}/jax_convbatch/_build.py") for p in sys.path):
             advice = "run Python in another folder, as this one hides the installation"
-        return f"the {platform} module is not built: {here} holds sources only; {advice}"
+        return (
+            f"the {platform} module is not built: {os.path.dirname(__file__)} holds "
+            f"sources only; {advice}"
+        )
     reason = f" ({_build.CUDA_REASON})" if platform == "cuda" else ""
     return f"the {platform} module is not built{reason}"
 
