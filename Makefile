@@ -19,12 +19,13 @@ COMMA := ,
 EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help demo test test-wheel gpu-test gpu-sanitize gpu-racecheck \
+.PHONY: help demo test test-wheel mutants gpu-test gpu-sanitize gpu-racecheck \
   cuda-compile package lint format docs clean sanitize sanitize-threads
 
 help:
 	@echo "make demo          train a small convnet on handwritten digits"
 	@echo "make test          run all tests on the CPU"
+	@echo "make mutants       whether the tests notice mistakes: half an hour"
 	@echo "make gpu-test      build for CUDA and run the tests that need a GPU"
 	@echo "make gpu-sanitize  the CUDA kernels under compute-sanitizer"
 	@echo "make gpu-racecheck  its search for races alone, in a build for it"
@@ -45,6 +46,11 @@ test: $(INSTALLED)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 	@$(BIN)/python -c "import jax, platform as p; print('make test: the tests \
 	passed on the CPU, with Python', p.python_version(), 'and jax', jax.__version__)"
+
+# In a copy of the tree, with a CPU module of its own.
+mutants: $(INSTALLED)
+	@$(PIP) install 'nanobind>=3,<4' ninja
+	@$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
 
 gpu-test gpu-sanitize:
 	@$(MAKE) --no-print-directory VENV=.venv-gpu CUDA=ON .$@

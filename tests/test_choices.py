@@ -198,6 +198,7 @@ def gpu(monkeypatch, name, capability):
 
 
 XB, WB = X.astype("bfloat16"), W.astype("bfloat16")
+LOW_HIGH = "default", "highest"
 
 
 def test_true_f32_runs_on_gpus_other_than_hopper(monkeypatch):
@@ -206,12 +207,15 @@ def test_true_f32_runs_on_gpus_other_than_hopper(monkeypatch):
         precision: jc.explain(
             functools.partial(jc.conv, precision=precision), X, W, platform="cuda"
         )[0]
-        for precision in ("default", "high", "highest")
+        for precision in ("default", "high", "highest", LOW_HIGH, LOW_HIGH[::-1])
     }
     assert {precision: row.engine for precision, row in rows.items()} == {
         "default": "im2col_gemm",
         "high": "im2col_gemm",
         "highest": "implicit_gemm",
+        # Of a pair the higher.
+        LOW_HIGH: "implicit_gemm",
+        LOW_HIGH[::-1]: "implicit_gemm",
     }
     assert "as TF32" in rows["default"].reason
     assert "in true float32" in rows["high"].reason

@@ -31,7 +31,7 @@ def volume(n, size, c, k, taps, by=1, pad=1, from_=1, dilation=1, specs=NDHWC):
     def axes(value):
         return value if isinstance(value, tuple) else (value,) * 3
 
-    padding = tuple((p, p) for p in axes(pad))
+    padding = tuple(p if isinstance(p, tuple) else (p, p) for p in axes(pad))
     conv = oracle.Conv(axes(by), padding, axes(from_), axes(dilation))
     return Problem((n, *size, c), (*taps, c, k), conv, specs)
 
@@ -43,6 +43,9 @@ CASES = {
     "2x2x2 stride 2": volume(2, (6, 4, 8), 16, 32, (2, 2, 2), 2, 0),
     "3x1x1": volume(2, (6, 5, 7), 24, 16, (3, 1, 1), pad=(1, 0, 0)),
     "3x1x1 stride 2": volume(2, (6, 5, 7), 24, 16, (3, 1, 1), (2, 1, 1), (1, 0, 0)),
+    "3x1x1 of other pixels": volume(
+        2, (6, 5, 7), 24, 16, (3, 1, 1), pad=(1, (1, -1), (-2, 2))
+    ),
     "1x3x3": volume(2, (4, 6, 6), 16, 16, (1, 3, 3), pad=(0, 1, 1)),
     "1x1x1": volume(2, (3, 4, 5), 64, 8, (1, 1, 1), pad=0),
     "dilated": volume(

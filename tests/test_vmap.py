@@ -146,11 +146,12 @@ def test_vmap_of_a_layers_gradients(platform, dims):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-@pytest.mark.parametrize("numbers", [("NWC", "WIO", "NWC"), ("NCW", "OIW", "CWN")])
+@pytest.mark.parametrize("numbers", [("NWC", "WIO", "NWC"), ("NCW", "IWO", "CWN")])
 @pytest.mark.parametrize("dims", LAYER_DIMS)
 def test_vmap_of_a_layers_tangent(platform, numbers, dims):
-    """Channels of y before or behind the axis where vmap's is folded in."""
-    order = {"NWC": (0, 1, 2), "NCW": (0, 2, 1), "WIO": (0, 1, 2), "OIW": (2, 1, 0)}
+    """Channels of y before or behind the axis where vmap's is folded in, and at another
+    one than those of w."""
+    order = {"NWC": (0, 1, 2), "NCW": (0, 2, 1), "WIO": (0, 1, 2), "IWO": (1, 0, 2)}
     x = whole(0, (2, 5, 4), "float32").transpose(order[numbers[0]])
     w = whole(1, (3, 4, 6), "float32").transpose(order[numbers[1]])
     primals = x, w, whole(2, (6,), "float32")
@@ -159,7 +160,10 @@ def test_vmap_of_a_layers_tangent(platform, numbers, dims):
     ]
     tangents = [whole(9 + i, a.shape, "float32") for i, a in enumerate(args)]
     layer = functools.partial(
-        jc.conv_bias_act, activation="relu", dimension_numbers=numbers
+        jc.conv_bias_act,
+        activation="relu",
+        scale=whole(3, (6,), "float32"),
+        dimension_numbers=numbers,
     )
 
     def tangent(*both):
