@@ -1,7 +1,9 @@
-"""The tools that show what a refactoring changed: plans, and kernels' instructions."""
+"""The tools that show what a refactoring changed: plans, kernels, compilation."""
 
+import json
 import random
 
+import compilation
 import kernel_hashes
 import plan_dump
 import pytest
@@ -74,6 +76,82 @@ def test_what_a_refactoring_did_to_kernels(tmp_path, capsys):
     assert kernel_hashes.main(["compare", *map(str, paths[:2])]) == 0
     assert kernel_hashes.main(["compare", str(paths[0]), str(paths[2])]) == 1
     assert "1 gone" in capsys.readouterr().out
+
+
+def test_what_a_source_takes_is_read_of_the_log_and_of_its_object():
+    log = "# ninja log v7\n0\t900\t1\ta.o\tx\n900\t65400\t2\ta.o\tx\n"
+    assert compilation.times(log) == {"a.o": 64.5}
+    names = {"_Z5firstPf": "void space::first<half, 3>(float*)"}
+    found = compilation.kernels(USAGE, names)
+    assert found[0] == compilation.Kernel("first", "sm_90a", 128, 16)
+    assert [kernel.name for kernel in found] == ["first", "_Z6secondPf", "first"]
+    assert compilation.function("(anonymous namespace)::f(int)") == "f"
+    unit = compilation.Unit("a.cu", 64.5, found)
+    assert compilation.measured([unit, unit]) == {
+        "seconds": {"a.cu": 64.5},
+        "stack": {"sm_90a first": {"kernels": 2, "bytes": 16}},
+    }
+
+
+def exceptions(seconds=None, **stack):
+    """Kernels of sm_90a, each (how many, bytes)."""
+    named = {
+        f"sm_90a {k}": dict(zip(("kernels", "bytes"), v, strict=True))
+        for k, v in stack.items()
+    }
+    return {"seconds": seconds or {}, "stack": named}
+
+
+def test_exceptions_only_shrink():
+    allowed = exceptions({"a.cu": 100.0, "b.cu": 70.0}, f=(3, 40), g=(1, 8))
+    assert compilation.faults(allowed, allowed) == []
+    # A machine is not always as fast.
+    assert (
+        compilation.faults(
+            allowed | {"seconds": {"a.cu": 105.0, "b.cu": 66.0}}, allowed
+        )
+        == []
+    )
+    worse = exceptions(
+        {"a.cu": 120.0, "b.cu": 70.0, "c.cu": 61.0}, f=(3, 48), g=(2, 8), h=(1, 8)
+    )
+    assert [fault.split()[:2] for fault in compilation.faults(worse, allowed)] == [
+        ["a.cu", "takes"],
+        ["c.cu", "takes"],
+        *(["sm_90a", name] for name in "fgh"),
+    ]
+    assert compilation.shrunk(worse, allowed) == allowed
+    better = exceptions({"a.cu": 80.0}, f=(2, 40))
+    assert len(compilation.faults(better, allowed)) == 4
+    assert compilation.shrunk(better, allowed) == better
+    assert compilation.faults(better, better) == []
+    # What a build has nothing of stays.
+    other = allowed["stack"] | {"sm_80 f": {"kernels": 1, "bytes": 8}}
+    assert compilation.faults(allowed, allowed | {"stack": other}) == []
+
+
+def test_a_build_is_measured_and_its_exceptions_recorded(tmp_path, monkeypatch, capsys):
+    output = "CMakeFiles/hopper.dir/ffi/cuda/hopper/a.cu.o"
+    (tmp_path / output).parent.mkdir(parents=True)
+    (tmp_path / output).touch()
+    log = tmp_path / ".ninja_log"
+    log.write_text(f"# ninja log v7\n0\t70000\t1\t{output}\tx\n")
+    said = {"cuobjdump": USAGE, "c++filt": "first\nsecond\nfirst\n"}
+    monkeypatch.setattr(compilation, "_run", lambda command, given="": said[command[0]])
+    monkeypatch.setattr(compilation, "EXCEPTIONS", tmp_path / "exceptions.json")
+    assert compilation.main([str(tmp_path), "--record"]) == 0
+    found = json.loads((tmp_path / "exceptions.json").read_text())
+    assert found == exceptions({"hopper/a.cu": 70.0}, first=(1, 16))
+    said["cuobjdump"] = USAGE.replace("STACK:16", "STACK:24")
+    assert compilation.main([str(tmp_path), "--record"]) == 1
+    said["cuobjdump"] = USAGE.replace("STACK:16", "STACK:8")
+    assert compilation.main([str(tmp_path)]) == 1
+    assert compilation.main([str(tmp_path), "--record"]) == 0
+    out = capsys.readouterr().out
+    assert "1 sources, 70 s, 3 kernels, 1 with a stack" in out
+    assert "1 with a stack, of up to 24 bytes; allowed are 1 with" in out
+    with pytest.raises(SystemExit, match=r"has no \.ninja_log"):
+        compilation.main([str(tmp_path / "absent")])
 
 
 def test_drawn_geometries_are_the_same_and_of_every_kind():
