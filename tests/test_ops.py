@@ -295,7 +295,7 @@ def test_an_array_in_the_place_of_its_shape_is_named_not_printed():
 def test_a_function_in_the_place_of_an_activation_is_refused():
     dy = jnp.ones((3, 5))
     for function in (jax.nn.relu, jnp.tanh, lambda v: v):
-        with pytest.raises(TypeError, match=r"by its name; for a function use jax\.vjp"):
+        with pytest.raises(TypeError, match="by its name; for a function use"):
             ops.act_bias_grad(function, dy, dy)
 
 
