@@ -10,25 +10,25 @@ from jax_convbatch import deform_forward, deform_primitives, fused, primitives
 def convs_saveable(prim: Any, *_: Any, **__: Any) -> bool:
     """A policy for `jax.checkpoint`: results of convolutions are kept.
 
-    `jax.checkpoint_policies.dots_saveable` keeps what matrix products and
-    `jax.lax`'s convolutions give, and knows no others. This one keeps what `conv`,
-    `conv_general_dilated`, `conv_transpose`, `conv_bias_act` and `deform_conv` give.
-    Both together are what `dots_saveable` alone is to a network of `jax.lax`:
+    `jax.checkpoint_policies.dots_saveable` keeps the results of matrix products and of
+    the convolutions of `jax.lax` only. This policy keeps the results of `conv`,
+    `conv_general_dilated`, `conv_transpose`, `conv_bias_act` and `deform_conv`. Use
+    both together where a network of `jax.lax` has `dots_saveable`:
 
         policy = jax.checkpoint_policies.save_from_both_policies(
             jax.checkpoint_policies.dots_saveable, jax_convbatch.convs_saveable
         )
         jax.checkpoint(block, policy=policy)
 
-    What runs as `jax.lax` (integers, complex numbers, `algorithm="xla"`) is for
-    `dots_saveable` to keep.
+    Calls that run in `jax.lax` (integers, complex numbers, `algorithm="xla"`) are kept
+    by `dots_saveable`.
 
     Args:
-      prim: the operation that JAX asks about. Its operands and parameters follow,
-        which do not matter here.
+      prim: the operation that JAX asks about. Its operands and parameters follow; they
+        are ignored.
 
     Returns:
-      Whether backward may use its results instead of computing them again.
+      Whether the results are kept for the backward pass.
     """
     return prim in (
         *primitives.PRIMITIVES.values(),

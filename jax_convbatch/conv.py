@@ -48,24 +48,24 @@ def conv_general_dilated(
 ) -> jax.Array:
     """Drop-in for `jax.lax.conv_general_dilated`, run by this package's engines.
 
-    Args, result, dtypes and errors are those of `jax.lax.conv_general_dilated`;
-    only the keywords below are new. Calls that no engine covers (integers,
-    complex numbers, symbolic sizes, more than three spatial dimensions, a
-    platform without native code) run in `jax.lax`; `jax_convbatch.explain` tells.
+    Arguments, result, dtypes and errors are those of `jax.lax.conv_general_dilated`.
+    Only the keywords below are new. Calls that no engine covers run in `jax.lax`:
+    integers, complex numbers, symbolic sizes, more than three spatial dimensions, and
+    platforms without native code. `jax_convbatch.explain` shows which engine runs.
 
     Args:
-      algorithm: "auto", or an engine by name: "implicit_gemm" (no columns in memory),
-        "cudnn" (cuDNN's kernels on CUDA, chosen without timing), "im2col_gemm" (the
-        batch's columns in one buffer, one strided-batched GEMM), "per_sample" (one
-        unrolling and one GEMM a sample, for comparison), "xla" (`jax.lax`). An engine
-        named is never replaced by another. Gradients use the same one.
-      workspace_limit: bytes that each of fprop, dgrad and wgrad may take beside its
-        operands and result. Columns, and on CUDA the copies of fprop and dgrad of
-        three axes, are made for as many samples at a time as it allows, with the
-        same bits; by default for 16 MiB on the CPU and 256 MiB on CUDA
-        (`planners.DEFAULT_WORKSPACE`), or for one sample where that takes more. What
-        cannot be cut, as wgrad's partial sums on CUDA, has no default: over a limit
-        "auto" takes another engine.
+      algorithm: "auto", or an engine by name: "implicit_gemm" (this package's
+        kernels, without an im2col matrix in memory), "cudnn" (cuDNN's kernels on CUDA,
+        chosen without timing), "im2col_gemm" (an im2col matrix and one strided-batched
+        GEMM), "per_sample" (one im2col matrix and one GEMM for each sample, for
+        comparison), "xla" (`jax.lax`). A named engine is never replaced by another.
+        Gradients use the same engine.
+      workspace_limit: bytes that each of fprop, dgrad and wgrad may take in addition
+        to its operands and result. If the whole batch needs more, it is processed in
+        slices, with the same bits. The default is 16 MiB on the CPU and 256 MiB on
+        CUDA, or the memory of one sample if that is more. Memory that does not depend
+        on the slice, such as wgrad's partial sums on CUDA, has no default limit; if it
+        exceeds a limit that is given, "auto" takes another engine.
 
     Returns:
       An array of the shape and dtype that `jax.lax` gives.
@@ -74,7 +74,7 @@ def conv_general_dilated(
       ValueError: `algorithm` is unknown or cannot do this call, or
         `workspace_limit` is too small for one sample (the message has the
         smallest that works).
-      TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
+      TypeError, ValueError: as `jax.lax.conv_general_dilated`, with its messages.
     """
     stock = functools.partial(
         # Not by its public name, which users may have given to this function.
@@ -146,20 +146,22 @@ def conv(
     algorithm: str = "auto",
     workspace_limit: int | None = None,
 ) -> jax.Array:
-    """Convolution, channels last: `x` with filter `w`, plus `bias`.
+    """Convolution of channels-last arrays: `x` with the filter `w`, plus `bias`.
 
     Args:
-      x: [N, *spatial, C], 0 to 3 spatial axes. floating.
+      x: [N, *spatial, C], floating, with 0 to 3 spatial axes.
       w: [*spatial, C / groups, K], dtype of x.
-      bias: [K] in a floating dtype, which is cast to the result's; or None.
+      bias: [K] in a floating dtype, or None. It is cast to the dtype of the result.
       strides, input_dilation, dilation: an int, or one for each spatial axis.
       padding: "SAME", "SAME_LOWER", "VALID", an int, or for each spatial axis an
-        int or a (low, high) pair, negative allowed. As in Flax's `Conv`, "CAUSAL" (one
-        spatial axis: an output sees no later input), "CIRCULAR" or "REFLECT" (x goes
-        on periodically, or mirrored, as far as SAME has zeros at stride 1).
-      groups: number of channel groups; C groups are a depthwise convolution.
-      dimension_numbers: as in `jax.lax.conv_general_dilated`, if not channels last.
-      precision, preferred_element_type: as there.
+        int or a (low, high) pair. Pairs may be negative. Also, as in Flax's `Conv`:
+        "CAUSAL" (one spatial axis: an output sees no later input), "CIRCULAR" and
+        "REFLECT" (x continues periodically or mirrored, where SAME has zeros at
+        stride 1).
+      groups: number of channel groups. C groups are a depthwise convolution.
+      dimension_numbers: as in `jax.lax.conv_general_dilated`, for arrays that are not
+        channels-last.
+      precision, preferred_element_type: as in `jax.lax.conv_general_dilated`.
       algorithm, workspace_limit: as in `conv_general_dilated`.
 
     Returns:
@@ -208,23 +210,24 @@ def conv_transpose(
     algorithm: str = "auto",
     workspace_limit: int | None = None,
 ) -> jax.Array:
-    """Transposed (fractionally strided) convolution, channels last.
+    """Transposed (fractionally strided) convolution of channels-last arrays.
 
     The semantics are those of `jax.lax.conv_transpose`: `x` is dilated by
     `strides` and convolved with `w` at stride 1.
 
     Args:
       x: [N, *spatial, C].
-      w: [*spatial, C, K]; with `transpose_kernel` [*spatial, K, C], flipped in
-        its spatial axes first, which makes this the gradient of a convolution.
-      bias: [K] in a floating dtype, which is cast to the result's; or None.
+      w: [*spatial, C, K]. With `transpose_kernel`, [*spatial, K, C]: the filter is
+        flipped in its spatial axes first, which makes this the gradient of a
+        convolution.
+      bias: [K] in a floating dtype, or None. It is cast to the dtype of the result.
       activation, residual, scale: as in `conv_bias_act`.
       strides, dilation: an int, or one for each spatial axis.
       padding: "SAME" or "VALID" of the convolution that this transposes; "CIRCULAR",
-        as in Flax's `ConvTranspose`: its periodic sum; or an int, or ints or
-        (low, high) pairs, padding of the dilated input.
-      use_consistent_padding: read numbers too as padding of the convolution
-        that this transposes, as PyTorch does.
+        as in Flax's `ConvTranspose`; or padding of the dilated input, as an int, or
+        an int or a (low, high) pair for each spatial axis.
+      use_consistent_padding: whether numbers, too, are padding of the convolution
+        that this transposes, as in PyTorch.
       dimension_numbers, precision, preferred_element_type, algorithm,
         workspace_limit: as in `conv`.
 

@@ -51,7 +51,9 @@ def deform_conv(
     algorithm: str = "auto",
     workspace_limit: int | None = None,
 ) -> jax.Array:
-    """A convolution that reads where `offset` says: torchvision's `deform_conv2d`.
+    """Deformable convolution: each tap reads x at its position plus an offset.
+
+    This is torchvision's `deform_conv2d`, on channels-last arrays.
 
     With base(p, r) = p * stride - padding + r * dilation along each axis, and
     channel c in offset group g = c // (C / offset_groups),
@@ -61,47 +63,50 @@ def deform_conv(
             x[n, base(p, r) + offset[n, p, q, g, r, s, 0],
                  base(q, s) + offset[n, p, q, g, r, s, 1], c]
 
-    where x at a real position is interpolated between the four pixels around it,
-    and pixels outside the image are 0. A position outside [-1, H) x [-1, W) gives
-    0 whatever the mask, and so do inf and nan; the derivatives by its offset and
-    mask are 0. Where a position is a whole number, the derivative by the offset is
-    that from the right. Every mode and order of differentiation works, away from
-    whole numbers for offsets. All results, the gradient of x too, are the same bits
-    on every run, and a sample's y and dx do not depend on the batch.
+    x at a real position is interpolated between the four pixels around it, and pixels
+    outside the image are 0. A position outside [-1, H) x [-1, W) gives 0 whatever the
+    mask, and so does one that is infinite or NaN; the derivatives by its offset and
+    mask are 0. At a whole number, the derivative by the offset is the one from the
+    right.
+
+    Every mode and order of differentiation works; for offsets, away from whole numbers.
+    All results, the gradient of x included, have the same bits on every run. A sample's
+    y and dx do not depend on the batch.
 
     Args:
       x: [N, H, W, C]; f64, f32, bf16 or f16.
-      offset: [N, P, Q, offset_groups * R * S * 2], the offset groups outermost,
-        then the taps, then (h, w), in pixels; in the dtype of x or f32.
+      offset: [N, P, Q, offset_groups * R * S * 2], in pixels, with the offset groups
+        outermost, then the taps, then (h, w); in the dtype of x or f32.
       w: [R, S, C / groups, K], dtype of x.
-      bias: [K] in a floating dtype, which is cast to x's; or None.
+      bias: [K] in a floating dtype, or None. It is cast to the dtype of x.
       mask: [N, P, Q, offset_groups * R * S] (DCNv2), dtype of x or f32, or None.
       strides, padding, dilation, groups, precision: as in `conv`.
       offset_groups: groups of channels of x with offsets of their own.
       activation: None, a name that `conv_bias_act` knows, or a function.
       dimension_numbers: of x, w and y, as in `conv`; offset and mask have their
         axes in y's order. ("NCHW", "OIHW", "NCHW") takes PyTorch's arrays.
-      algorithm: "auto"; "implicit_gemm": the forward pass on Hopper GPUs without
-        columns in memory (gradients are refused, and "auto" does not take it: it is
-        not faster everywhere); "im2col_gemm": the sampled columns of many samples in a
-        buffer, then products; "xla": composed of `jax.lax` gathers, on any
-        platform. An engine named is never replaced by another.
-      workspace_limit: bytes that the columns may take; above it the batch is cut
-        into slices, with the same bits. None as in `conv_general_dilated`.
+      algorithm: "auto"; "im2col_gemm": samples into an im2col matrix, then multiplies;
+        "implicit_gemm": the forward pass on Hopper GPUs without an im2col matrix in
+        memory (it refuses gradients, and "auto" does not take it, as it is not faster
+        everywhere); "xla": composed of `jax.lax` gathers, on any platform. A named
+        engine is never replaced by another.
+      workspace_limit: bytes that the im2col matrix may take. If the batch needs more,
+        it is processed in slices, with the same bits. None: as in
+        `conv_general_dilated`.
 
     Returns:
-      [N, P, Q, K] in the dtype of x; sums, offsets and masks are computed in f32
-      (f64 for f64). The bias is added to the rounded sum, or before it is rounded
-      where a kernel adds it as it stores.
+      [N, P, Q, K] in the dtype of x. Sums, offsets and masks are computed in f32
+      (f64 for f64). The bias is added to the rounded sum, or, in kernels that add it
+      as they store, before rounding.
 
     Raises:
-      ValueError: x without two spatial axes; offset or mask of the wrong shape or
-        dtype, a bias of the wrong shape; offset_groups that do not divide C; an
-        unknown activation or algorithm, or one that cannot run here; a
-        workspace_limit too small for one sample.
-      TypeError: an operand that is no array, x of another dtype than those above, a
-        bias that is not of floating numbers; groups or offset_groups that are no int.
-      TypeError, ValueError: as `jax.lax.conv_general_dilated`, in its words.
+      ValueError: x does not have two spatial axes; offset or mask has the wrong shape
+        or dtype, or bias the wrong shape; offset_groups does not divide C; the
+        activation or algorithm is unknown or cannot run here; workspace_limit is too
+        small for one sample.
+      TypeError: an operand is not an array; x has another dtype than those above; the
+        bias is not floating; groups or offset_groups is not an int.
+      TypeError, ValueError: as `jax.lax.conv_general_dilated`, with its messages.
     """
     plan.check_options(algorithm, workspace_limit)
     name = activation if isinstance(activation, str) else None
@@ -169,10 +174,10 @@ def from_torch(
     w: ArrayLike | None = None,
     mask: ArrayLike | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """Arrays of torchvision's or mmcv's deformable convolutions in our order.
+    """Moves the axes of arrays of torchvision's or mmcv's deformable convolutions.
 
-    Both number the channels of offset and mask as `deform_conv` does, so only axes
-    move, and offset and mask groups need no change.
+    Both number the channels of offset and mask as `deform_conv` does. So only axes
+    move, from NCHW to NHWC and from OIHW to HWIO.
 
     Args:
       x, offset, mask: [N, channels, H or P, W or Q], or None.

@@ -34,27 +34,28 @@ from jax_convbatch.planners import Plan
 def explain(
     fn: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any
 ) -> Explanation:
-    """Every convolution that `fn(*args, **kwargs)` would run.
+    """Lists every convolution that `fn(*args, **kwargs)` would run.
 
-    The function is traced, not run. Gradients show when they are asked for:
-    `explain(jax.grad(loss), params, batch)`. Sizes are those of the whole batch;
-    under a mesh each device runs its own part of it.
+    The function is traced, not run. To see gradients, pass a function that computes
+    them: `explain(jax.grad(loss), params, batch)`. Sizes are those of the whole batch;
+    under a mesh, each device runs its own part of it.
 
     Args:
       fn: a function of arrays that can be traced.
-      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s, or trees of them; `fn` gets
-        whatever else there is as it is, as in `explain(conv, x, w, strides=2)`.
+      *args, **kwargs: arrays or `jax.ShapeDtypeStruct`s, or trees of them. Anything
+        else is passed on unchanged, as in `explain(conv, x, w, strides=2)`.
       platform: "cpu", "cuda" or "gpu", ...; by default where JAX would run `fn`. What
-        runs on "cuda" depends on the GPU, and is known where JAX sees one.
+        runs on "cuda" depends on the GPU; without one, the reasons say that another
+        engine may run.
 
     Returns:
-      A tuple of `Row` that prints as a table, in notebooks too, in order of execution,
-      and has the sum of their `flops` and `to_dict()`, for JSON. Convolutions in a
-      loop's or a scan's body appear once.
-      For rows with another engine than "xla", `jax.export` needs `export_checks`.
+      A tuple of `Row` in order of execution, which prints as a table, in notebooks too.
+      It has the sum of their `flops`, and `to_dict()` for JSON. A convolution in the
+      body of a loop or a scan appears once. If a row has an engine other than "xla",
+      `jax.export` needs `export_checks`.
 
     Raises:
-      ValueError: an engine asked for by name cannot run there.
+      ValueError: an engine that is named with `algorithm=` cannot run there.
     """
     if platform is None:
         platform = targets.default_platform()

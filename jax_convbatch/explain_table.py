@@ -19,21 +19,20 @@ class Row:
         (the activation's derivative and the bias gradient in one pass); of
         deformable convolutions "deform_fprop", "deform_dgrad" (of x, offset and
         mask) and "deform_wgrad".
-      geometry: its sizes in words.
+      geometry: sizes of x, w and y, then strides, padding, dilations and groups.
       dtype: of the operands.
       engine: what runs it; "xla" is `jax.lax`.
-      reason: why.
-      slice: samples unrolled, or copied, at a time (0: all of them at once); of wgrad
-        by "implicit_gemm" on the CPU the parts that its pixels are summed in.
-      workspace_bytes: memory beyond operands and result (0 for "xla", whose
-        memory is XLA's).
-      source: who chose: "name" (the caller asked for it), "tuned"
-        (`jax_convbatch.tune`'s file), "table" (measured, in this package) or
-        "rule".
-      flops: two for each multiplication and addition of the convolution's
-        definition, as XLA counts them: padding and zeros between inputs are none (of
-        deformable ones, whose taps can be anywhere, each is one). 0 of bias
-        gradients, of symbolic sizes and beyond three spatial axes.
+      reason: why this engine, and what is fused into its kernel.
+      slice: samples that are processed at a time (0: all of them). For wgrad by
+        "implicit_gemm" on the CPU, the number of parts in which its pixels are summed.
+      workspace_bytes: memory in addition to operands and result (0 for "xla", whose
+        memory XLA plans itself).
+      source: who chose: "name" (the caller), "tuned" (the file that
+        `jax_convbatch.tune` wrote), "table" (measurements in this package) or "rule".
+      flops: two for each multiply-add in the definition of the convolution, as XLA
+        counts them: padding and the zeros between inputs do not count (for deformable
+        convolutions, whose taps can be anywhere, every tap counts). 0 for bias
+        gradients, symbolic sizes and more than three spatial axes.
     """
 
     op: str
@@ -56,7 +55,7 @@ class Explanation(tuple[Row, ...]):
         return sum(row.flops for row in self)
 
     def to_dict(self) -> dict[str, Any]:
-        """`flops`, and `rows`, a dict of each row's attributes; all of it fit for JSON.
+        """`flops`, and `rows`, a list of dicts with each row's attributes, for JSON.
 
         `pandas.DataFrame(table.to_dict()["rows"])` is a data frame.
         """

@@ -12,23 +12,23 @@ _asked = False  # whether `export_checks` was called
 
 
 def export_checks() -> list[export.DisabledSafetyCheck]:
-    """The checks to disable, so that `jax.export` writes programs with our calls.
+    """The checks to disable, so that `jax.export` accepts this package's native calls.
 
-    JAX refuses calls of other packages until they are named ("Cannot serialize code
-    with custom calls whose targets have no compatibility guarantees"), because it
-    promises nothing about them: a program can be read back where the same version of
-    this package is installed and imported.
+    JAX makes no promise about calls of other packages, and refuses them until they are
+    named ("Cannot serialize code with custom calls whose targets have no compatibility
+    guarantees"). An exported program runs where the same version of this package is
+    installed and imported.
 
         exported = jax.export.export(
             step, disabled_checks=jax_convbatch.export_checks()
         )(x, w)
 
-    On several devices each does the whole batch of such a program, since what
-    splits it calls back to Python; `jax.shard_map` around the convolutions leaves
-    every device its part. Symbolic sizes run in `jax.lax`.
+    In an exported program for several devices, each device computes the whole batch,
+    because partitioning calls back to Python. Inside `jax.shard_map`, each device
+    computes its own part. Symbolic sizes run in `jax.lax`.
 
     Returns:
-      One check for each call of the native modules that are installed.
+      One check for each native call of the installed modules.
     """
     global _asked
     _asked = True

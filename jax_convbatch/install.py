@@ -21,10 +21,11 @@ LIBRARIES = ("flax", "equinox", "haiku")
 
 @dataclass(frozen=True, repr=False)
 class Installation:
-    """What `install` did. As a context manager it is undone at the end.
+    """What `install` did. Used as a context manager, it is undone at the end.
 
     Attributes:
-      replaced: names of what runs ours now, such as "jax.lax.conv_transpose".
+      replaced: names of the functions that were replaced, such as
+        "jax.lax.conv_transpose".
       reason: why nothing was replaced, or "".
     """
 
@@ -46,23 +47,23 @@ class Installation:
 
 
 def install() -> Installation:
-    """Puts this package's convolutions in the place of `jax.lax`'s.
+    """Replaces the convolutions of `jax.lax` with those of this package.
 
-    Replaced are `conv`, `conv_general_dilated`, `conv_transpose` and
-    `conv_with_general_padding` of `jax.lax`, and whatever Flax, Equinox and Haiku kept
-    of them when they were imported: they may be imported before or after. Arguments,
-    results and errors stay those of `jax.lax`, and calls that no engine covers run
-    there. Functions under `jax.jit` are traced anew.
+    This covers `conv`, `conv_general_dilated`, `conv_transpose` and
+    `conv_with_general_padding` of `jax.lax`, and the references to them that Flax,
+    Equinox and Haiku keep. The libraries may be imported before or after. Arguments,
+    results and errors stay those of `jax.lax`. Calls that no engine covers run in
+    `jax.lax`. Functions under `jax.jit` are traced anew.
 
-    Not replaced are names in your own modules (`from jax.lax import conv`), what an
-    object was given before (a `flax.nnx.Conv` made earlier), and what JAX calls within
-    itself (`jax.numpy.convolve`).
+    It does not reach names in your own modules (`from jax.lax import conv`), objects
+    that keep the function they were made with (a `flax.nnx.Conv` made earlier), and
+    what JAX calls within itself (`jax.numpy.convolve`).
 
-    With JAX_CONVBATCH=off in the environment nothing is replaced.
+    With JAX_CONVBATCH=off in the environment, it replaces nothing.
 
     Returns:
-      An `Installation`, which names what was replaced. Used as a context manager, it
-      calls `uninstall` at the end, unless `install` was in force before.
+      An `Installation`, which lists what was replaced. Used as a context manager, it
+      calls `uninstall` at the end, unless `install` was in effect before.
 
     Raises:
       ValueError: JAX_CONVBATCH is neither "on" nor "off".
@@ -93,8 +94,8 @@ def install() -> Installation:
 def uninstall() -> None:
     """Undoes `install`: `jax.lax` and the libraries have their own functions again.
 
-    So do objects that were given ours in the meantime, as a `flax.nnx.Conv` is.
-    Without `install` before it, nothing happens.
+    Objects that were made in between, such as a `flax.nnx.Conv`, run `jax.lax` again
+    too. Without `install` before it, nothing happens.
 
     Example:
       >>> jax_convbatch.install()

@@ -44,29 +44,30 @@ def conv_bias_act(
     workspace_limit: int | None = None,
     out_sharding: Sharding = None,
 ) -> jax.Array:
-    """activation(scale * conv(x, w) + bias + residual), the layer of a network.
+    """activation(scale * conv(x, w) + bias + residual), a layer in one call.
 
-    Engines with an epilogue compute it in one kernel, the others add one pass over
-    the result. Every mode and order of differentiation works. The backward pass is
-    dgrad, wgrad and one kernel that reads the cotangent once for the activation's
-    derivative and the bias gradient; the residual's gradient is that kernel's
-    result. Of the forward pass are kept x, w and one array: the output where the
-    activation's derivative follows from it (relu, relu6, leaky_relu, elu, sigmoid,
-    tanh), else the pre-activation; none without an activation. For relu it is
-    bits of the output on Hopper GPUs, one for each element.
+    Engines with an epilogue compute the layer in one kernel. The others add one pass
+    over the result. Every mode and order of differentiation works. The backward pass
+    is dgrad, wgrad and one kernel, which reads the cotangent once for the activation's
+    derivative and the bias gradient. The result of that kernel is also the gradient of
+    the residual.
+
+    The forward pass keeps x, w and at most one more array: the output for relu, relu6,
+    leaky_relu, elu, sigmoid and tanh, and the pre-activation for gelu, gelu_exact and
+    silu. For relu on Hopper GPUs, it keeps one bit for each element of the output.
 
     Args:
       x: [N, *spatial, C], 0 to 3 spatial axes.
       w: [*spatial, C / groups, K], dtype of x.
-      bias: [K] in a floating dtype, or None. It is cast to the result's dtype, as
-        Flax casts parameters of f32; its gradient has its own.
+      bias: [K] in a floating dtype, or None. It is cast to the dtype of the result, as
+        Flax casts f32 parameters. Its gradient has the dtype of the bias.
       activation: None, "identity", "relu", "relu6", "leaky_relu", "elu",
-        "sigmoid", "tanh", "gelu" (tanh approximation), "gelu_exact" or "silu";
-        each is the function of that name in `jax.nn`. The derivative at a kink
+        "sigmoid", "tanh", "gelu" (tanh approximation), "gelu_exact" or "silu".
+        Each is the function of that name in `jax.nn`. The derivative at a kink
         is 0 (1 for leaky_relu, as in `jax.nn`). A Python function is applied to
         the result, outside the kernel.
-      residual: an array like the result, or None.
-      scale: [K], or None: a frozen or folded normalisation; cast as the bias is.
+      residual: an array with the shape and dtype of the result, or None.
+      scale: [K], or None: a frozen or folded normalization. It is cast like the bias.
       strides, padding, input_dilation, dilation, groups, dimension_numbers,
         precision, preferred_element_type, algorithm, workspace_limit: as in `conv`.
       out_sharding: as in `jax.lax.conv_general_dilated`.
@@ -77,8 +78,8 @@ def conv_bias_act(
     Raises:
       ValueError: unknown activation; bias or scale that are not [K], a residual of
         another shape than the result.
-      TypeError: one of them that is no array, a residual of another dtype than the
-        result, a bias or scale that is not of floating numbers; an activation that is
+      TypeError: one of them that is not an array; a residual of another dtype than
+        the result; a bias or scale that is not floating; an activation that is
         neither a name nor a function.
       TypeError, ValueError: as `conv_general_dilated`.
     """

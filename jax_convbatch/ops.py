@@ -7,12 +7,12 @@
     act_bias_grad  dz and db from dy, for y = act(z) with z = conv(x, w) + bias
 
 `conv` and `conv_bias_act` have every derivative already. Write a rule with
-`jax.custom_vjp` where you want another derivative than theirs, or keep other arrays for
-the backward pass than they do. All five can be differentiated again in every mode, and
-work under `jit`, `vmap` and in sharded programs.
+`jax.custom_vjp` for a different derivative, or to keep different arrays for the
+backward pass. All five can be differentiated again in every mode, and work under `jit`,
+`vmap` and in sharded programs.
 
-All operands of a call have one dtype, which is the result's; nothing is cast for you.
-Sums are formed in f32 (f64 for f64), in an order that is fixed.
+All operands of a call have one dtype, and so has the result. Nothing is cast for you.
+Sums are formed in f32 (f64 for f64), in a fixed order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fprop(
     workspace_limit: int | None = None,
     out_sharding: Sharding = None,
 ) -> jax.Array:
-    """The convolution y = conv(x, w), as `conv` has it.
+    """The convolution y = conv(x, w).
 
         y = ops.fprop(x, w, strides=2)
 
@@ -68,7 +68,7 @@ def fprop(
         int or a (low, high) pair.
       strides, input_dilation, dilation, groups, dimension_numbers, precision,
         algorithm, workspace_limit: as in `conv`. Give all three operations of a
-        layer the same.
+        layer the same values.
       out_sharding: as in `jax.lax.conv_general_dilated`.
 
     Returns:
@@ -125,7 +125,8 @@ def dgrad(
     Args:
       dy: [N, *output, K], the shape of y.
       w: [*spatial, C / groups, K], dtype of dy.
-      x_shape: of x. With strides, several sizes of x have results of one size.
+      x_shape: the shape of x, which dy does not determine: with strides, several sizes
+        of x have results of one size.
       strides, padding, input_dilation, dilation, groups, dimension_numbers,
         precision, algorithm, workspace_limit: those of `fprop`.
       out_sharding: of dx, under a mesh with explicit axes.
@@ -134,8 +135,8 @@ def dgrad(
       An array of shape `x_shape`, dtype of dy.
 
     Raises:
-      ValueError: dy that is not shaped like y; otherwise as `fprop`.
-      TypeError: dy and w of two dtypes; otherwise as `fprop`.
+      ValueError: dy does not have the shape of y; otherwise as `fprop`.
+      TypeError: dy and w have different dtypes; otherwise as `fprop`.
     """
     dy, w = operand(dy), operand(w)
     check_arrays(dy=dy, w=w)
@@ -180,7 +181,7 @@ def wgrad(
     Args:
       x: [N, *spatial, C].
       dy: [N, *output, K], the shape of y; dtype of x.
-      w_shape: of w, [*spatial, C / groups, K].
+      w_shape: the shape of w, [*spatial, C / groups, K].
       strides, padding, input_dilation, dilation, groups, dimension_numbers,
         precision, algorithm, workspace_limit: those of `fprop`.
       out_sharding: of dw, under a mesh with explicit axes.
@@ -189,8 +190,8 @@ def wgrad(
       An array of shape `w_shape`, dtype of x.
 
     Raises:
-      ValueError: dy that is not shaped like y; otherwise as `fprop`.
-      TypeError: x and dy of two dtypes; otherwise as `fprop`.
+      ValueError: dy does not have the shape of y; otherwise as `fprop`.
+      TypeError: x and dy have different dtypes; otherwise as `fprop`.
     """
     x, dy = operand(x), operand(dy)
     check_arrays(x=x, dy=dy)
@@ -214,20 +215,20 @@ def wgrad(
 def bias_grad(
     dy: ArrayLike, *, channel_axis: int = -1, out_sharding: Sharding = None
 ) -> jax.Array:
-    """db[K], the sum of dy over every axis but the channels'.
+    """db [K], the sum of dy over all axes except the channel axis.
 
         db = ops.bias_grad(dy)
 
     Args:
       dy: an array with K channels, such as [N, *output, K].
-      channel_axis: where the channels are.
+      channel_axis: the axis of the channels.
       out_sharding: of db, under a mesh with explicit axes.
 
     Returns:
       [K], dtype of dy.
 
     Raises:
-      ValueError: dy without such an axis. TypeError: dy that is no array.
+      ValueError: dy has no such axis. TypeError: dy is not an array.
     """
     dy = operand(dy)
     check_arrays(dy=dy)
@@ -244,26 +245,27 @@ def act_bias_grad(
     channel_axis: int = -1,
     bias_sharding: Sharding = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """dz = act'(z) dy, and db, the sum of dz; dy and `saved` are read once.
+    """dz = act'(z) dy, and db, the sum of dz, from one pass over dy and `saved`.
 
         y = conv_bias_act(x, w, b, activation="relu")
         dz, db = ops.act_bias_grad("relu", y, dy)
 
     Args:
-      activation: a name that `conv_bias_act` takes; None and "identity" for none.
-      saved: shape and dtype of dy. For relu, relu6, leaky_relu, elu, sigmoid and tanh
-        the layer's result y; for gelu, gelu_exact and silu its pre-activation z.
+      activation: the name of an activation of `conv_bias_act`; None or "identity" for
+        none.
+      saved: shape and dtype of dy. For relu, relu6, leaky_relu, elu, sigmoid and tanh,
+        the layer's result y. For gelu, gelu_exact and silu, its pre-activation z.
         Without an activation it is not read, and may be None.
       dy: y's cotangent, such as [N, *output, K].
-      channel_axis: where the channels are.
+      channel_axis: the axis of the channels.
       bias_sharding: of db, under a mesh with explicit axes.
 
     Returns:
-      dz, shape and dtype of dy, and db [K] in dy's dtype.
+      dz, with the shape and dtype of dy, and db [K], with the dtype of dy.
 
     Raises:
-      ValueError: unknown activation; `saved` of another shape; no such axis.
-      TypeError: what is no array; two dtypes; a function in the place of a name.
+      ValueError: unknown activation; `saved` has another shape; no such axis.
+      TypeError: not an array; different dtypes; a function instead of a name.
     """
     if callable(activation):
         raise TypeError(

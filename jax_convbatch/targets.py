@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
-import importlib
 import importlib.util
 import os
 import re
@@ -313,13 +312,10 @@ def _load(platform: str) -> _Native:
 
 def _why_not_built(platform: str) -> str:
     if _build is None:
-        advice = "install them with `pip install`"
-        if any(os.path.exists(f"{p}/jax_convbatch/_build.py") for p in sys.path):
-            advice = "run Python in another folder, as this one hides the installation"
-        return (
-            f"the {platform} module is not built: {os.path.dirname(__file__)} holds "
-            f"sources only; {advice}"
-        )
+        at, built = os.path.dirname(__file__), "jax_convbatch/_build.py"
+        hidden = any(os.path.exists(os.path.join(path, built)) for path in sys.path)
+        advice = "run Python in another folder" if hidden else "install: `pip install`"
+        return f"the {platform} module is not built: {at} holds sources only; {advice}"
     reason = f" ({_build.CUDA_REASON})" if platform == "cuda" else ""
     return f"the {platform} module is not built{reason}"
 

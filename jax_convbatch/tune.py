@@ -82,38 +82,38 @@ class Problem:
 def tune(
     fn: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: Any
 ) -> Tuned:
-    """Measures every convolution of `fn(*args, **kwargs)`; keeps what is fastest.
+    """Times every convolution of `fn(*args, **kwargs)` and keeps the fastest engines.
 
-    The function is traced, not run; its convolutions run on random numbers, on
-    JAX's default device. From then on, `algorithm="auto"` takes what was fastest for
-    these shapes, in this process and in later ones on this device: it is kept in
-    `DEVICE.json` in the folder `$JAX_CONVBATCH_TUNE_DIR`, by default
-    `$XDG_CACHE_HOME/jax_convbatch` or `~/.cache/jax_convbatch`. What was compiled
-    before keeps its choices (`jax.clear_caches()`).
+    The function is traced, not run. Its convolutions run on random numbers, on JAX's
+    default device. From then on, `algorithm="auto"` takes the fastest engine for these
+    shapes, in this process and in later ones on this device. Functions that are
+    compiled already keep their engines until `jax.clear_caches()`.
 
-    Each choice is kept as soon as it is made: of a call that is interrupted, what was
-    measured until then stays.
+    The choices are in `DEVICE.json` in the folder `$JAX_CONVBATCH_TUNE_DIR`, by default
+    `$XDG_CACHE_HOME/jax_convbatch` or `~/.cache/jax_convbatch`. Each choice is saved
+    when it is made, so an interrupted call keeps what it has measured. Delete the file
+    to undo tuning.
 
-    The engine of fprop and dgrad is kept for every batch size together, so that a
-    sample's bits do not depend on its batch; tuning another batch size may change it
-    for all. Another choice may have other bits: results are the same in every
-    run until `tune` is called again or the file is removed.
+    The engine of fprop and dgrad is kept for all batch sizes together, so that a
+    sample's bits do not depend on its batch. Tuning another batch size may change it
+    for all of them. A new choice may change the bits of results. They are then the same
+    in every run, until `tune` is called again or the file is deleted.
 
-    Sizes are those of the whole batch: for a sharded function, tune one of a
-    device's part. Convolutions whose engine is asked for by name are left out.
+    Sizes are those of the whole batch. For a sharded function, tune a function of one
+    device's part. Convolutions whose engine is named are left out.
 
     Args:
-      fn: a function of arrays that can be traced; gradients show when they are
-        asked for, `tune(jax.grad(loss), params, batch)`.
+      fn: a function of arrays that can be traced. To tune gradients, pass a function
+        that computes them: `tune(jax.grad(loss), params, batch)`.
       *args, **kwargs: as in `explain`.
-      progress: whether to show on stderr how far it is: a bar on terminals, a line for
-        each convolution elsewhere.
+      progress: whether to show progress on stderr: a bar on terminals, a line for each
+        convolution elsewhere.
 
     Returns:
-      A tuple of rows that prints as a table, with the file as `path`.
+      A tuple of rows that prints as a table. Its `path` is the file.
 
     Raises:
-      OSError: the file cannot be written; found out before anything is measured.
+      OSError: the file cannot be written. This is checked before the first measurement.
     """
     platform = targets.default_platform()
     device = targets.device_name(platform)

@@ -16,13 +16,13 @@ BAR = 24  # characters
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for one convolution.
+    """What `tune` found for one convolution.
 
     Attributes:
       op, geometry, dtype: as in `explain`.
       engine, config: the fastest.
-      microseconds: its time.
-      default_microseconds: of what would run if nothing had been measured.
+      microseconds: the time of the fastest.
+      default_microseconds: the time of what would run without tuning.
     """
 
     op: str
@@ -43,7 +43,7 @@ class Row:
 
 
 class Tuned(tuple[Row, ...]):
-    """A tuple of rows that prints as a table; `path` is the file they are kept in."""
+    """A tuple of rows that prints as a table; `path` is the file that keeps them."""
 
     path: Path | None = None
 

@@ -15,13 +15,13 @@ from jax_convbatch.types import Activation, Ints
 
 
 class Conv(nn.Conv):
-    """`flax.linen.Conv`, then an activation, by `jax_convbatch.conv_bias_act`.
+    """`flax.linen.Conv` and an activation, in one call of `conv_bias_act`.
 
-    Attributes, parameters ("kernel" [*kernel_size, C / groups, K] and "bias"
-    [K]) and values are those of `flax.linen.Conv`, for [*batch, *spatial, C].
-    A function given as `conv_general_dilated` or `conv_general_dilated_cls` is
-    the one that runs; bias and activation are then separate from it, and the
-    last two attributes below have no effect.
+    Attributes, parameters ("kernel" [*kernel_size, C / groups, K] and "bias" [K]) and
+    values are those of `flax.linen.Conv`, for inputs [*batch, *spatial, C]. If
+    `conv_general_dilated` or `conv_general_dilated_cls` is given, that function runs.
+    Bias and activation then follow it separately, and `algorithm` and
+    `workspace_limit` have no effect.
 
     Attributes:
       activation: None, a name that `jax_convbatch.conv_bias_act` knows, or a
@@ -51,7 +51,7 @@ class Conv(nn.Conv):
 
 
 class ConvTranspose(nn.ConvTranspose):
-    """`flax.linen.ConvTranspose`, then an activation, as `Conv` above.
+    """`flax.linen.ConvTranspose` and an activation, like `Conv` above.
 
     Attributes, parameters and values are those of `flax.linen.ConvTranspose`.
 
@@ -77,19 +77,21 @@ class ConvTranspose(nn.ConvTranspose):
 class ConvBlock(nn.Module):
     """activation(norm(conv(inputs)) + residual), the block of a residual network.
 
-    The norm is `flax.linen.BatchNorm`. With `use_running_average` it is a scale and
-    a bias for each channel, and the block is one call of
-    `jax_convbatch.conv_bias_act`; in training the batch's statistics stand between
-    the convolution and what follows. Submodules are "conv" (`Conv` without bias) and
-    "norm", with the variables of Flax's.
+    The norm is `flax.linen.BatchNorm`. With `use_running_average`, it is a scale and a
+    bias for each channel, and the block is one call of `jax_convbatch.conv_bias_act`.
+    In training, the batch's statistics are computed between the convolution and what
+    follows. Submodules are "conv" (`Conv` without bias) and "norm", with the variables
+    of Flax's layers.
 
     Attributes:
       features, kernel_size, strides, padding: as in `Conv`.
       activation: as in `Conv`.
-      use_running_average, momentum, epsilon, scale_init: of the norm.
-      dtype: to compute in; by default the input's and parameters' common one.
-      conv: the layer used for the convolution: `Conv`, or a `functools.partial` of
-        it. With another one nothing is fused.
+      use_running_average, momentum, epsilon, scale_init: as in
+        `flax.linen.BatchNorm`.
+      dtype: the dtype to compute in; by default the common dtype of inputs and
+        parameters.
+      conv: the layer for the convolution: `Conv`, or a `functools.partial` of it.
+        With any other layer, nothing is fused.
 
     Raises:
       ValueError, TypeError: when called, as `jax_convbatch.conv_bias_act`.
@@ -138,12 +140,12 @@ class ConvBlock(nn.Module):
 class DeformConv(nn.Module):
     """A deformable convolution that predicts its offsets: DCNv1, or v2 with a mask.
 
-    The submodule "offset", a `Conv` of the same geometry that starts at zero,
-    predicts offsets and, where `modulated`, the mask's logits, in this order of its
-    channels; `jax_convbatch.deform_conv` reads there. So the layer starts as an
-    ordinary convolution, with half of its value where modulated (sigmoid(0)).
-    Parameters are "kernel" [R, S, C / groups, K], "bias" [K] and "offset"'s;
-    `params_from_mmcv` of `jax_convbatch.flax` gives them from mmcv's.
+    The submodule "offset" is a `Conv` of the same geometry that starts at zero. Its
+    channels are the offsets, then, if `modulated`, the logits of the mask.
+    `jax_convbatch.deform_conv` reads at these offsets. So the layer starts as an
+    ordinary convolution, with half of its value if `modulated` (sigmoid(0)).
+    Parameters are "kernel" [R, S, C / groups, K], "bias" [K] and those of "offset".
+    `jax_convbatch.flax.params_from_mmcv` converts the parameters of mmcv.
 
     Attributes:
       features: K.

@@ -23,13 +23,12 @@ _ZEROS = nnx.initializers.zeros_init()
 
 
 class Conv(nnx.Conv):
-    """`flax.nnx.Conv`, then an activation, by `jax_convbatch.conv_bias_act`.
+    """`flax.nnx.Conv` and an activation, in one call of `conv_bias_act`.
 
-    Arguments, parameters (`kernel` [*kernel_size, C / groups, K] and `bias` [K])
-    and values are those of `flax.nnx.Conv`, for [*batch, *spatial, C]. Another
-    function given as `conv_general_dilated=` is the one that runs; bias and
-    activation are then separate from it, and `algorithm` and `workspace_limit` have
-    no effect.
+    Arguments, parameters (`kernel` [*kernel_size, C / groups, K] and `bias` [K]) and
+    values are those of `flax.nnx.Conv`, for inputs [*batch, *spatial, C]. If
+    `conv_general_dilated=` is given, that function runs. Bias and activation then
+    follow it separately, and `algorithm` and `workspace_limit` have no effect.
 
     Args:
       *args, **kwargs: the arguments of `flax.nnx.Conv`.
@@ -72,7 +71,7 @@ class Conv(nnx.Conv):
 
 
 class ConvTranspose(nnx.ConvTranspose):
-    """`flax.nnx.ConvTranspose`, then an activation, as `Conv` above.
+    """`flax.nnx.ConvTranspose` and an activation, like `Conv` above.
 
     Arguments, parameters and values are those of `flax.nnx.ConvTranspose`.
 
@@ -104,18 +103,19 @@ class ConvTranspose(nnx.ConvTranspose):
 class ConvBlock(nnx.Module):
     """activation(norm(conv(inputs)) + residual), the block of a residual network.
 
-    As the layer of this name in `jax_convbatch.flax.linen`, with `conv`, a `Conv`
-    without bias, and `norm`, a `flax.nnx.BatchNorm`, as attributes. After `eval()`, or
-    with `use_running_average`, the norm is a scale and a bias for each channel, and the
-    block is one call of `jax_convbatch.conv_bias_act`.
+    It is the layer of this name in `jax_convbatch.flax.linen`. Its attributes are
+    `conv`, a `Conv` without bias, and `norm`, a `flax.nnx.BatchNorm`. After `eval()`,
+    or with `use_running_average`, the norm is a scale and a bias for each channel, and
+    the block is one call of `jax_convbatch.conv_bias_act`.
 
     Args:
       in_features, out_features: C and K.
       kernel_size, strides, padding, activation: as in `Conv`.
-      use_running_average, momentum, epsilon, scale_init: of the norm.
-      dtype: to compute in; by default the input's and parameters' common one.
-      conv: the layer used for the convolution: `Conv`, or a `functools.partial` of
-        it. With another one nothing is fused.
+      use_running_average, momentum, epsilon, scale_init: as in `flax.nnx.BatchNorm`.
+      dtype: the dtype to compute in; by default the common dtype of inputs and
+        parameters.
+      conv: the layer for the convolution: `Conv`, or a `functools.partial` of it.
+        With any other layer, nothing is fused.
       rngs: `nnx.Rngs` for the parameters.
 
     Raises:
@@ -202,13 +202,13 @@ def _normalized(norm: nnx.BatchNorm, x):
 class DeformConv(nnx.Module):
     """A deformable convolution that predicts its offsets: DCNv1, or v2 with a mask.
 
-    As the layer of this name in `jax_convbatch.flax.linen`, with `kernel`, `bias` and
-    `offset`, a `Conv`, as attributes.
+    It is the layer of this name in `jax_convbatch.flax.linen`. Its attributes are
+    `kernel`, `bias` and `offset`, a `Conv`.
 
     Args:
       in_features, out_features: C and K.
       rngs: `nnx.Rngs` for the parameters.
-      Others: as the linen layer's attributes.
+      Others: as the attributes of the linen layer.
 
     Raises:
       ValueError: groups that do not divide C, an unknown activation.
