@@ -142,7 +142,7 @@ def _wanted(problem: Problem) -> padded.Wanted:
     """
     g, itemsize = problem.geometry, problem.dtype.itemsize
     tensor_cores = itemsize == 2 or (itemsize == 4 and problem.precision == 0)
-    many = min(g.C, g.K) >= 16
+    many = g.groups == 1 and min(g.C, g.K) >= 16
     depthwise = g.C == g.groups > 1
     deep = problem.op == "fprop" and depth.is_deep(g)
     multiple = 16 // itemsize if tensor_cores and many else 1

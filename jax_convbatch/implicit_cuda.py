@@ -11,12 +11,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from jax_convbatch import depth, dual, multipliers, targets, tf32x3, wide_groups
+from jax_convbatch import (
+    depth,
+    dual,
+    multipliers,
+    padded,
+    targets,
+    tf32x3,
+    wide_groups,
+)
 from jax_convbatch.geometry import ConvGeometry
 from jax_convbatch.planners import Plan, Problem, Unable, largest_slice, sliced_limit
 
 DTYPES = ("bfloat16", "float16", "float32")
 WITHOUT_GPU = "this without a GPU to plan for"
+QUADS = padded.Wanted(multiple=4, even=False)
 _HIGH, _HIGHEST = 1, 2  # of jax.lax.Precision
 
 
@@ -44,6 +53,8 @@ def planned(problem: Problem) -> Plan:
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
     if isinstance(native, str):
+        if (copies := _whole_quads(problem)) is not None:
+            return _padded(problem, copies)
         if dtype == "float32" and (one := multipliers.geometry(g)):
             return _multiplier(problem, one)
         raise Unable(native if sees_gpu() else WITHOUT_GPU)
@@ -125,6 +136,37 @@ def _wide_groups(one: Problem) -> Plan:
         by_name_only=plan.by_name_only,
         epilogue=False,
         group=plan,
+    )
+
+
+def _whole_quads(problem: Problem) -> ConvGeometry | None:
+    """f32 groups of a few channels, with zeros beside them: kernels of those load four
+    channels at once. None where they do not take it, or depthwise ones take less.
+    """
+    g, few = problem.geometry, 8
+    if problem.dtype.itemsize != 4 or g.groups == 1:
+        return None
+    if g.groups == g.C and few * g.groups > g.K:
+        return None
+    copies = padded.geometry(g, QUADS)
+    if copies is None or copies != g._replace(C=copies.C, K=copies.K):
+        return None
+    native = native_plans(replace(problem, geometry=copies))
+    return None if isinstance(native, str) or not native[0]["preferred"] else copies
+
+
+def _padded(problem: Problem, copies: ConvGeometry) -> Plan:
+    plan = planned(replace(problem, geometry=copies))
+    extra = padded.copy_bytes(problem.geometry, copies, problem.dtype.itemsize)
+    size = plan.workspace_bytes + extra
+    problem.check_workspace(size, "padded copies")
+    return replace(
+        plan,
+        reason=f"{plan.reason}, of padded copies",
+        workspace_bytes=size,
+        epilogue=False,
+        padded=plan,
+        copies=QUADS,
     )
 
 

@@ -1,9 +1,9 @@
-"""A convolution of padded copies, for libraries that want it simple.
+"""A convolution of padded copies, for kernels that want it simple.
 
 Where padding is negative, or zeros stand between inputs beside a stride, `jax.lax.pad`
 makes a copy of x that needs none of that; dx is what it reads of the copy's gradient.
-So it does with uneven padding and with numbers of channels that the library's fast
-kernels do not take.
+So it does with uneven padding and with numbers of channels that the fast kernels do not
+take.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Axis(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a library has fast kernels for.
+    """What there are fast kernels for.
 
     Attributes:
-      multiple: C and K are to be multiples of it, where there is one group.
+      multiple: the channels of a group of x, and of y, are to be multiples of it.
       even: the sides of an axis are to be padded alike.
     """
 
@@ -75,8 +75,8 @@ def geometry(g: ConvGeometry, wanted: Wanted) -> ConvGeometry | None:
     fields: dict[str, Any] = {
         name: axis.size for name, axis in zip("DHW", found, strict=True)
     }
-    if g.groups == 1:
-        fields |= {name: -(-getattr(g, name) // multiple) * multiple for name in "CK"}
+    each = g.groups * multiple
+    fields |= {name: -(-getattr(g, name) // each) * each for name in "CK"}
     pad: Any = tuple(axis.pad for axis in found)
     other = g._replace(**fields, pad=pad, input_dilation=(1, 1, 1))
     return None if other == g else other
@@ -94,12 +94,15 @@ def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
     """The result of `op` by the plan of the copies' convolution, `chosen.padded`."""
     g = params.geometry
     other = replace(params, geometry=geometry(g, chosen.copies))
-    more = {name: getattr(other.geometry, name) - getattr(g, name) for name in "CK"}
+    more = {
+        name: (getattr(other.geometry, name) - getattr(g, name)) // g.groups
+        for name in "CK"
+    }
 
     def config(role: str) -> list[tuple[int, int, int]]:
         found = [(0, 0, 0)] * len(params.shape(role))
-        for letter in set(geo.LETTERS[role]) & {*more}:
-            found[params.axis(role, letter)] = (0, more[letter], 0)
+        if role == "w":  # it has the input channels of one group
+            found[params.axis(role, "C")] = (0, more["C"], 0)
         spatial = geo.spec_of(role, params.dimension_numbers)[2:]
         if role == "x":
             own = axes(g, chosen.copies.even)[3 - len(spatial) :]
@@ -108,12 +111,25 @@ def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
         return found
 
     def padded(a, role: str):
-        zeros = config(role)
-        if not any(any(each) for each in zeros):
-            return a
-        return jax.lax.pad(a, jnp.zeros((), a.dtype), zeros)
+        letter = "C" if role == "x" else "K"
+        return _padded(
+            a, config(role), params.axis(role, letter), g.groups, more[letter]
+        )
 
     copies = [padded(a, role) for role, a in zip(op.operands, operands, strict=True)]
     out = native_call(op, chosen.padded, *copies, other, out_dtype)
     own = jax.ShapeDtypeStruct(params.shape(op.result), out.dtype)
     return jax.linear_transpose(lambda a: padded(a, op.result), own)(out)[0]
+
+
+def _padded(a, config, axis: int, groups: int, more: int) -> jax.Array:
+    """`a` with what `config` says, and `more` zeros beside each group of an axis."""
+    if not more and not any(map(any, config)):
+        return a
+    shape = a.shape
+    each = shape[axis] // groups
+    a = a.reshape(*shape[:axis], groups, each, *shape[axis + 1 :])
+    zeros = [*config[:axis], (0, 0, 0), (0, more, 0), *config[axis + 1 :]]
+    a = jax.lax.pad(a, jnp.zeros((), a.dtype), zeros)
+    wide = a.shape
+    return a.reshape(*wide[:axis], groups * (each + more), *wide[axis + 2 :])

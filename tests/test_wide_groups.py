@@ -34,8 +34,12 @@ CASES = {
 }
 
 
-def assert_same_sums_by(geometry_of, case):
-    """By calls of the convolution that `geometry_of` makes of a geometry."""
+def assert_same_sums_by(geometry_of, case, parts=lambda plan: {"group": plan}):
+    """By calls of the convolution that `geometry_of` makes of a geometry.
+
+    Args:
+      parts: of a plan that runs its convolution so, what it is made of.
+    """
     x, w, dy = arrays(case, whole, "float32")
     right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
     given = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
@@ -46,7 +50,7 @@ def assert_same_sums_by(geometry_of, case):
         call = functools.partial(
             primitives.native_call,
             op,
-            Plan("implicit_gemm", "", group=group),
+            Plan("implicit_gemm", "", **parts(group)),
             params=params,
             out_dtype=np.dtype("float32"),
         )
