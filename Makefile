@@ -12,8 +12,8 @@ INSTALLED := $(VENV)/.installed-$(CUDA)
 LINTERS := $(VENV)/.linters
 SPHINX := $(VENV)/.sphinx
 TOOLKIT := build/cuda-toolkit
-NATIVE := $(wildcard CMakeLists.txt pyproject.toml cmake/* ffi/*.* ffi/*/*.* \
-  ffi/*/*/*)
+NATIVE := $(wildcard CMakeLists.txt pyproject.toml cmake/*) \
+  $(shell find ffi -type f)
 CXX_FILES := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
 COMMA := ,
 EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)

@@ -223,7 +223,7 @@ def _cost_cpu(problem: Problem):
 
 
 def _cost_cuda(problem: Problem):
-    """The same for ffi/cuda/deform.cc."""
+    """The same for ffi/cuda/handlers/deform.cc."""
     op, wanted, g, groups, dtype, *_ = problem
     accumulator = max(dtype.itemsize, 4)
     columns = g.output_pixels * g.R * g.S * g.C

@@ -1,4 +1,4 @@
-"""f32 groups of four channels and more on CUDA, see `ffi/cuda/direct/quads.h`."""
+"""f32 groups of four channels and more on CUDA, see `ffi/cuda/sm80/direct/quads.h`."""
 
 import oracle
 import pytest

@@ -4,8 +4,8 @@
 //
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Iffi
 //     -I"$(python -c 'import jax; print(jax.ffi.include_dir())')"
-//     -o deform_dx benchmarks/native/deform_dx.cu ffi/cuda/sampling_scatter.cu
-//     ffi/cuda/conv_gemms.cc ffi/cuda/cublas.cc -lcublasLt && ./deform_dx
+//     -o deform_dx benchmarks/native/deform_dx.cu ffi/cuda/deform/sampling_scatter.cu
+//     ffi/cuda/cublas/conv_gemms.cc ffi/cuda/cublas/cublas.cc -lcublasLt && ./deform_dx
 //
 // f32, 3x3 filters, offsets of one pixel's deviation. Microseconds of a launch,
 // many in flight.
@@ -18,7 +18,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/sampling.h"
+#include "cuda/deform/sampling.h"
 
 namespace {
 

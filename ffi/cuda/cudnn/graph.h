@@ -9,7 +9,7 @@
 
 #include "activation.h"
 #include "conv_geometry.h"
-#include "cuda/conv_call.h"
+#include "cuda/common/conv_call.h"
 #include "cuda/cudnn/frontend.h"
 
 namespace jax_convbatch::cudnn {

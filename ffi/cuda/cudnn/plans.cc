@@ -5,9 +5,9 @@
 #include <optional>
 #include <stdexcept>
 
+#include "cuda/common/memo.h"
 #include "cuda/cudnn/config.h"
 #include "cuda/cudnn/library.h"
-#include "cuda/memo.h"
 #include "ffi_checks.h"
 
 namespace jax_convbatch::cudnn {

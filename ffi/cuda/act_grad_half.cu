@@ -1,8 +1,0 @@
-#include "cuda/act_grad.cuh"
-
-namespace jax_convbatch {
-
-template cudaError_t ActGrad<__half>(const ActGradCall&, cudaStream_t);
-template cudaError_t ActGrad<__nv_bfloat16>(const ActGradCall&, cudaStream_t);
-
-}  // namespace jax_convbatch

@@ -1,0 +1,13 @@
+// The limit of shared memory to which kernels are raised that several
+// geometries share: threads may launch them for several at once.
+#ifndef JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_
+#define JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_
+
+namespace jax_convbatch::hopper {
+
+// What a block may have besides what a kernel declares itself.
+inline constexpr int kMostShared = 226 << 10;
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_

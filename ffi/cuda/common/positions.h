@@ -1,0 +1,23 @@
+// Where and with what weights taps read, from the arrays that say it: cells and
+// corners, or offsets and masks.
+#ifndef JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_
+#define JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_
+
+#include <cstdint>
+
+namespace jax_convbatch {
+
+// Entries are [pixels, offset groups, taps]. Either cells and corners, or
+// offset: jax_convbatch/deform_sampling.py says how the former follow.
+struct Positions {
+  const int32_t* cells = nullptr;
+  const void* corners = nullptr;  // 4 weights an entry
+  const void* offset = nullptr;   // (h, w) of an entry
+  const void* mask = nullptr;     // or ones
+  // Whether these have the type of x; or f32.
+  bool narrow_offset = false, narrow_mask = false;
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_

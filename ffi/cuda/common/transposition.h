@@ -1,0 +1,16 @@
+// A matrix of f32 that is to be transposed.
+#ifndef JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_
+#define JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_
+
+namespace jax_convbatch {
+
+// from[rows, columns]; none where `to` is null.
+struct Transposition {
+  const float* from = nullptr;
+  float* to = nullptr;
+  int rows = 0, columns = 0;
+};
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_

@@ -1,0 +1,64 @@
+// The FFI handlers of this folder, as module.cc registers them.
+#ifndef JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_
+#define JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_
+
+#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_convbatch {
+
+// im2col_gemm, and per_sample, which is the same code one sample at a time.
+// Execute: unrolls, multiplies, sums. Initialize: creates what cuBLAS needs.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaWgradExecute);
+
+// Deformable convolution by im2col_gemm, the same stages.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDeformWgradExecute);
+
+// implicit_gemm. Initialize: loads the kernels.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropActInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitFpropActExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
+
+// A layer's backward pass in one kernel.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardExecute);
+
+// The same in several kernels, of which some run at once.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsExecute);
+
+// cudnn. Initialize: builds the plan that is named.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropActInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropActExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnDgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnDgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnWgradInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnWgradExecute);
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaActBgradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaChannelSumsExecute);
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_

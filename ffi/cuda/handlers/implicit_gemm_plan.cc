@@ -1,0 +1,199 @@
+#include "cuda/handlers/implicit_gemm_plan.h"
+
+#include <cstdint>
+
+#include "conv_geometry.h"
+#include "cuda/common/plan_arguments.h"
+#include "cuda/cublas/product_wgrad.h"
+#include "cuda/deform/pointwise_gemms.h"
+#include "cuda/select/configs.h"
+#include "cuda/select/paths.h"
+#include "cuda/sm80/direct/direct.h"
+#include "cuda/sm80/simt/simt.h"
+#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/deform/deform.h"
+#include "cuda/sm90/kernels/fused_backward/relu_grad.h"
+#include "cuda/sm90/problem/layer_backward.h"
+#include "ffi_checks.h"
+
+namespace nb = nanobind;
+
+namespace jax_convbatch {
+namespace {
+
+hopper::Type TypeOf(const std::string& dtype) {
+  if (dtype == "bfloat16") return hopper::Type::kBf16;
+  if (dtype == "float16") return hopper::Type::kF16;
+  if (dtype == "float32") return hopper::Type::kTf32;
+  const std::string message =
+      "dtype must be 'bfloat16', 'float16' or 'float32', and is '" + dtype +
+      "'";
+  throw nb::value_error(message.c_str());
+}
+
+const char* PathName(hopper::Op op, const ConvGeometry& g, hopper::Type type,
+                     hopper::Path path) {
+  constexpr const char* kPaths[] = {"tiles",   "padded tiles", "gathered tiles",
+                                    "strips",  "sweeps",       "small tiles",
+                                    "patches", "one channel"};
+  // Of ordinary loads; RunPath tells its kernels apart in the same way.
+  if (path == hopper::Path::kSmall && hopper::Fold(op, g, type).taps() == 1) {
+    return "narrow products";
+  }
+  return kPaths[static_cast<int>(path)];
+}
+
+nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
+                  const hopper::Plan& plan, int multiprocessors) {
+  const std::string name = hopper::ConfigName(op, plan);
+  nb::dict fields;
+  fields["config"] = name.c_str();
+  fields["path"] = PathName(op, g, type, plan.path);
+  fields["preferred"] = plan.preferred;
+  const bool fprop = op == hopper::Op::kFprop;
+  fields["epilogue"] = fprop && hopper::HasEpilogue(plan, g, type);
+  fields["signs"] = fprop && hopper::HasSigns(plan, g, type);
+  fields["workspace"] = Workspace::Aligned(plan.workspace);
+  fields["blocks"] = plan.blocks;
+  if (fprop && hopper::HasLayerBackward(g, type)) {
+    fields["backward_workspace"] = Workspace::Aligned(
+        hopper::LayerBackwardWorkspace(g, type, multiprocessors));
+  }
+  if (fprop && !hopper::IsDeep(g) &&
+      hopper::TakesParts(g, type, multiprocessors)) {
+    fields["parts_workspace"] =
+        hopper::ReluGradPartials(g.N * g.output_pixels(), g.K) *
+        int64_t{sizeof(float)};
+  }
+  return fields;
+}
+
+// Of the wgrad that cuBLAS does.
+nb::dict ProductPlan(int64_t workspace, int multiprocessors) {
+  nb::dict fields;
+  fields["config"] = kProductConfig;
+  fields["path"] = "product";
+  fields["preferred"] = true;
+  fields["epilogue"] = false;
+  fields["signs"] = false;
+  fields["workspace"] = Workspace::Aligned(workspace);
+  fields["blocks"] = multiprocessors;
+  return fields;
+}
+
+// Of convolutions of several groups.
+nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
+                     int multiprocessors, bool hopper) {
+  const auto direct_type = type == hopper::Type::kBf16  ? direct::Type::kBf16
+                           : type == hopper::Type::kF16 ? direct::Type::kF16
+                                                        : direct::Type::kF32;
+  const auto plan =
+      direct::MakePlan(op, g, direct_type, multiprocessors, hopper);
+  nb::list plans;
+  if (!plan) return plans;
+  const std::string name = direct::PlanName(op, *plan);
+  nb::dict fields;
+  fields["config"] = name.c_str();
+  fields["path"] = plan->copies   ? "copied tiles"
+                   : plan->planes ? "planes"
+                                  : "direct tiles";
+  fields["preferred"] = plan->preferred;
+  fields["epilogue"] = false;
+  fields["signs"] = false;
+  fields["workspace"] = Workspace::Aligned(plan->workspace);
+  fields["blocks"] = plan->blocks();
+  plans.append(fields);
+  return plans;
+}
+
+// Of f32 as it is.
+nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
+                   bool hopper) {
+  nb::list plans;
+  for (const simt::Plan& plan : simt::Plans(op, g, multiprocessors, hopper)) {
+    const std::string name = simt::PlanName(plan);
+    nb::dict fields;
+    fields["config"] = name.c_str();
+    fields["path"] =
+        plan.six ? "true f32 by six products, tiles" : "true f32 tiles";
+    fields["six"] = plan.six;
+    fields["preferred"] = plan.preferred;
+    fields["epilogue"] = false;
+    fields["signs"] = false;
+    fields["workspace"] = Workspace::Aligned(plan.workspace);
+    fields["blocks"] = plan.blocks;
+    plans.append(fields);
+  }
+  return plans;
+}
+
+void CheckPositive(const std::string& name, int64_t value) {
+  if (value > 0) return;
+  const std::string message =
+      name + " must be positive, and is " + std::to_string(value);
+  throw nb::value_error(message.c_str());
+}
+
+}  // namespace
+
+nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
+                           int multiprocessors, bool hopper, bool exact) {
+  CheckPositive("multiprocessors", multiprocessors);
+  const ConvGeometry g = GeometryOf(geometry);
+  const hopper::Type type = TypeOf(dtype.c_str());
+  const bool of_groups = hopper && !(exact && type == hopper::Type::kTf32) &&
+                         hopper::TakesGroups(OpOf<hopper::Op>(op.c_str()), g,
+                                             type, multiprocessors);
+  if (g.groups > 1 && !of_groups) {
+    return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
+                       hopper);
+  }
+  if (exact && type == hopper::Type::kTf32) {
+    return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors, hopper);
+  }
+  const auto operation = OpOf<hopper::Op>(op.c_str());
+  nb::list plans;
+  if (operation == hopper::Op::kWgrad) {
+    if (const auto product = PlanProductWgrad(g, type, multiprocessors)) {
+      plans.append(ProductPlan(product->workspace, multiprocessors));
+      return plans;
+    }
+  }
+  for (const hopper::Plan& plan :
+       hopper::Configs(operation, g, type, multiprocessors)) {
+    plans.append(FieldsOf(operation, g, type, plan, multiprocessors));
+  }
+  return plans;
+}
+
+nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,
+                                  int64_t offset_groups, int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  CheckPositive("offset_groups", offset_groups);
+  const auto plan =
+      hopper::PlanDeformFprop(GeometryOf(geometry), TypeOf(dtype.c_str()),
+                              offset_groups, multiprocessors);
+  if (!plan) return nb::none();
+  nb::dict fields;
+  fields["tile_n"] = plan->tile_n;
+  fields["split"] = plan->split;
+  fields["blocks"] = plan->blocks;
+  return fields;
+}
+
+nb::object ImplicitGemmColumnPlan(nb::str op, nb::dict geometry, nb::str dtype,
+                                  int64_t slice, int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  CheckPositive("slice", slice);
+  const auto plans =
+      PlanPointwise(OpOf<Operation>(op.c_str()), GeometryOf(geometry),
+                    TypeOf(dtype.c_str()), slice, multiprocessors);
+  if (!plans) return nb::none();
+  nb::dict fields;
+  fields["workspace"] = Workspace::Aligned(plans->workspace);
+  fields["adds_bias"] = plans->adds_bias;
+  fields["transposes"] = plans->transposes;
+  return fields;
+}
+
+}  // namespace jax_convbatch

@@ -1,0 +1,45 @@
+// The engine implicit_gemm's plans, for Python.
+#ifndef JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_
+#define JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+
+namespace jax_convbatch {
+
+// Every way to run an operation, the one to take where nothing was measured
+// first; empty where the engine does not support it. `geometry` is what
+// jax_convbatch/geometry.py passes to the handlers, `dtype` "bfloat16",
+// "float16" or "float32" (multiplied as TF32 where there is one group and it is
+// not to be `exact`). Each is
+// a dict: config (its name, see configs.h), path ("tiles", "gathered
+// tiles" or "strips": see conv.h; "direct tiles",
+// "copied tiles" or "planes" of several groups; "true f32 tiles", also "true
+// f32 by six products, tiles"),
+// preferred (whether it beats columns), workspace (bytes), blocks (thread
+// blocks). `hopper`: of several groups; of one it is taken for granted.
+nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
+                                 nanobind::str dtype, int multiprocessors,
+                                 bool hopper, bool exact);
+
+// How fprop of a deformable convolution runs, or None: a dict of tile_n,
+// split and blocks, see deform.h.
+nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,
+                                        nanobind::str dtype,
+                                        int64_t offset_groups,
+                                        int multiprocessors);
+
+// How the products of sampled columns run in slices of so many samples, or None
+// where cuBLAS should multiply: a dict of workspace (bytes), adds_bias (whether
+// fprop does) and transposes, see pointwise_gemms.h. `geometry` is that of
+// the convolution.
+nanobind::object ImplicitGemmColumnPlan(nanobind::str op,
+                                        nanobind::dict geometry,
+                                        nanobind::str dtype, int64_t slice,
+                                        int multiprocessors);
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_

@@ -1,0 +1,125 @@
+// The Python module _cuda: the FFI handlers by target name.
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "cuda/handlers/cudnn_plan.h"
+#include "cuda/handlers/handlers.h"
+#include "cuda/handlers/implicit_gemm_plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace jax_convbatch {
+namespace {
+
+nb::capsule Encapsulate(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict Stages(XLA_FFI_Handler* initialize, XLA_FFI_Handler* execute) {
+  nb::dict stages;
+  stages["initialize"] = Encapsulate(initialize);
+  stages["execute"] = Encapsulate(execute);
+  return stages;
+}
+
+nb::dict Targets() {
+  nb::dict targets;
+  auto add = [&](const std::string& engine, const char* operation,
+                 nb::dict stages) {
+    const std::string name = "jax_convbatch_" + engine + "_" + operation;
+    targets[name.c_str()] = stages;
+  };
+  for (const char* engine : {"im2col_gemm", "per_sample"}) {
+    add(engine, "fprop", Stages(CudaFpropInitialize, CudaFpropExecute));
+    add(engine, "dgrad", Stages(CudaDgradInitialize, CudaDgradExecute));
+    add(engine, "wgrad", Stages(CudaWgradInitialize, CudaWgradExecute));
+  }
+  add("im2col_gemm", "deform_fprop",
+      Stages(CudaDeformFpropInitialize, CudaDeformFpropExecute));
+  add("im2col_gemm", "deform_dgrad",
+      Stages(CudaDeformDgradInitialize, CudaDeformDgradExecute));
+  add("im2col_gemm", "deform_wgrad",
+      Stages(CudaDeformWgradInitialize, CudaDeformWgradExecute));
+  const char* engine = "implicit_gemm";
+  add(engine, "fprop", Stages(ImplicitFpropInitialize, ImplicitFpropExecute));
+  add(engine, "fprop_act",
+      Stages(ImplicitFpropActInitialize, ImplicitFpropActExecute));
+  add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
+  add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
+  add(engine, "deform_fprop",
+      Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
+  add(engine, "layer_backward",
+      Stages(LayerBackwardInitialize, LayerBackwardExecute));
+  add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
+  add("cudnn", "fprop", Stages(CudnnFpropInitialize, CudnnFpropExecute));
+  add("cudnn", "fprop_act",
+      Stages(CudnnFpropActInitialize, CudnnFpropActExecute));
+  add("cudnn", "dgrad", Stages(CudnnDgradInitialize, CudnnDgradExecute));
+  add("cudnn", "wgrad", Stages(CudnnWgradInitialize, CudnnWgradExecute));
+  targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
+  targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
+  targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);
+  targets["jax_convbatch_channel_sums"] = Encapsulate(CudaChannelSumsExecute);
+  return targets;
+}
+
+std::string Version(int major, int minor) {
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+nb::dict BuildInfo() {
+  const std::string cuda =
+      Version(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  const std::string cublas = Version(CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR) + "." +
+                             std::to_string(CUBLAS_VER_PATCH);
+  const std::string ffi = Version(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+  nb::dict info;
+  info["CUDA"] = cuda.c_str();
+  info["cuBLAS"] = cublas.c_str();
+  info["XLA FFI"] = ffi.c_str();
+  return info;
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, m) {
+  m.def("targets", &Targets,
+        "FFI handlers on CUDA: target name -> capsule, or stage -> capsule.");
+  m.def("build_info", &BuildInfo, "The versions this was compiled against.");
+  m.def("implicit_gemm_plans", &ImplicitGemmPlans, "op"_a, "geometry"_a,
+        "dtype"_a, "multiprocessors"_a, "hopper"_a = true, "exact"_a = false,
+        "Every way implicit_gemm can run an operation on a GPU of so many "
+        "multiprocessors,\nthe one that its rule takes first; empty where it "
+        "does not support the geometry\n(float32 is multiplied as TF32 unless "
+        "`exact`). Needs no GPU. Raises ValueError for an unknown\noperation "
+        "or dtype, KeyError "
+        "where the geometry lacks a field.\n`hopper`: whether the GPU is one, "
+        "where there are several groups.");
+  m.def("implicit_gemm_deform_plan", &ImplicitGemmDeformPlan, "geometry"_a,
+        "dtype"_a, "offset_groups"_a, "multiprocessors"_a,
+        "How implicit_gemm runs fprop of a deformable convolution on a GPU of "
+        "so many\nmultiprocessors, or None where it does not support it. As "
+        "implicit_gemm_plans\notherwise.");
+  m.def("implicit_gemm_column_plan", &ImplicitGemmColumnPlan, "op"_a,
+        "geometry"_a, "dtype"_a, "slice"_a, "multiprocessors"_a,
+        "How implicit_gemm multiplies the sampled columns of a deformable "
+        "convolution,\nso many samples at a time, or None where cuBLAS does. "
+        "As implicit_gemm_plans\notherwise.");
+  m.def("load_cudnn", &LoadCudnn, "path"_a,
+        "Loads cuDNN from a file, or by its soname where `path` is empty; the "
+        "first call\ncounts. Why it cannot be used, or an empty string.");
+  m.def("cudnn_version", &CudnnVersion,
+        "Of the library that was loaded; empty without one.");
+  m.def("cudnn_plans", &CudnnPlans, "op"_a, "geometry"_a, "dtype"_a,
+        "out_dtype"_a, "tf32"_a, "layer"_a, "workspace_limit"_a, "most"_a,
+        "Ways to run an operation by cuDNN on the current GPU, its heuristics' "
+        "first, or why\nthere are none. `layer`: the fields of an epilogue, or "
+        "nothing.");
+}
+
+}  // namespace jax_convbatch

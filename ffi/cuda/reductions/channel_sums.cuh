@@ -1,0 +1,143 @@
+// s1[k] = the sum of a[row, k], s2[k] = that of a[row, k] b[row, k], in f32:
+// what a batch's statistics and a norm's gradients are made of. Two launches:
+// each block sums a chunk of rows for a tile of channels, then the chunks' sums
+// are added. Which thread adds what, and in which order, follows from the
+// sizes.
+#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_
+#define JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/common/dtypes.h"
+
+namespace jax_convbatch {
+
+inline constexpr int kChannelThreads = 256;
+inline constexpr int kMaxChannelLanes = 32;  // of a tile, in vectors
+inline constexpr int kFinalColumns = 32, kFinalTeams = 32;
+
+struct ChannelSums {
+  int64_t rows, K, chunk_rows;
+  int columns, lanes, tiles, chunks;  // K / vector = columns
+};
+
+// partials: [chunks, 2, K]. kSame: b is a.
+template <typename T, int kVector, bool kSame>
+__global__ void __launch_bounds__(kChannelThreads)
+    ChannelSumsKernel(const ChannelSums s, const T* __restrict__ a,
+                      const T* __restrict__ b, float* __restrict__ partials) {
+  using Loaded = Vector<T, kVector>;
+  constexpr int kUnroll = kVector == 1 ? 8 : 4;
+  // From the end, which whoever made the matrix wrote last.
+  const int block = gridDim.x - 1 - blockIdx.x;
+  const int chunk = block / s.tiles, tile = block - chunk * s.tiles;
+  const int teams = kChannelThreads / s.lanes;
+  const int team = threadIdx.x / s.lanes;
+  const int lane = threadIdx.x - team * s.lanes;
+  const int column = tile * s.lanes + lane;
+  float sum[kVector] = {}, product[kVector] = {};
+  if (team < teams && column < s.columns) {
+    auto add = [&](const Loaded& u, const Loaded& v) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x = Convert<float>(u.values[i]);
+        sum[i] += x;
+        product[i] += x * (kSame ? x : Convert<float>(v.values[i]));
+      }
+    };
+    const int64_t end = min(s.rows, (chunk + 1) * s.chunk_rows);
+    const int64_t step = int64_t{teams} * s.columns;
+    int64_t row = chunk * s.chunk_rows + team;
+    const Loaded* from = reinterpret_cast<const Loaded*>(a);
+    const Loaded* with = reinterpret_cast<const Loaded*>(b);
+    int64_t at = row * s.columns + column;
+    for (; row + (kUnroll - 1) * teams < end; row += kUnroll * teams) {
+      Loaded u[kUnroll], v[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        u[i] = from[at + i * step];
+        if constexpr (!kSame) v[i] = with[at + i * step];
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) add(u[i], v[i]);
+      at += kUnroll * step;
+    }
+    for (; row < end; row += teams, at += step) {
+      add(from[at], kSame ? from[at] : with[at]);
+    }
+  }
+  // The teams' sums, team by team.
+  __shared__ float shared[2 * kVector][kChannelThreads];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    shared[i][threadIdx.x] = sum[i];
+    shared[kVector + i][threadIdx.x] = product[i];
+  }
+  __syncthreads();
+  const int values = 2 * kVector * s.lanes;
+  for (int t = threadIdx.x; t < values; t += kChannelThreads) {
+    const int i = t / s.lanes, l = t - i * s.lanes;
+    const int c = tile * s.lanes + l;
+    if (c >= s.columns) continue;
+    float total = 0;
+    for (int j = 0; j < teams; ++j) total += shared[i][j * s.lanes + l];
+    const int64_t which = i / kVector;
+    partials[(2 * int64_t{chunk} + which) * s.K + int64_t{c} * kVector +
+             i % kVector] = total;
+  }
+}
+
+// sums: [2, K] as two arrays. A thread adds some chunks of one column.
+__global__ void __launch_bounds__(kFinalColumns* kFinalTeams)
+    AddChannelSums(int64_t K, int chunks, const float* __restrict__ partials,
+                   float* __restrict__ s1, float* __restrict__ s2) {
+  const int lane = threadIdx.x % kFinalColumns;
+  const int team = threadIdx.x / kFinalColumns;
+  const int64_t column = int64_t{blockIdx.x} * kFinalColumns + lane;
+  float sum = 0;
+  if (column < 2 * K) {
+#pragma unroll 8
+    for (int c = team; c < chunks; c += kFinalTeams) {
+      sum += partials[c * 2 * K + column];
+    }
+  }
+  __shared__ float shared[kFinalTeams][kFinalColumns];
+  shared[team][lane] = sum;
+  __syncthreads();
+  if (team > 0 || column >= 2 * K) return;
+  float total = 0;
+#pragma unroll
+  for (int t = 0; t < kFinalTeams; ++t) total += shared[t][lane];
+  (column < K ? s1[column] : s2[column - K]) = total;
+}
+
+template <typename T, int kVector>
+cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t rows, int64_t K,
+                              int64_t chunk_rows, const void* a, const void* b,
+                              void* partials, float* s1, float* s2) {
+  ChannelSums s;
+  s.rows = rows, s.K = K, s.chunk_rows = chunk_rows;
+  s.columns = static_cast<int>(K / kVector);
+  s.lanes = std::min(s.columns, kMaxChannelLanes);
+  s.tiles = (s.columns + s.lanes - 1) / s.lanes;
+  s.chunks = static_cast<int>((rows + chunk_rows - 1) / chunk_rows);
+  const int64_t blocks = int64_t{s.tiles} * s.chunks;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const auto kernel = a == b ? &ChannelSumsKernel<T, kVector, true>
+                             : &ChannelSumsKernel<T, kVector, false>;
+  kernel<<<static_cast<unsigned>(blocks), kChannelThreads, 0, stream>>>(
+      s, static_cast<const T*>(a), static_cast<const T*>(b),
+      static_cast<float*>(partials));
+  const int64_t finals = (2 * K + kFinalColumns - 1) / kFinalColumns;
+  AddChannelSums<<<static_cast<unsigned>(finals), kFinalColumns * kFinalTeams,
+                   0, stream>>>(K, s.chunks, static_cast<float*>(partials), s1,
+                                s2);
+  return cudaGetLastError();
+}
+
+}  // namespace jax_convbatch
+
+#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_

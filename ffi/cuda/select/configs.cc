@@ -1,0 +1,165 @@
+#include "cuda/select/configs.h"
+
+#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/conv/transposed_plan.h"
+#include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
+#include "cuda/sm90/kernels/row_band/window_plan.h"
+#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/group_width.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+struct Tile {
+  int m, n;
+  bool transposed = false;
+};
+
+// Those of bf16 and f16.
+std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
+  std::vector<Tile> tiles = {
+      {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
+  const bool fprop = op == Op::kFprop;
+  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  const Activations in = fprop ? InputOf(g) : OutputOf(g);
+  const Activations out = fprop ? OutputOf(g) : InputOf(g);
+  if (TakesWave(type, in, out, parts)) {
+    for (const int pixels : kWavePixels) {
+      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
+    }
+  }
+  if (parts.size() != 1) return tiles;
+  if (SumsInChunks(in, out, parts[0])) {
+    tiles = {{64, 64}, {64, 128}, {128, 128}};
+    for (const int pixels : kChunkPixels) {
+      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
+    }
+    return tiles;
+  }
+  for (const int pixels : {kWindowPixels, kStripPixels}) {
+    if (TileWindow(g, type, in, out, parts[0], pixels)) {
+      tiles.push_back({pixels, kWindowChannels});
+    }
+  }
+  tiles.insert(tiles.end(),
+               {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
+  if (StoresLines(in, out, parts[0])) {
+    tiles.push_back({kLineTilePixels, kLineTileChannels});
+  }
+  return tiles;
+}
+
+// Those of several groups that Run() in group_conv.cu has kernels for.
+std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
+                             int multiprocessors) {
+  if (IsFewChannels(g)) return {};  // the rule's is the only one
+  std::vector<Tile> tiles = {{64, 64}, {128, 64}, {256, 64}};
+  const bool fprop = op == Op::kFprop;
+  const int64_t channels = fprop ? g.group_K() : g.group_C();
+  if (GroupWidth(g) == kWideGroups && channels % 128 == 0) {
+    tiles.push_back({128, 128});
+  }
+  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  if (parts.size() != 1 || GroupUnits(g) > multiprocessors) {
+    return tiles;
+  }
+  const Activations in = fprop ? InputOf(g) : OutputOf(g);
+  const Activations out = fprop ? OutputOf(g) : InputOf(g);
+  for (const int pixels : {kGroupWindowPixels, kWindowPixels, kStripPixels}) {
+    if (TileGroupWindow(g, type, in, out, parts[0], pixels)) {
+      tiles.push_back({pixels, kWindowChannels});
+    }
+  }
+  return tiles;
+}
+
+// Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
+// for, and the window kernel's.
+std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
+                            int multiprocessors) {
+  if (type != Type::kTf32) {
+    return g.groups > 1 ? GroupTiles(op, g, type, multiprocessors)
+                        : TilesOf16Bits(op, g, type);
+  }
+  std::vector<Tile> tiles;
+  if (IsGroupTf32(g, type)) {
+    for (int blocks = 1; blocks <= 4; ++blocks) {
+      if (TileGroupTf32(g, op == Op::kDgrad, blocks)) {
+        tiles.push_back({64 * blocks, kGroupLine});
+      }
+    }
+    return tiles;
+  }
+  tiles = {{32, 64}, {64, 64}, {256, 64}};
+  const int64_t channels = op == Op::kFprop ? g.group_K() : g.group_C();
+  if (g.groups > 1 && (channels + 63) / 64 % 2 != 0) return tiles;
+  if (op == Op::kDgrad) {
+    tiles.push_back({128, 128});
+  } else {
+    tiles.insert(tiles.end(), {{192, 128}, {256, 128}});
+    if (MayTranspose(g, type)) {
+      tiles.insert(tiles.end(), {{256, 64, true}, {128, 128, true}});
+    }
+  }
+  if (g.groups == 1 && (op == Op::kFprop || g.stride.all(1))) {
+    tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}, {160, 128}});
+    tiles.push_back({op == Op::kFprop ? 224 : 192, 128});
+  }
+  const bool fprop = op == Op::kFprop;
+  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  if (g.groups == 1 && TakesWave(type, InputOf(g), OutputOf(g), parts)) {
+    for (const int pixels : kWaveTf32Pixels) {
+      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace
+
+std::string ConfigName(Op op, const Plan& plan) {
+  std::string name =
+      std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
+  if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
+  if (op == Op::kFprop && IsTransposed(plan)) name += "t";
+  if (plan.cluster > 1) name += "c" + std::to_string(plan.cluster);
+  if (plan.pair != Pair::kNone) name += plan.pair == Pair::kX ? "px" : "py";
+  return name;
+}
+
+std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
+                          int multiprocessors) {
+  const std::optional<Plan> rule = PlanPath(op, g, type, multiprocessors);
+  if (!rule) return {};
+  std::vector<Plan> plans = {*rule};
+  // Another plan of wgrad would have other bits, and its rule is fitted well.
+  if (op == Op::kWgrad || rule->path != Path::kCopies || IsDeep(g))
+    return plans;
+  const ConvGeometry folded = Fold(op, g, type);
+  for (const Tile& tile : ConvTiles(op, folded, type, multiprocessors)) {
+    if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
+        tile.transposed == IsTransposed(*rule)) {
+      continue;
+    }
+    plans.push_back(*rule);
+    Plan& plan = plans.back();
+    plan.tile_m = tile.m;
+    plan.tile_n = tile.n;
+    plan.workspace = tile.transposed ? TransposedBytes(folded) : 0;
+  }
+  return plans;
+}
+
+std::optional<Plan> FindConfig(Op op, const ConvGeometry& g, Type type,
+                               int multiprocessors, std::string_view name) {
+  const std::optional<Plan> rule = PlanPath(op, g, type, multiprocessors);
+  if (!rule || name.empty() || ConfigName(op, *rule) == name) return rule;
+  for (const Plan& plan : Configs(op, g, type, multiprocessors)) {
+    if (ConfigName(op, plan) == name) return plan;
+  }
+  return std::nullopt;
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,20 @@
+// Which tiles fprop and dgrad of f32 have: in turns or together
+// (conv_tf32_kernel.cuh), or all at once (wave_tf32_kernel.cuh). Host only.
+#ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_
+
+#include <vector>
+
+#include "cuda/sm90/problem/conv_parts.h"
+
+namespace jax_convbatch::hopper {
+
+// Of parts that IsWalkable.
+Plan FpropTf32Tile(const ConvGeometry& g, const PartAxes& part,
+                   int multiprocessors);
+Plan DgradTf32Tile(const ConvGeometry& g, const std::vector<PartAxes>& parts,
+                   int multiprocessors);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_

@@ -1,0 +1,236 @@
+#include "cuda/select/paths.h"
+
+#include <algorithm>
+
+#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/conv/transposed_plan.h"
+#include "cuda/sm90/kernels/cp_async/gather_plan.h"
+#include "cuda/sm90/kernels/few_channels/strip_plan.h"
+#include "cuda/sm90/kernels/few_channels/strip_tf32_plan.h"
+#include "cuda/sm90/kernels/few_channels/strip_tf32_wide_plan.h"
+#include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
+#include "cuda/sm90/kernels/one_channel/one_channel.h"
+#include "cuda/sm90/kernels/padding/pad_plan.h"
+#include "cuda/sm90/kernels/patches/patch_plan.h"
+#include "cuda/sm90/kernels/row_streaming/sweep_plan.h"
+#include "cuda/sm90/kernels/skinny/narrow_plan.h"
+#include "cuda/sm90/kernels/small/small_plan.h"
+#include "cuda/sm90/kernels/small/small_wgrad.h"
+#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/wgrad_tiling.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// Filters as wide as some of their strides, of channels that fill no box: the
+// pixels of a stride along a row as the channels of one, where the copy engine
+// can take these. It is the same convolution of the same memory, of fewer taps.
+ConvGeometry FoldColumns(const ConvGeometry& g, Type type) {
+  const int64_t step = g.stride.w;
+  const int64_t bytes = g.C * ElementBytes(type);
+  if (step == 1 || g.S % step != 0 || g.W % step != 0 || g.pad.w % step != 0 ||
+      g.filter_dilation.w != 1 || g.groups != 1 || !g.input_dilation.all(1) ||
+      bytes >= 128 || step * bytes % 16 != 0) {
+    return g;
+  }
+  ConvGeometry folded = g;
+  folded.W = g.W / step;
+  folded.S = g.S / step;
+  folded.C = g.C * step;
+  folded.pad.w = g.pad.w / step;
+  folded.stride.w = 1;
+  return folded;
+}
+
+// Whether fprop and dgrad of 32 channels of f32 are faster in tiles of 64, as
+// they are in large images.
+bool PrefersCopies(Op op, const ConvGeometry& g) {
+  return op != Op::kWgrad && g.C == 32 && g.K == 32 && g.P * g.Q >= 4096;
+}
+
+// Whether strips are faster than what fills boxes of 64 channels up with zeros.
+bool PrefersStrips(Op op, const ConvGeometry& g) {
+  if (g.taps() == 1) return false;
+  switch (op) {
+    case Op::kFprop:
+      return g.C <= 16;
+    case Op::kDgrad:
+      return g.K <= 16;
+    default:
+      return std::min(g.C, g.K) <= (g.taps() > 9 ? 16 : 8);
+  }
+}
+
+std::optional<Plan> PlanStrips(Op op, const ConvGeometry& g,
+                               int multiprocessors) {
+  return ByOp(op, PlanStripFprop, PlanStripDgrad, PlanStripWgrad)(
+      g, multiprocessors);
+}
+
+std::optional<Plan> PlanSweeps(Op op, const ConvGeometry& g,
+                               int multiprocessors) {
+  if (op == Op::kWgrad) return std::nullopt;
+  return op == Op::kFprop ? PlanSweepFprop(g, multiprocessors)
+                          : PlanSweepDgrad(g, multiprocessors);
+}
+
+std::optional<Plan> PlanGathers(Op op, const ConvGeometry& g,
+                                int multiprocessors) {
+  return ByOp(op, PlanGatherFprop, PlanGatherDgrad, PlanGatherWgrad)(
+      g, multiprocessors);
+}
+
+cudaError_t RunStrips(Op op, const ConvCall& call, Stage stage,
+                      cudaStream_t stream) {
+  if (call.type != Type::kTf32) {
+    return ByOp(op, StripFprop, StripDgrad, StripWgrad)(call, stage, stream);
+  }
+  if (op == Op::kWgrad) return StripTf32Wgrad(call, stage, stream);
+  return op == Op::kFprop && IsWideStrip(call.g)
+             ? StripWide(call, stage, stream)
+             : StripTf32(call, op == Op::kDgrad, stage, stream);
+}
+
+// Of narrow 1x1 layers, and of few channels of f32.
+cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
+                     cudaStream_t stream) {
+  const auto run = call.g.taps() == 1
+                       ? ByOp(op, NarrowFprop, NarrowDgrad, NarrowWgrad)
+                       : ByOp(op, SmallFprop, SmallDgrad, SmallWgrad);
+  return run(call, stage, stream);
+}
+
+}  // namespace
+
+ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
+  if (IsDeep(g)) return g;
+  // Patches are folded where their pixels are read; dgrad writes them.
+  if (type == Type::kTf32 || !IsPatches(g)) return FoldColumns(g, type);
+  return op == Op::kDgrad ? g : FoldPatches(g, type);
+}
+
+bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
+  if (g.is_pointwise()) return false;
+  ConvGeometry one = g;
+  one.groups = 1;
+  const bool alone =
+      op == Op::kWgrad && IsWgradAlone(g, type) && IsPlain2d(one, type);
+  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !alone) return false;
+  return PlanCopies(op, g, type, multiprocessors).has_value();
+}
+
+std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
+                             int multiprocessors) {
+  if (geometry.groups > 1) {
+    return TakesGroups(op, geometry, type, multiprocessors)
+               ? PlanCopies(op, geometry, type, multiprocessors)
+               : std::nullopt;
+  }
+  if (IsDeep(geometry)) return PlanDeep(op, geometry, type, multiprocessors);
+  const ConvGeometry g = Fold(op, geometry, type);
+  if (type == Type::kTf32 && IsPlain2d(g, type) && !PrefersCopies(op, g)) {
+    const auto plan = ByOp(op, PlanSmallFprop, PlanSmallDgrad, PlanSmallWgrad);
+    if (const auto small = plan(g, multiprocessors)) return small;
+  }
+  if (type == Type::kTf32) {
+    if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
+    const auto strips =
+        op == Op::kWgrad ? PlanStripTf32Wgrad(g, multiprocessors)
+                         : PlanStripTf32(g, op == Op::kDgrad, multiprocessors);
+    if (strips) return strips;
+    if (op == Op::kFprop) {
+      const auto wide = PlanStripWide(g, multiprocessors);
+      if (wide) return wide;
+    }
+  }
+  const auto plan_narrow =
+      ByOp(op, PlanNarrowFprop, PlanNarrowDgrad, PlanNarrowWgrad);
+  if (const auto narrow = plan_narrow(g, type, multiprocessors)) return narrow;
+  const bool gatherable = type != Type::kTf32 && IsGatherable(g);
+  if (gatherable && PrefersStrips(op, g)) {
+    if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
+  }
+  if (const auto copies = PlanCopies(op, g, type, multiprocessors)) {
+    return op == Op::kFprop ? OrTransposed(*copies, g, type, multiprocessors)
+                            : copies;
+  }
+  if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
+    if (const auto patches = PlanPatchDgrad(g, multiprocessors)) return patches;
+    return PlanGathers(op, g, multiprocessors);
+  }
+  if (gatherable) {
+    if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
+    if (const auto sweeps = PlanSweeps(op, g, multiprocessors)) return sweeps;
+  }
+  if (const auto pads = PlanPads(op, g, type, multiprocessors)) return pads;
+  return gatherable ? PlanGathers(op, g, multiprocessors) : std::nullopt;
+}
+
+bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
+  if (g.groups > 1 || IsDeep(g)) return false;
+  switch (plan.path) {
+    case Path::kCopies:
+    case Path::kSmall:
+    case Path::kOneChannel:
+      return true;
+    case Path::kPads:
+      return g.K * ElementBytes(type) % 16 == 0;
+    case Path::kStrips:
+      // As the stems of networks are.
+      return type == Type::kTf32 || (g.K % 8 == 0 && !StripShape(g).odd);
+    default:
+      return false;
+  }
+}
+
+bool HasSigns(const Plan& plan, const ConvGeometry& given, Type type) {
+  const ConvGeometry g = Fold(Op::kFprop, given, type);
+  return (plan.path != Path::kStrips || type == Type::kTf32) && g.K % 8 == 0 &&
+         HasEpilogue(plan, g, type);
+}
+
+cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
+                    Stage stage, cudaStream_t stream) {
+  const ConvGeometry g = Fold(op, given.g, given.type);
+  const Plan plan = op == Op::kFprop && given.epilogue != nullptr
+                        ? NotTransposed(given.plan, g, given.type)
+                        : given.plan;
+  const ConvCall call = {g,
+                         given.type,
+                         plan,
+                         given.lhs,
+                         given.rhs,
+                         given.result,
+                         given.workspace,
+                         given.epilogue};
+  if (op == Op::kFprop && call.epilogue != nullptr &&
+      (!HasEpilogue(call.plan, g, call.type) ||
+       (call.epilogue->signs != nullptr &&
+        !HasSigns(call.plan, given.g, call.type)))) {
+    return cudaErrorInvalidValue;
+  }
+  if (IsDeep(given.g)) return RunDeep(op, call, stage, stream);
+  switch (given.plan.path) {
+    case Path::kCopies:
+      return RunCopies(op, call, stage, stream);
+    case Path::kPads:
+      return RunPads(op, call, multiprocessors, stage, stream);
+    case Path::kStrips:
+      return RunStrips(op, call, stage, stream);
+    case Path::kSmall:
+      return RunSmall(op, call, stage, stream);
+    case Path::kPatches:
+      return PatchDgrad(call, stage, stream);
+    case Path::kOneChannel:
+      return RunOneChannel(op, call, stage, stream);
+    case Path::kSweeps:
+      return op == Op::kFprop ? SweepFprop(call, stage, stream)
+                              : SweepDgrad(call, stage, stream);
+    case Path::kGathers:
+      return ByOp(op, GatherFprop, GatherDgrad, GatherWgrad)(call, stage,
+                                                             stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jax_convbatch::hopper

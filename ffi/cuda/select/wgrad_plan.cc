@@ -1,0 +1,303 @@
+// How wgrad runs.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
+#include "cuda/sm90/kernels/wgrad/wgrad_short.h"
+#include "cuda/sm90/kernels/wgrad/wgrad_short_tiling.h"
+#include "cuda/sm90/problem/conv.h"
+#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/wgrad_tiling.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// The bytes of x that some tap reads: a stride may leap over pixels.
+double BytesRead(const ConvGeometry& g) {
+  return 2.0 * g.x_size() * std::min(1.0, 1.0 * g.R / g.stride.h) *
+         std::min(1.0, 1.0 * g.S / g.stride.w);
+}
+
+// A choice of tiles.
+struct Tiles {
+  int m, n;
+  int64_t units, m_tiles, n_tiles, steps;
+  int64_t rows;                            // of m that are formed
+  double multiplier_cycles, copied_bytes;  // of a step
+  double in_dw = 1;                        // of a tile's sums, those that are
+
+  int64_t count() const { return units * m_tiles * n_tiles; }
+  Sharing sharing(int64_t blocks) const {
+    return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
+  }
+  bool small() const { return m * n <= kSmallTile; }
+  int64_t piece_bytes() const {
+    return static_cast<int64_t>(in_dw * rows * n * sizeof(float));
+  }
+};
+
+// Microseconds on an H200. The constants are fitted to times of 22 layers of
+// ResNet-50 at batches 8 and 256.
+double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
+                    int multiprocessors) {
+  constexpr double kCyclesPerMicrosecond = 1755;
+  constexpr double kPerStep = 42.9, kOneWarpgroup = 46.8;
+  // Bytes a microsecond. Of several groups, fewer tiles share what they copy,
+  // and pieces are few.
+  const double copy_rate = g.groups == 1 ? 11.30e6 : 8.5e6;
+  const double pieces_rate = g.groups == 1 ? 1.36e6 : 2.2e6;
+  const double add_launch = g.groups == 1 ? 0.9 : 2.5;
+  constexpr double kCopiedForBoth = 0.466;
+  constexpr double kMemoryRate = 4.06e6;
+  constexpr double kTwoResident = 1.05;  // times as much
+  constexpr double kAddPiece = 0.000156;
+  constexpr double kExchange = 0.998, kExchangeBlock = 0.0597;
+  constexpr double kAddInTwo = 1.82, kAddInTwoByte = 2.01e-6;
+  constexpr double kAddInTwoMore = 60e-6;
+  constexpr double kWholeByte = 15.3e-6;
+  constexpr double kPair = 0.738;
+  constexpr double kAddHalves = 0.1;
+  constexpr double kHelped = 4;
+  constexpr double kLeftOver = 2, kLeftStep = 0.09;
+  constexpr double kFixed = 2.79;
+  // Steps, copies and memory overlap: the longest counts most.
+  constexpr double kOverlap = 4.1;
+
+  const int64_t count = tiles.count();
+  const Sharing sharing = tiles.sharing(plan.blocks);
+  const bool even = sharing.splits > 0;
+  const HaloHelpers helpers = HaloHelpers::Of(g, Type::kBf16, plan);
+  const HaloRounds rounds = HaloRounds::Of(g, Type::kBf16, plan);
+  const bool pair_x = plan.pair == Pair::kX, pair_dy = plan.pair == Pair::kDy;
+  const int64_t resident = (plan.blocks - 1) / multiprocessors + 1;
+  const double cycles =
+      static_cast<double>(resident) * tiles.multiplier_cycles + kPerStep +
+      kOneWarpgroup * (tiles.m == 64 && tiles.n == 64);
+  const int64_t of_block = helpers.count > 0 ? helpers.own_steps
+                           : rounds.whole > 0
+                               ? rounds.whole / plan.blocks * tiles.steps
+                           : even ? sharing.whole / plan.blocks * tiles.steps +
+                                        (tiles.steps - 1) / sharing.splits + 1
+                                  : (count * tiles.steps - 1) / plan.blocks + 1;
+  const double steps =
+      static_cast<double>(of_block) * cycles / kCyclesPerMicrosecond;
+  const double shared =
+      64.0 * static_cast<double>(pair_x * tiles.rows + pair_dy * tiles.n);
+  const double copies = static_cast<double>(count * tiles.steps) *
+                        (tiles.copied_bytes - (1 - kCopiedForBoth) * shared) /
+                        copy_rate;
+  // Tiles that share pixels find some of them in the L2: most where blocks
+  // start tiles together, or copy for each other.
+  const double again = even ? 0.3 : 0.574;
+  auto read = [&](double bytes, int64_t sharing, bool paired) {
+    if (sharing == 1 || (paired && sharing == 2)) return bytes;
+    return bytes * (1 + again * (paired ? 0.5 : 1));
+  };
+  const double memory = (read(BytesRead(g), tiles.n_tiles, pair_x) +
+                         read(2.0 * g.y_size(), tiles.m_tiles, pair_dy)) /
+                        (kMemoryRate * (resident > 1 ? kTwoResident : 1));
+  const double bytes = static_cast<double>(tiles.piece_bytes());
+  double time =
+      std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
+                   std::pow(memory, kOverlap),
+               1 / kOverlap) +
+      kFixed;
+  if (plan.cluster > 1) {
+    time += tiles.small() ? (kExchange + kExchangeBlock * plan.cluster) *
+                                static_cast<double>(resident)
+                          : kAddInTwo + kAddInTwoByte * bytes;
+    // At the clock that the power limit leaves, 256 x 128 tiles took more.
+    if (tiles.m != kHaloM) time += kAddInTwoMore * std::max(0.0, bytes - 65536);
+  }
+  if (plan.pair != Pair::kNone) time += kPair;
+  if (tiles.m == 64 && tiles.n == 128) time += kAddHalves;
+  if (helpers.count > 0) return time + kHelped + kWholeByte * bytes;
+  if (rounds.left > 0) {
+    const double pixels = static_cast<double>(g.N * g.P * g.Q);
+    time += kLeftOver + kLeftStep * pixels / (64 * rounds.splits());
+  }
+  if (plan.workspace == 0) return time + kWholeByte * bytes;
+  const int64_t split_tiles = count - sharing.whole;
+  const int64_t pieces =
+      even ? split_tiles * sharing.splits / plan.cluster : plan.blocks + count;
+  return time + static_cast<double>(pieces) * bytes / pieces_rate + add_launch +
+         kAddPiece * even * static_cast<double>(pieces) /
+             static_cast<double>(split_tiles);
+}
+
+// Of narrow groups, only what lies on a tile's diagonal.
+double InDw(const ConvGeometry& g) {
+  const int width = IsFew16Bit(g, Type::kBf16) ? kFewWidth : GroupWidth(g);
+  return IsNarrow(width) ? 1.0 * width / kWideGroups : 1;
+}
+
+Tiles TilesOf(const ConvGeometry& g, int m, int n) {
+  // Warpgroups of small tiles wait for copies.
+  constexpr double kInTurns = 0.322, kHalves = 0.4;
+  const WgradTiling tiling(g, Type::kBf16, m, n);
+  const int64_t rows = std::min<int64_t>(m, tiling.filter_blocks * 64);
+  return {m,
+          n,
+          tiling.units,
+          tiling.m_tiles,
+          tiling.n_tiles,
+          tiling.steps,
+          rows,
+          m * n / 32.0 *
+              (m == 64 && n == 128   ? kInTurns
+               : m == 128 && n == 64 ? kHalves
+                                     : 1),
+          static_cast<double>(rows + n) * 128,
+          InDw(g)};
+}
+
+Tiles HaloTiles(const ConvGeometry& g) {
+  constexpr double kPerMultiplication = 278;
+  const HaloTiling tiling(g, Type::kBf16);
+  // Rows of padding are not multiplied: two of three rows at either end.
+  const double multiplied = 1 - 2.0 / 3 *
+                                    static_cast<double>(g.filter_dilation.h) /
+                                    static_cast<double>(g.P);
+  return {kHaloM,
+          kHaloN,
+          1,
+          tiling.channel_blocks,
+          tiling.n_tiles,
+          tiling.steps,
+          kHaloM,
+          tiling.multiplications() * kPerMultiplication * multiplied,
+          0,
+          InDw(g)};
+}
+
+// The plans that a choice of tiles has.
+std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
+                          int multiprocessors) {
+  const int64_t count = tiles.count();
+  const bool small = tiles.small();
+  const bool smallest = tiles.m == 64 && tiles.n == 64;  // two a multiprocessor
+  // Those that Run() in wgrad.cu has kernels for.
+  const bool pairs = g.groups == 1 && (smallest || tiles.n == 128);
+  std::vector<Plan> plans;
+  auto add = [&](int64_t blocks, int cluster, Pair pair) {
+    Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};
+    plan.cluster = cluster;
+    plan.pair = pair;
+    const Sharing sharing = tiles.sharing(blocks);
+    if (count % blocks != 0 && sharing.splits != cluster &&
+        HaloRounds::Of(g, Type::kBf16, plan).whole == 0) {
+      const int64_t pieces = sharing.splits > 0 ? (count - sharing.whole) *
+                                                      sharing.splits / cluster
+                                                : 2 * blocks;
+      plan.workspace = pieces * tiles.m * tiles.n * int64_t{sizeof(float)};
+    }
+    plans.push_back(plan);
+  };
+  add(std::min<int64_t>(multiprocessors, count * tiles.steps), 1, Pair::kNone);
+  if (g.groups == 1 && tiles.m == kHaloM && count > multiprocessors) {
+    // As many whole tiles for each block, where that leaves few without one.
+    const int64_t each = (count - 1) / multiprocessors + 1;
+    if (count % each == 0 && 25 * count >= 24 * each * multiprocessors) {
+      add(count / each, 1, Pair::kNone);
+    }
+  }
+  // Of small tiles pairs do one each.
+  const int64_t all = multiprocessors / 2 * 2;
+  if (pairs && !small && tiles.n_tiles % 2 == 0 && count > all &&
+      tiles.sharing(all).splits > 0) {
+    add(all, 1, Pair::kX);
+  }
+  for (const int cluster : {1, 2, 4, 8}) {
+    for (const Pair pair : {Pair::kNone, Pair::kX, Pair::kDy}) {
+      const bool paired = pair != Pair::kNone;
+      if (paired && !pairs) continue;
+      if (pair == Pair::kX && tiles.n_tiles % 2 != 0) continue;
+      if (pair == Pair::kDy && tiles.m_tiles % 2 != 0) continue;
+      const int size = cluster * (paired ? 2 : 1);
+      if (size > (!small ? 2 : paired ? 4 : 8)) continue;
+      // Not every multiprocessor has three others beside it to form a cluster
+      // with.
+      const int64_t room =
+          size <= 2 ? multiprocessors : multiprocessors * 10 / 11;
+      auto add_splits = [&](int64_t blocks) {
+        const int64_t splits =
+            std::min(blocks / count, tiles.steps) / cluster * cluster;
+        // Large tiles' sums are added in two. Where pieces are left all the
+        // same it pays only if one sum has as many as there are.
+        const bool one_sum = count == 1 && tiles.m == kHaloM;
+        if (splits == 0 ||
+            (!small && cluster > 1 && splits != cluster && !one_sum)) {
+          return;
+        }
+        // A pair's barriers cost more than few steps gain.
+        if (paired && tiles.steps / splits < 24) return;
+        add(count * splits, cluster, pair);
+      };
+      add_splits(room);
+      if (smallest && size > 1) add_splits(2 * room);
+    }
+  }
+  return plans;
+}
+
+struct Shape {
+  int m, n;
+};
+
+// Those that wgrad.cu has kernels for. A group's tiles have output channels of
+// one group, or 64 of several narrow ones.
+std::vector<Shape> ShapesOf(const ConvGeometry& g) {
+  if (g.groups == 1) {
+    return {{256, 128}, {128, 256}, {192, 128}, {128, 128},
+            {128, 64},  {64, 128},  {64, 64}};
+  }
+  std::vector<Shape> shapes = {{384, 64}, {192, 64}, {128, 64}, {64, 64}};
+  if (g.group_K() % 128 == 0) shapes.push_back({128, 128});
+  return shapes;
+}
+
+}  // namespace
+
+std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
+                              int multiprocessors) {
+  // x is read as fprop reads it. The bound is the one of a launch's blocks.
+  const bool walks =
+      IsGroupTf32(g, type) || IsWgradAlone(g, type)
+          ? IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))
+          : PlanFprop(g, type, multiprocessors).has_value();
+  if (!walks || 1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
+    return std::nullopt;
+  }
+  if (type == Type::kTf32) return PlanWgradTf32(g, multiprocessors);
+  std::vector<Tiles> choices;
+  for (const auto& [m, n] : ShapesOf(g)) {
+    const Tiles tiles = TilesOf(g, m, n);
+    // Not those that are half empty: the smallest is in the list.
+    if (2 * tiles.rows <= m && m > 64) continue;
+    choices.push_back(tiles);
+  }
+  if (HaloTiling::Covers(g, type)) choices.push_back(HaloTiles(g));
+  Plan best{};
+  double least = 0;
+  for (const Tiles& tiles : choices) {
+    for (const Plan& plan : PlansOf(g, tiles, multiprocessors)) {
+      if (IsShort(g, type, plan)) continue;  // below
+      const double time = EstimateTime(g, tiles, plan, multiprocessors);
+      if (best.blocks == 0 || time < least) {
+        least = time;
+        best = plan;
+      }
+    }
+  }
+  for (const auto& [plan, time] : PlansOfWgradShort(g, type, multiprocessors)) {
+    if (best.blocks == 0 || time < least) {
+      least = time;
+      best = plan;
+    }
+  }
+  return best;
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,16 @@
+// Depthwise convolutions, of one input and one output channel a group.
+#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_
+#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_
+
+#include "cuda/sm80/direct/direct.h"
+
+namespace jax_convbatch::direct {
+
+std::optional<Plan> PlanDepthwise(Op op, const ConvGeometry& g, Type type,
+                                  int multiprocessors, bool hopper);
+cudaError_t RunDepthwise(Op op, const Call& call, Stage stage,
+                         cudaStream_t stream);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_

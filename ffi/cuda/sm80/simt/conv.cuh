@@ -1,0 +1,237 @@
+// fprop and dgrad of f32 on the ordinary cores.
+#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_CONV_CUH_
+#define JAX_CONVBATCH_CUDA_SM80_SIMT_CONV_CUH_
+
+#include "cuda/sm80/simt/tile.cuh"
+
+namespace jax_convbatch::simt {
+
+// Where a step of the reduction is.
+struct StepWalk {
+  int r, s, block;
+
+  __device__ StepWalk(const ConvProblem& p, const Part& part, int step) {
+    block = step % p.depth_blocks;
+    const int tap = step / p.depth_blocks;
+    s = tap % max(part.taps_w.count, 1);
+    r = tap / max(part.taps_w.count, 1);
+  }
+  // Whether the next step is another tap's.
+  __device__ __forceinline__ bool Next(const ConvProblem& p, const Part& part) {
+    if (++block < p.depth_blocks) return false;
+    block = 0;
+    if (++s == part.taps_w.count) s = 0, ++r;
+    return true;
+  }
+};
+
+// A thread's share of copying a tile's pixels, transposed: one channel of
+// eight, of every kAtOnce-th pixel.
+template <typename T>
+class PixelCopies {
+ public:
+  static constexpr int kAtOnce = T::kThreads / 8, kEach = T::kM / kAtOnce;
+
+  __device__ __forceinline__ PixelCopies(const ConvProblem& p, const Part& part,
+                                         int first)
+      : p_(p), part_(part) {
+    const int channel = threadIdx.x % 8;
+    const int first_image = first / part.cols / part.rows;
+    from_ =
+        p.in + int64_t{first_image} * p.height * p.width * p.channels + channel;
+    to_ = channel * T::kPitchA + threadIdx.x / 8;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int pixel = first + threadIdx.x / 8 + i * kAtOnce;
+      const int line = pixel / part.cols, n = line / part.rows;
+      h_[i] = part.in_h + (line - n * part.rows) * part.in_step_h;
+      w_[i] = part.in_w + (pixel - line * part.cols) * part.in_step_w;
+      at_[i] = (((n - first_image) * p.height + h_[i]) * p.width + w_[i]) *
+               p.channels;
+      if (pixel >= part.pixels) h_[i] = kNowhere;
+    }
+  }
+
+  __device__ __forceinline__ void SetTap(const StepWalk& step) {
+    const int h = step.r * part_.taps_h.offset_step;
+    const int w = step.s * part_.taps_w.offset_step;
+    tap_ = from_ + (int64_t{h} * p_.width + w) * p_.channels;
+    inside_ = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const bool inside = static_cast<unsigned>(h_[i] + h) < p_.height &&
+                          static_cast<unsigned>(w_[i] + w) < p_.width;
+      inside_ |= static_cast<unsigned>(inside) << i;
+    }
+  }
+
+  __device__ __forceinline__ void Start(float* stage, int block) const {
+    const uint32_t to = SharedAddress(stage + to_);
+    const float* from = Opaque(tap_ + block * kDepth);
+    const int left = p_.channels - block * kDepth - threadIdx.x % 8;
+    const unsigned inside[2] = {Opaque(left > 0 ? inside_ : 0),
+                                Opaque(left > 8 ? inside_ : 0)};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float* const pixel = from + at_[i];
+#pragma unroll
+      for (int k = 0; k < kDepth; k += 8) {
+        Copy4(to + (k * T::kPitchA + i * kAtOnce) * 4, pixel + k,
+              inside[k / 8] & 1u << i);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kNowhere = -(1 << 30);
+
+  const ConvProblem& p_;
+  const Part& part_;
+  const float *from_, *tap_;
+  int to_;
+  int h_[kEach], w_[kEach], at_[kEach];
+  unsigned inside_;
+};
+
+// Of copying a tile's weights: fprop's as they lie, dgrad's transposed.
+template <typename T, bool kDgrad>
+class WeightCopies {
+ public:
+  __device__ __forceinline__ WeightCopies(const ConvProblem& p,
+                                          const Part& part, int first)
+      : p_(p), part_(part) {
+    const int n = first + (kDgrad ? threadIdx.x / 8 : threadIdx.x % kQuads * 4);
+    const int k = kDgrad ? threadIdx.x % 8 : threadIdx.x / kQuads;
+    left_n_ = p.out_channels - n;
+    to_ = kDepth * T::kPitchA + k * T::kPitchB + n - first;
+    from_ = p.w + (kDgrad ? int64_t{n} * p.channels + k
+                          : int64_t{k} * p.out_channels + n);
+  }
+
+  __device__ __forceinline__ void SetTap(const StepWalk& step) {
+    const int r = part_.taps_h.tap + step.r * part_.taps_h.tap_step;
+    const int s = part_.taps_w.tap + step.s * part_.taps_w.tap_step;
+    tap_ = from_ +
+           int64_t{r * p_.filter_width + s} * p_.channels * p_.out_channels;
+  }
+
+  __device__ __forceinline__ void Start(float* stage, int block) const {
+    const uint32_t to = SharedAddress(stage + to_);
+    const int first = block * kDepth;
+    if constexpr (kDgrad) {
+      const int left = p_.channels - first - threadIdx.x % 8;
+      const float* const row = Opaque(tap_ + first);
+#pragma unroll
+      for (int i = 0; i < T::kN / kAtOnce; ++i) {
+        const float* from = row + i * kAtOnce * p_.channels;
+        const bool there = left_n_ > i * kAtOnce;
+#pragma unroll
+        for (int k = 0; k < kDepth; k += 8) {
+          Copy4(to + (k * T::kPitchB + i * kAtOnce) * 4, from + k,
+                there && left > k);
+        }
+      }
+    } else {
+      const int left = p_.channels - first - threadIdx.x / kQuads;
+      const float* from = Opaque(tap_ + int64_t{first} * p_.out_channels);
+#pragma unroll
+      for (int k = 0; k < kDepth; k += kRowsAtOnce) {
+        Copy16(to + k * T::kPitchB * 4, from + k * p_.out_channels,
+               left_n_ > 0 && left > k);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kAtOnce = T::kThreads / 8;
+  static constexpr int kQuads = T::kN / 4, kRowsAtOnce = T::kThreads / kQuads;
+
+  const ConvProblem& p_;
+  const Part& part_;
+  const float *from_, *tap_;
+  int to_, left_n_;
+};
+
+// Adds a tile's sums to what is there, or writes them.
+template <typename T>
+__device__ __forceinline__ void StoreConv(const ConvProblem& p,
+                                          const Part& part, float* out,
+                                          int first_pixel, int first_channel,
+                                          bool adds, const Sums<T>& sums) {
+#pragma unroll
+  for (int i = 0; i < T::kRows; ++i) {
+    const int pixel = first_pixel + T::Row(i);
+    const int line = pixel / part.cols, n = line / part.rows;
+    const int h = part.out_h + (line - n * part.rows) * part.out_step_h;
+    const int w = part.out_w + (pixel - line * part.cols) * part.out_step_w;
+    float* const row =
+        out +
+        ((int64_t{n} * p.out_height + h) * p.out_width + w) * p.out_channels;
+#pragma unroll
+    for (int j = 0; j < T::kCols; j += 4) {
+      const int channel = first_channel + T::Col(j);
+      if (pixel >= part.pixels || channel >= p.out_channels) continue;
+      float4* const at = reinterpret_cast<float4*>(row + channel);
+      const float* const v = sums.at[i] + j;
+      float4 sum = make_float4(v[0], v[1], v[2], v[3]);
+      if (adds) {
+        const float4 old = *at;
+        sum = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z,
+                          old.w + sum.w);
+      }
+      *at = sum;
+    }
+  }
+}
+
+template <typename T, bool kDgrad>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
+    ConvKernel(const __grid_constant__ ConvProblem p) {
+  extern __shared__ float4 shared[];
+  float* const ring = reinterpret_cast<float*>(shared);
+  const int chunk = blockIdx.x / p.tiles;
+  const int tile = blockIdx.x - chunk * p.tiles;
+  const int m_tile = tile / p.n_tiles;
+  int number = 0;
+  while (number + 1 < p.parts && p.part[number + 1].first_tile <= m_tile) {
+    ++number;
+  }
+  const Part& part = p.part[number];
+  const int first_pixel = (m_tile - part.first_tile) * T::kM;
+  const int first_channel = (tile - m_tile * p.n_tiles) * T::kN;
+  auto chunk_begin = [&](int i) { return part.steps * i / p.chunks; };
+  const int begin = p.split ? chunk_begin(chunk) : 0;
+  const int end = p.split ? chunk_begin(chunk + 1) : part.steps;
+  float* const out = p.out + (p.split ? chunk * p.chunk_size : 0);
+
+  Sums<T> sums;
+  sums.Clear();
+  StepWalk step(p, part, begin);
+  PixelCopies<T> pixels(p, part, first_pixel);
+  WeightCopies<T, kDgrad> weights(p, part, first_channel);
+  bool new_tap = true, adds = false;
+  int now = 0, chunk_end = p.split ? end : chunk_begin(1);
+  RunStages<T>(
+      ring, end - begin, sums,
+      [&](float* stage) {
+        if (new_tap) {
+          pixels.SetTap(step);
+          weights.SetTap(step);
+        }
+        pixels.Start(stage, step.block);
+        weights.Start(stage, step.block);
+        new_tap = step.Next(p, part);
+      },
+      [&](int i) {
+        if (begin + i + 1 != chunk_end || chunk_end == end) return;
+        StoreConv<T>(p, part, out, first_pixel, first_channel, adds, sums);
+        sums.Clear();
+        adds = true;
+        chunk_end = chunk_begin(++now + 1);
+      });
+  StoreConv<T>(p, part, out, first_pixel, first_channel, adds, sums);
+}
+
+}  // namespace jax_convbatch::simt
+
+#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_CONV_CUH_

@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/common/launch.cuh"
+#include "cuda/sm80/direct/add_partials.cuh"
+#include "cuda/sm80/simt/conv.cuh"
+#include "cuda/sm80/simt/parts.h"
+#include "cuda/sm80/simt/simt.h"
+#include "cuda/sm80/simt/wgrad.cuh"
+#include "cuda/sm90/kernels/bf16x6/six.h"
+
+namespace jax_convbatch::simt {
+namespace {
+
+Part MakePart(const hopper::PartAxes& axes, int64_t n, int64_t in_channels) {
+  const auto &h = axes.h, &w = axes.w;
+  Part part{};
+  part.taps_h = h.taps;
+  part.taps_w = w.taps;
+  part.rows = static_cast<int>(h.count);
+  part.cols = static_cast<int>(w.count);
+  part.pixels = static_cast<int>(n * h.count * w.count);
+  part.steps = Steps(axes, in_channels);
+  part.in_h = static_cast<int>(h.input);
+  part.in_w = static_cast<int>(w.input);
+  part.in_step_h = h.input_step;
+  part.in_step_w = w.input_step;
+  part.out_h = static_cast<int>(h.output);
+  part.out_w = static_cast<int>(w.output);
+  part.out_step_h = h.output_step;
+  part.out_step_w = w.output_step;
+  return part;
+}
+
+ConvProblem MakeConv(Op op, const Call& call, float* out_data) {
+  const ConvGeometry& g = call.g;
+  const bool fprop = op == Op::kFprop;
+  const auto in = fprop ? hopper::InputOf(g) : hopper::OutputOf(g);
+  const auto out = fprop ? hopper::OutputOf(g) : hopper::InputOf(g);
+  const auto parts = PartsOf(op, g);
+  ConvProblem p{};
+  p.in = static_cast<const float*>(call.lhs);
+  p.w = static_cast<const float*>(call.rhs);
+  p.split = call.plan.splits > 1;
+  p.out = out_data;
+  p.height = static_cast<int>(in.h);
+  p.width = static_cast<int>(in.w);
+  p.channels = static_cast<int>(in.c);
+  p.out_height = static_cast<int>(out.h);
+  p.out_width = static_cast<int>(out.w);
+  p.out_channels = static_cast<int>(out.c);
+  p.filter_width = static_cast<int>(g.S);
+  p.depth_blocks = static_cast<int>((in.c + kDepth - 1) / kDepth);
+  p.parts = static_cast<int>(parts.size());
+  p.chunks = Chunks(op, g, parts);
+  p.chunk_size = out.n * out.h * out.w * out.c;
+  p.n_tiles =
+      static_cast<int>((out.c + call.plan.tile_n - 1) / call.plan.tile_n);
+  int tiles = 0;
+  for (int i = 0; i < p.parts; ++i) {
+    p.part[i] = MakePart(parts[i], g.N, in.c);
+    p.part[i].first_tile = tiles;
+    tiles += (p.part[i].pixels + call.plan.tile_m - 1) / call.plan.tile_m;
+  }
+  p.tiles = tiles * p.n_tiles;
+  return p;
+}
+
+WgradProblem MakeWgrad(const Call& call, float* dw) {
+  const ConvGeometry& g = call.g;
+  WgradProblem p{};
+  p.x = static_cast<const float*>(call.lhs);
+  p.dy = static_cast<const float*>(call.rhs);
+  p.dw = dw;
+  p.height = static_cast<int>(g.H);
+  p.width = static_cast<int>(g.W);
+  p.channels = static_cast<int>(g.C);
+  p.filter_width = static_cast<int>(g.S);
+  p.rows = static_cast<int>(g.P);
+  p.cols = static_cast<int>(g.Q);
+  p.out_channels = static_cast<int>(g.K);
+  p.filter_rows = static_cast<int>(g.taps() * g.C);
+  p.pixels = static_cast<int>(g.N * g.P * g.Q);
+  p.workers = call.plan.splits;
+  p.stride_h = static_cast<int>(g.stride.h);
+  p.stride_w = static_cast<int>(g.stride.w);
+  p.pad_h = static_cast<int>(g.pad.h);
+  p.pad_w = static_cast<int>(g.pad.w);
+  p.dilation_h = static_cast<int>(g.filter_dilation.h);
+  p.dilation_w = static_cast<int>(g.filter_dilation.w);
+  p.n_tiles = static_cast<int>((g.K + call.plan.tile_n - 1) / call.plan.tile_n);
+  p.tiles = (p.filter_rows + call.plan.tile_m - 1) / call.plan.tile_m *
+            static_cast<int>(p.n_tiles);
+  return p;
+}
+
+// Adds a sum's chunks, in order.
+__global__ void __launch_bounds__(256)
+    AddChunks(int chunks, int64_t size, const float4* __restrict__ partials,
+              float4* __restrict__ out) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < size;
+       at += step) {
+    float4 sum = partials[at];
+    for (int i = 1; i < chunks; ++i) {
+      const float4 next = partials[i * size + at];
+      sum = make_float4(sum.x + next.x, sum.y + next.y, sum.z + next.z,
+                        sum.w + next.w);
+    }
+    out[at] = sum;
+  }
+}
+
+cudaError_t RunAddChunks(int chunks, int64_t size, const float* partials,
+                         void* result, Stage stage, cudaStream_t stream) {
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return cudaFuncGetAttributes(&loads, &AddChunks);
+  }
+  const int64_t blocks = std::min<int64_t>((size / 4 + 255) / 256, 1 << 16);
+  AddChunks<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
+      chunks, size / 4, reinterpret_cast<const float4*>(partials),
+      static_cast<float4*>(result));
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t RunTile(Op op, const Call& call, float* out, Stage stage,
+                    cudaStream_t stream) {
+  const int blocks = call.plan.blocks;
+  switch (op) {
+    case Op::kFprop:
+      return LaunchOrPrepare(&ConvKernel<T, false>, MakeConv(op, call, out),
+                             blocks, T::kThreads, T::kSharedBytes, stage,
+                             stream);
+    case Op::kDgrad:
+      return LaunchOrPrepare(&ConvKernel<T, true>, MakeConv(op, call, out),
+                             blocks, T::kThreads, T::kSharedBytes, stage,
+                             stream);
+    default:
+      return LaunchOrPrepare(&WgradKernel<T>, MakeWgrad(call, out), blocks,
+                             T::kThreads, T::kSharedBytes, stage, stream);
+  }
+}
+
+cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
+                     cudaStream_t stream) {
+  if (call.plan.tile_m == SmallTile::kM) {
+    return RunTile<SmallTile>(op, call, out, stage, stream);
+  }
+  if (call.plan.tile_n == NarrowTile::kN) {
+    return RunTile<NarrowTile>(op, call, out, stage, stream);
+  }
+  return RunTile<LargeTile>(op, call, out, stage, stream);
+}
+
+// Whose sums of chunks, where blocks share them, follow the filter's parts.
+cudaError_t RunSix(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+  const ConvGeometry& g = call.g;
+  const Plan& plan = call.plan;
+  const hopper::SixCall six{g,
+                            {plan.tile_m, plan.tile_n, plan.chunks, plan.blocks,
+                             plan.splits > 1, plan.workspace},
+                            call.lhs,
+                            call.rhs,
+                            call.result,
+                            call.workspace};
+  const cudaError_t error = hopper::RunSix(SixOp(op), six, stage, stream);
+  if (error != cudaSuccess || plan.splits == 1) return error;
+  return RunAddChunks(
+      plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
+      static_cast<const float*>(call.workspace) +
+          hopper::SixFilterBytes(SixOp(op), g) / int64_t{sizeof(float)},
+      call.result, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+  const ConvGeometry& g = call.g;
+  const int splits = call.plan.splits;
+  if (call.plan.six) return RunSix(op, call, stage, stream);
+  // Where several blocks share a result, each writes its own.
+  float* const partials = static_cast<float*>(call.workspace);
+  float* const out = splits > 1 ? partials : static_cast<float*>(call.result);
+  const cudaError_t error = RunTiles(op, call, out, stage, stream);
+  if (error != cudaSuccess || splits == 1) return error;
+  if (op != Op::kWgrad) {
+    const int64_t size = op == Op::kFprop ? g.y_size() : g.x_size();
+    return RunAddChunks(splits, size, partials, call.result, stage, stream);
+  }
+  return direct::AddPartialsOrPrepare<float>(splits, g.w_size(), partials,
+                                             call.result, stage, stream);
+}
+
+}  // namespace jax_convbatch::simt

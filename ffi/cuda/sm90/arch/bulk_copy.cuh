@@ -1,0 +1,21 @@
+// Copies of bytes that lie side by side, by the copy engine.
+#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_
+
+#include <cstdint>
+
+namespace jax_convbatch::hopper {
+
+// To shared memory; addresses and `bytes` are multiples of 16.
+__device__ __forceinline__ void LoadBytes(uint32_t to, const void* from,
+                                          uint32_t barrier, int bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_

@@ -1,0 +1,38 @@
+// Copies whose outermost coordinate is a group (Im2colWalk::groups).
+#ifndef JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_
+
+#include "cuda/sm90/arch/ptx.cuh"
+#include "cuda/sm90/copy/depth_copies.cuh"
+
+namespace jax_convbatch::hopper {
+
+// Pixels of a box that stores some of a part's, at most so many: no box may
+// hang over the last image, as it would go on in the next group's first.
+__host__ __device__ inline int GroupStorePixels(int pixels, int most) {
+  const int divisor = pixels & -pixels;
+  return divisor < most ? divisor : most;
+}
+
+__device__ __forceinline__ void LoadGroupIm2col(uint32_t to,
+                                                const CUtensorMap& map,
+                                                uint32_t barrier, int c, int w,
+                                                int h, int n, int group,
+                                                int offset_w, int offset_h) {
+  // The engine takes the group for an image, and n for the outermost axis.
+  LoadDeepIm2col(to, map, barrier, c, w, h, n, group, offset_w, offset_h, 0);
+}
+
+__device__ __forceinline__ void StoreGroupIm2col(const CUtensorMap& map,
+                                                 uint32_t from, int c, int w,
+                                                 int h, int n, int group) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.im2col_no_offs.bulk_group "
+      "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+      "r"(from), "r"(c), "r"(w), "r"(h), "r"(n), "r"(group)
+      : "memory");
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_

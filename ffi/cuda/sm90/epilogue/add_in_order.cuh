@@ -1,0 +1,105 @@
+// How sums that many blocks left in parts are added: in order, with many parts
+// on the way to a thread.
+#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_
+
+#include "cuda/sm80/direct/staging.cuh"
+#include "cuda/sm90/arch/ptx.cuh"
+
+namespace jax_convbatch::hopper {
+
+// A quad is four f32. Threads of a block, and the quads that each has on the
+// way to shared memory: of loads to registers the compiler has two or three
+// under way at a time, and waits for these before it asks for the next.
+inline constexpr int kAddBits = 7, kAddThreads = 1 << kAddBits, kAddAhead = 16;
+
+using AddRing = float4[kAddAhead][kAddThreads];
+
+__device__ __forceinline__ void Add(float4* sum, const float4& v) {
+  sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
+}
+
+// Where a thread finds its quads of the parts that it adds: the first, and how
+// far it is from there to the second, and from then on to the next.
+struct PartLine {
+  const float4* at;
+  int64_t first_step, step;
+  int count;
+};
+
+// Adds parts in order: kEach quads of each, kSpacing apart. `meanwhile` runs
+// when the first are on the way.
+template <int kEach, int kSpacing, typename Meanwhile>
+__device__ __forceinline__ void AddInOrder(float4 (&sum)[kEach], PartLine line,
+                                           AddRing& ring, Meanwhile meanwhile) {
+  constexpr int kParts = kAddAhead / kEach;
+  auto copy = [&](int part) {
+    if (part < line.count) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        direct::CopyAsync16(reinterpret_cast<char*>(
+                                &ring[part % kParts * kEach + i][threadIdx.x]),
+                            line.at + i * kSpacing, true);
+      }
+      line.at += part == 0 ? line.first_step : line.step;
+    }
+    direct::CommitCopies();
+  };
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) copy(part);
+  meanwhile();
+#pragma unroll
+  for (float4& v : sum) v = make_float4(0, 0, 0, 0);
+  for (int part = 0; part < line.count; ++part) {
+    direct::WaitForCopies<kParts - 1>();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      Add(&sum[i], LoadShared4(SharedAddress(
+                       &ring[part % kParts * kEach + i][threadIdx.x])));
+    }
+    copy(part + kParts);
+  }
+}
+
+// How a block's threads share the parts of its sums: groups of 2^lane_bits
+// threads, of which each adds a run.
+struct AddTeams {
+  int lane_bits;
+
+  // For so many sums of so many parts: four groups where sums are long, or
+  // would leave multiprocessors with few threads.
+  static AddTeams For(int64_t sums, int64_t parts) {
+    const bool few = sums < 65536 && parts > 8;
+    return {kAddBits - (parts > 16 || few ? 2 : 0)};
+  }
+
+  int groups() const { return kAddThreads >> lane_bits; }
+  __host__ __device__ int lanes() const { return 1 << lane_bits; }
+  __device__ int lane() const { return threadIdx.x & (lanes() - 1); }
+  __device__ int group() const { return threadIdx.x >> lane_bits; }
+  // Of so many parts, where a group's run begins.
+  __device__ int Begin(int group, int parts) const {
+    return group * parts >> (kAddBits - lane_bits);
+  }
+
+  // Adds the groups' sums in order. The first group has them then; false for
+  // the others. By all threads.
+  template <int kEach>
+  __device__ __forceinline__ bool Join(float4 (&sum)[kEach],
+                                       AddRing& ring) const {
+    if (lane_bits == kAddBits) return true;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) ring[i][threadIdx.x] = sum[i];
+    __syncthreads();
+    if (group() > 0) return false;
+    for (int at = threadIdx.x + lanes(); at < kAddThreads; at += lanes()) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) Add(&sum[i], ring[i][at]);
+    }
+    return true;
+  }
+};
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_

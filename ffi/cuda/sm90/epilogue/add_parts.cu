@@ -1,0 +1,57 @@
+#include "cuda/sm90/arch/launch.cuh"
+#include "cuda/sm90/epilogue/add_in_order.cuh"
+#include "cuda/sm90/epilogue/add_parts.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T>
+__global__ void __launch_bounds__(kAddThreads)
+    AddPartsKernel(const float4* __restrict__ parts, uint2* __restrict__ result,
+                   int count, int64_t quads, AddTeams teams) {
+  __shared__ AddRing ring;
+  const int64_t quad = (int64_t{blockIdx.x} << teams.lane_bits) + teams.lane();
+  const int begin = teams.Begin(teams.group(), count);
+  const int end = teams.Begin(teams.group() + 1, count);
+  const bool has = quad < quads;
+  float4 sum[1];
+  WaitForPrimary();
+  AddInOrder<1, 0>(
+      sum, {parts + begin * quads + quad, quads, quads, has ? end - begin : 0},
+      ring, [] {});
+  if (!teams.Join(sum, ring) || !has) return;
+  result[quad] =
+      make_uint2(Pack<T>(sum[0].x, sum[0].y), Pack<T>(sum[0].z, sum[0].w));
+}
+
+template <typename T>
+cudaError_t Run(int64_t count, int64_t size, const void* parts, void* result,
+                Stage stage, cudaStream_t stream) {
+  const auto kernel = &AddPartsKernel<T>;
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return cudaFuncGetAttributes(&loads, kernel);
+  }
+  const int64_t quads = size / 4;
+  const AddTeams teams = AddTeams::For(quads, count);
+  return LaunchKernel(
+      kernel, {(quads - 1) / teams.lanes() + 1, kAddThreads, Start::kEarly},
+      stream, static_cast<const float4*>(parts), static_cast<uint2*>(result),
+      static_cast<int>(count), quads, teams);
+}
+
+}  // namespace
+
+cudaError_t AddParts(Type type, int64_t count, int64_t size, const void* parts,
+                     void* result, Stage stage, cudaStream_t stream) {
+  switch (type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(count, size, parts, result, stage, stream);
+    case Type::kF16:
+      return Run<__half>(count, size, parts, result, stage, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jax_convbatch::hopper

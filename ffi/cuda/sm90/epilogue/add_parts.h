@@ -1,0 +1,22 @@
+// A sum that was formed in parts: adds them.
+#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_PARTS_H_
+#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_PARTS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// result[size] = parts[count, size] added in an order that follows from count.
+// result is bf16 or f16, as `type` says, parts are f32, size is a multiple of
+// four. Launched as a dependent of the kernel before it in the stream.
+// cudaErrorInvalidValue for other types.
+cudaError_t AddParts(Type type, int64_t count, int64_t size, const void* parts,
+                     void* result, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_PARTS_H_

@@ -1,0 +1,52 @@
+#include "cuda/sm90/kernels/conv/conv_launch.cuh"
+#include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/conv/group_conv.h"
+#include "cuda/sm90/kernels/row_band/window_launch.cuh"
+#include "cuda/sm90/kernels/single_wave/wave.h"
+#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T, int kParts>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int box_c = call.plan.tile_n;  // all rows of a tile's filter
+  return RunConv<T, Contiguous::kReduction, kParts>(
+      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
+      stream);
+}
+
+// The output of a single part is dense, which is faster to write.
+template <typename T>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (IsWindow(call.plan)) {
+    const auto parts = DgradParts(call.g);
+    return parts.size() != 1 ? cudaErrorInvalidValue
+                             : RunWindow<T, Contiguous::kReduction>(
+                                   call, OutputOf(call.g), InputOf(call.g),
+                                   parts[0], stage, stream);
+  }
+  const Axes& stride = call.g.stride;
+  return stride.h == 1 && stride.w == 1
+             ? Run<T, 1>(call, stage, stream)
+             : Run<T, kMaxParts>(call, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
+  if (IsWave(call.type, call.plan)) {
+    return WaveDgrad(call, stage, stream);
+  }
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return DgradTf32(call, stage, stream);
+  }
+}
+
+}  // namespace jax_convbatch::hopper

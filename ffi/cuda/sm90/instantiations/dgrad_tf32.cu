@@ -1,0 +1,47 @@
+#include <array>
+#include <utility>
+
+#include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
+#include "cuda/sm90/kernels/conv/transpose_filter.h"
+#include "cuda/sm90/kernels/conv/transposed_plan.h"
+#include "cuda/sm90/kernels/single_wave/wave_tf32.h"
+#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <int kParts>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int box_c = call.plan.tile_n;  // all rows of a tile's filter
+  return RunConvTf32<Contiguous::kReduction, kParts>(
+      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
+      stream);
+}
+
+}  // namespace
+
+cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (IsWaveTf32(call.plan)) return WaveDgradTf32(call, stage, stream);
+  const Axes& stride = call.g.stride;
+  return stride.h == 1 && stride.w == 1 ? Run<1>(call, stage, stream)
+                                        : Run<kMaxParts>(call, stage, stream);
+}
+
+// Here, as the kernels are dgrad's.
+cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
+                                cudaStream_t stream) {
+  const cudaError_t error =
+      TransposeFilter(call.g, call.rhs, call.workspace, stage, stream);
+  if (error != cudaSuccess) return error;
+  ConvGeometry of_filter = call.g;
+  std::swap(of_filter.C, of_filter.K);
+  const ConvCall product = {of_filter,      call.type,   call.plan, call.lhs,
+                            call.workspace, call.result, nullptr};
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  return RunConvTf32<Contiguous::kReduction, 1>(
+      product, InputOf(call.g), OutputOf(call.g), parts, call.plan.tile_n,
+      stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

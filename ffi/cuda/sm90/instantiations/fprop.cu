@@ -1,0 +1,25 @@
+#include "cuda/sm90/instantiations/fprop_launch.cuh"
+#include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/conv/group_conv.h"
+#include "cuda/sm90/kernels/single_wave/wave.h"
+#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
+  if (call.g.groups > 1) return GroupFprop(call, stage, stream);
+  if (IsWave(call.type, call.plan)) {
+    return WaveFprop(call, stage, stream);
+  }
+  switch (call.type) {
+    case Type::kBf16:
+      return RunFprop<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return RunFprop<__half>(call, stage, stream);
+    default:
+      return FpropTf32(call, stage, stream);
+  }
+}
+
+}  // namespace jax_convbatch::hopper

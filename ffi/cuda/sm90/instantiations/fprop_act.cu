@@ -1,0 +1,70 @@
+#include "cuda/sm90/instantiations/fprop_launch.cuh"
+#include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/conv/odd_plan.h"
+#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// What a kernel that takes any epilogue has in place of the plan's tile, with
+// the same bits. Windows take no residual and write no z. Two warpgroups that
+// work together on a tile multiply nothing while they write it, which in short
+// sums costs more than it saves.
+Plan TileOf(const ConvCall& call) {
+  Plan plan = call.plan;
+  const Epilogue& e = *call.epilogue;
+  if (IsWindow(plan) && (e.residual != nullptr || e.z != nullptr)) {
+    plan.tile_m = 256;
+  }
+  const bool lines = plan.tile_m == kLineTilePixels;
+  const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
+  if (plan.tile_n == 256 && (lines || stages <= kPacedIterations)) {
+    plan.tile_n = 128;
+  }
+  if (IsOddTile(plan)) {
+    const bool narrow = call.g.K <= 64;
+    plan.tile_m = narrow ? 256 : 128;
+    plan.tile_n = narrow ? 64 : 128;
+  }
+  return plan;
+}
+
+// Whether kernels of a plain epilogue alone run it.
+bool IsPlain(const ConvCall& call) {
+  return call.epilogue->is_plain() &&
+         !SumsInChunks(InputOf(call.g), OutputOf(call.g), FpropPart(call.g));
+}
+
+template <typename T>
+cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
+  if (IsPlain(given)) return FpropPlain(given, stage, stream);
+  const Activations out = OutputOf(given.g);
+  ConvCall call = given;
+  call.plan = TileOf(given);
+  Epilogue epilogue = *call.epilogue;
+  if (epilogue.residual != nullptr &&
+      !EncodeTiled(&epilogue.residual_boxes, call.type, epilogue.residual,
+                   {out.c, out.n * out.h * out.w}, {64, 64})) {
+    return cudaErrorInvalidValue;
+  }
+  return RunFprop<T>(call, stage, stream, epilogue);
+}
+
+}  // namespace
+
+cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
+  ConvCall call = given;
+  if (!IsPlain(given)) {
+    call.plan = WithEpilogue(given.g, given.type, given.plan);
+  }
+  switch (call.type) {
+    case Type::kBf16:
+      return Run<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return Run<__half>(call, stage, stream);
+    default:
+      return FpropActTf32(call, stage, stream);
+  }
+}
+
+}  // namespace jax_convbatch::hopper

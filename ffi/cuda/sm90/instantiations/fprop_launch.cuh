@@ -1,0 +1,28 @@
+// Launches fprop of 16-bit types with what follows it.
+#ifndef JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_
+
+#include <array>
+
+#include "cuda/sm90/kernels/conv/conv_launch.cuh"
+#include "cuda/sm90/kernels/row_band/window_launch.cuh"
+
+namespace jax_convbatch::hopper {
+
+template <typename T, typename After = NoEpilogue>
+cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
+                     const After& after = {}) {
+  constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const Activations in = InputOf(call.g), out = OutputOf(call.g);
+  if (IsWindow(call.plan)) {
+    return RunWindow<T, Contiguous::kRows>(call, in, out, parts[0], stage,
+                                           stream, after);
+  }
+  return RunConv<T, Contiguous::kRows, 1>(call, in, out, parts, kBoxC, stage,
+                                          stream, after);
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_

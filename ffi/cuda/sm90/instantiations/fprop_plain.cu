@@ -1,0 +1,26 @@
+#include "cuda/sm90/instantiations/fprop_launch.cuh"
+#include "cuda/sm90/kernels/single_wave/wave.h"
+#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/problem/given_epilogue.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  return WithPlainEpilogue(call, [&](const auto& after) {
+    return RunFprop<T>(call, stage, stream, after);
+  });
+}
+
+}  // namespace
+
+cudaError_t FpropPlain(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  if (IsWave(call.type, call.plan)) {
+    return WaveFpropPlain(call, stage, stream);
+  }
+  return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
+                                  : Run<__half>(call, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,146 @@
+#include <array>
+
+#include "cuda/sm90/kernels/conv/conv_launch.cuh"
+#include "cuda/sm90/kernels/conv/group_conv.h"
+#include "cuda/sm90/kernels/row_band/group_window.cuh"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T, Contiguous kWeights, int kWidth>
+cudaError_t Windows(const ConvCall& call, const Activations& in,
+                    const Activations& out, const PartAxes& part, Stage stage,
+                    cudaStream_t stream) {
+  if constexpr (kIsNarrow<kWidth>) {
+    auto run = [&](const auto& few) {
+      return RunGroupWindow<T, kWeights, kWidth>(call, in, out, part, few,
+                                                 stage, stream);
+    };
+    if constexpr (kWidth == kFewWidth) {
+      const int64_t channels = call.g.group_C();
+      if (channels < kFewWidth) {
+        return run(FewGroups{
+            call.lhs, call.rhs, static_cast<int>(in.h), static_cast<int>(in.w),
+            static_cast<int>(part.h.input), static_cast<int>(part.w.input),
+            channels == 2   ? 1
+            : channels == 4 ? 2
+                            : 3});
+      }
+    }
+    return run(Whole{});
+  } else {
+    return RunWindow<T, kWeights, kWidth>(call, in, out, part, stage, stream);
+  }
+}
+
+// kWidth: see group_width.h.
+template <typename T, Contiguous kWeights, int kParts, int kWidth,
+          typename Parts>
+cudaError_t Run(const ConvCall& call, const Activations& in,
+                const Activations& out, const Parts& parts, Stage stage,
+                cudaStream_t stream) {
+  if constexpr (kParts == 1 && kWidth != kAnyGroups) {
+    if (IsWindow(call.plan)) {
+      return Windows<T, kWeights, kWidth>(call, in, out, parts[0], stage,
+                                          stream);
+    }
+  }
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  constexpr bool kFprop = kWeights == Contiguous::kRows;
+  const int box_c = kIsNarrow<kWidth> ? kWidth : kFprop ? 64 : n;
+  const ConvBoxes boxes = {m, 64, box_c,
+                           kParts > 1 ? Output::kWalk : Output::kMatrix};
+  ConvProblem<kParts> problem{};
+  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  auto launch = [&](auto config) {
+    return LaunchConv<decltype(config), kParts>(
+        problem, NoEpilogue{}, call.plan.blocks, stage, stream);
+  };
+  constexpr Work kInTurns = Work::kInTurns;
+  constexpr bool kZeros = kParts > 1;
+  constexpr int kStores = kZeros ? 1 : 2;
+  if (m == 64 && n == 64) {
+    return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights, 0,
+                             false, kWidth>());
+  }
+  if (m == 128 && n == 64) {
+    return launch(ConvConfig<T, 128, 64, kInTurns, 7, kStores, kZeros, kWeights,
+                             0, false, kWidth>());
+  }
+  if (m == 256 && n == 64) {
+    return launch(ConvConfig<T, 256, 64, kInTurns, 4, kStores, kZeros, kWeights,
+                             0, false, kWidth>());
+  }
+  if constexpr (kWidth == kWideGroups) {
+    if (m == 128 && n == 128) {
+      return launch(ConvConfig<T, 128, 128, kInTurns, 5, 1, kZeros, kWeights, 0,
+                               false, kWidth>());
+    }
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <typename T, Contiguous kWeights, int kParts, typename Parts>
+cudaError_t RunWidth(const ConvCall& call, const Activations& in,
+                     const Activations& out, const Parts& parts, Stage stage,
+                     cudaStream_t stream) {
+  switch (GroupWidth(call.g)) {
+    case 16:
+      return Run<T, kWeights, kParts, 16>(call, in, out, parts, stage, stream);
+    case 32:
+      return Run<T, kWeights, kParts, 32>(call, in, out, parts, stage, stream);
+    case kWideGroups:
+      return Run<T, kWeights, kParts, kWideGroups>(call, in, out, parts, stage,
+                                                   stream);
+    default:
+      return Run<T, kWeights, kParts, kAnyGroups>(call, in, out, parts, stage,
+                                                  stream);
+  }
+}
+
+template <typename T>
+cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  return RunWidth<T, Contiguous::kRows, 1>(
+      call, InputOf(call.g), OutputOf(call.g), parts, stage, stream);
+}
+
+template <typename T>
+cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const auto parts = DgradParts(call.g);
+  const Activations in = OutputOf(call.g), out = InputOf(call.g);
+  const Axes& stride = call.g.stride;
+  return stride.h == 1 && stride.w == 1
+             ? RunWidth<T, Contiguous::kReduction, 1>(call, in, out, parts,
+                                                      stage, stream)
+             : RunWidth<T, Contiguous::kReduction, kMaxParts>(
+                   call, in, out, parts, stage, stream);
+}
+
+}  // namespace
+
+cudaError_t GroupFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  switch (call.type) {
+    case Type::kBf16:
+      return RunFprop<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return RunFprop<__half>(call, stage, stream);
+    default:
+      return GroupFpropTf32(call, stage, stream);
+  }
+}
+
+cudaError_t GroupDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  switch (call.type) {
+    case Type::kBf16:
+      return RunDgrad<__nv_bfloat16>(call, stage, stream);
+    case Type::kF16:
+      return RunDgrad<__half>(call, stage, stream);
+    default:
+      return GroupDgradTf32(call, stage, stream);
+  }
+}
+
+}  // namespace jax_convbatch::hopper

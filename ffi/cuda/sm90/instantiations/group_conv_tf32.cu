@@ -1,0 +1,45 @@
+#include <array>
+
+#include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
+#include "cuda/sm90/kernels/conv/group_conv.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <Contiguous kWeights, int kParts, typename Parts>
+cudaError_t Run(const ConvCall& call, const Activations& in,
+                const Activations& out, const Parts& parts, int box_c,
+                Stage stage, cudaStream_t stream) {
+  return MapGroups(call.g) > 1
+             ? RunConvTf32<kWeights, kParts, kAnyGroups>(call, in, out, parts,
+                                                         box_c, stage, stream)
+             : RunConvTf32<kWeights, kParts, kWideGroups>(call, in, out, parts,
+                                                          box_c, stage, stream);
+}
+
+template <int kParts>
+cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const int box_c = call.plan.tile_n;  // as in dgrad_tf32.cu
+  return Run<Contiguous::kReduction, kParts>(
+      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
+      stream);
+}
+
+}  // namespace
+
+cudaError_t GroupFpropTf32(const ConvCall& call, Stage stage,
+                           cudaStream_t stream) {
+  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  return Run<Contiguous::kRows, 1>(call, InputOf(call.g), OutputOf(call.g),
+                                   parts, kTf32Block, stage, stream);
+}
+
+cudaError_t GroupDgradTf32(const ConvCall& call, Stage stage,
+                           cudaStream_t stream) {
+  const Axes& stride = call.g.stride;
+  return stride.h == 1 && stride.w == 1
+             ? RunDgrad<1>(call, stage, stream)
+             : RunDgrad<kMaxParts>(call, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

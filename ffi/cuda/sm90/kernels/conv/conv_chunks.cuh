@@ -1,0 +1,155 @@
+// Long sums of few outputs an image, in chunks: each is summed from zero, and
+// they are added in order. Where tiles are few, the blocks of a cluster take a
+// chunk each (conv_split_kernel.cuh); else a block adds them, as is said here.
+// All ways give the same bits: results depend on which outputs a geometry has,
+// not on how many images.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CHUNKS_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CHUNKS_CUH_
+
+#include "cuda/sm90/copy/pipeline.cuh"
+#include "cuda/sm90/epilogue/store_tile.cuh"
+#include "cuda/sm90/kernels/conv/conv_config.cuh"
+#include "cuda/sm90/kernels/conv/layer_tile.cuh"
+#include "cuda/sm90/mainloop/sum_chunks.h"
+
+namespace jax_convbatch::hopper {
+
+// Where a chunk begins among the stages of a sum.
+__host__ __device__ constexpr int ChunkBegin(int iterations, int chunk) {
+  return iterations * chunk / kSumChunks;
+}
+
+// By one warpgroup. multiply(count, issued) forms the next `count` stages' sum
+// in acc; `issued` belongs to the last.
+template <int kRows, int kHalfN, typename Multiply, typename Issued>
+__device__ __forceinline__ void AddInRegisters(float (&acc)[kRows][kHalfN],
+                                               int iterations,
+                                               Multiply multiply,
+                                               Issued issued) {
+  float sum[kRows][kHalfN];
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int i = 0; i < kHalfN; ++i) sum[m][i] = -0.0f;  // leaves -0 as it is
+  }
+#pragma unroll 1
+  for (int chunk = 0; chunk < kSumChunks; ++chunk) {
+    const int count =
+        ChunkBegin(iterations, chunk + 1) - ChunkBegin(iterations, chunk);
+    multiply(count, [&] {
+      if (chunk == kSumChunks - 1) issued();
+    });
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int i = 0; i < kHalfN; ++i) sum[m][i] += acc[m][i];
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int i = 0; i < kHalfN; ++i) acc[m][i] = sum[m][i];
+  }
+}
+
+inline constexpr int kSumsReadBarrier = 3;  // hardware barrier of a warpgroup
+
+// Consume() of conv_kernel.cuh, by both warpgroups: one adds while the other
+// multiplies.
+template <typename Config, typename After>
+__device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
+                                              const After& after, int group,
+                                              uint32_t shared,
+                                              ConvBarriers<Config>& barriers) {
+  static_assert(kSumChunks % kConsumers == 0);
+  const uint32_t buffer = shared + ConvShared<Config>::kStoreOffset;
+  // A thread's sums lie in quads, side by side with those of the warpgroup's
+  // other threads; the same thread of the other warpgroup goes on with them.
+  const uint32_t sums =
+      shared + ConvShared<Config>::kSumOffset + threadIdx.x % kWarpgroup * 16;
+  const bool signals = threadIdx.x % 32 == 0;
+  RingPosition<Config::kStages> at;
+  int number = 0;  // of the tile
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
+    for (int chunk = 0; chunk < kSumChunks; ++chunk) {
+      const int count = ChunkBegin(tile.iterations, chunk + 1) -
+                        ChunkBegin(tile.iterations, chunk);
+      if (chunk % kConsumers != group) {
+        at.Skip(count);
+        continue;
+      }
+      // As in Consume().
+      const int turn = number * kSumChunks + chunk;
+      if (turn > 0) {
+        BarrierWait(SharedAddress(&barriers.turn[group]),
+                    (turn - 1) / kConsumers & 1);
+      }
+      float acc[Config::kM / 64][Config::kN / 2];
+      MultiplyStages<typename Config::T, Contiguous::kReduction,
+                     Config::kWeights>(
+          acc, count, shared, shared + Config::kInputBytes, Config::kStageBytes,
+          barriers.ring, at, [&] {
+            if (signals) {
+              BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+            }
+          });
+      if (chunk > 0) {
+        // How often the other has added before, in this tile and others.
+        const int round = (turn - 1) / kConsumers;
+        const int last = number * (kSumChunks / kConsumers - 1);
+        BarrierWait(SharedAddress(&barriers.sums[1 - group]),
+                    (group == 0 ? last + chunk / kConsumers - 1 : round) & 1);
+      } else if (number > 0) {
+        BarrierWait(SharedAddress(&barriers.stores.free[0]), (number - 1) & 1);
+      }
+      auto for_quads = [&](auto visit) {
+#pragma unroll
+        for (int m = 0; m < Config::kM / 64; ++m) {
+#pragma unroll
+          for (int i = 0; i < Config::kN / 2; i += 4) {
+            visit(sums + (m * Config::kN / 2 + i) / 4 * kWarpgroup * 16,
+                  &acc[m][i]);
+          }
+        }
+      };
+      if (chunk > 0) {
+        for_quads([](uint32_t from, float* v) {
+          const float4 other = LoadShared4(from);
+          v[0] = other.x + v[0];
+          v[1] = other.y + v[1];
+          v[2] = other.z + v[2];
+          v[3] = other.w + v[3];
+        });
+      }
+      if (chunk < kSumChunks - 1) {
+        for_quads([](uint32_t to, const float* v) {
+          StoreShared4(to, make_float4(v[0], v[1], v[2], v[3]));
+        });
+        __syncwarp();
+        if (signals) BarrierArrive(SharedAddress(&barriers.sums[group]));
+        continue;
+      }
+      uint64_t* written = &barriers.stores.written[0];
+      if constexpr (!Config::kSumsApart) {
+        NamedBarrier(kSumsReadBarrier, kWarpgroup);
+      }
+      if constexpr (After::kPresent) {
+        if (after.residual != nullptr) {
+          BarrierWait(SharedAddress(&barriers.residual[0]), number & 1);
+        }
+        ScaleAndAdd<typename Config::T>(after, tile.channel, problem.channels,
+                                        acc);
+        WriteLayerTile<typename Config::T>(
+            after, acc, buffer, written,
+            {tile.pixel, tile.channel, tile.part->pixels, problem.channels});
+      } else {
+        WriteTile<typename Config::T>(acc, buffer, written);
+      }
+    }
+    ++number;
+  });
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CHUNKS_CUH_

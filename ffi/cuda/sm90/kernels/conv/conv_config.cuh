@@ -1,0 +1,237 @@
+// What a block of the convolution kernel is made of: its configuration, its
+// shared memory, and the tiles that it works on.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_
+
+#include <algorithm>
+
+#include "cuda/sm90/epilogue/store_tile.cuh"
+#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
+#include "cuda/sm90/problem/conv_problem.h"
+#include "cuda/sm90/problem/group_width.h"
+
+namespace jax_convbatch::hopper {
+
+// The warpgroups take turns with tiles of kM x kN, so that one stores while the
+// other multiplies, or multiply the halves of one tile together.
+enum class Work { kInTurns, kTogether };
+
+// How a tile's sum is formed: in one go, or in chunks (conv_chunks.cuh).
+enum class Sum { kWhole, kChunks };
+
+// kStores: buffers for finished tiles. kZeros: whether there may be parts that
+// no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
+// kReduction where input channels are (dgrad).
+// kResident: stages of weights that stay in shared memory, all that a tile
+// sums, where every tile of a block has the same channels; 0: they come anew.
+// kLines: tiles are written and stored as whole rows of kN channels, not as
+// boxes of 64 channels.
+// kWidth: how the groups' channels lie in tiles, see group_width.h.
+template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
+          bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
+          bool kLines_ = false, int kWidth_ = kOneGroup>
+struct ConvConfig {
+  using T = T_;
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
+  static constexpr int kStores = kStores_;
+  static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr bool kZeros = kZeros_;
+  static constexpr Contiguous kWeights = kWeights_;
+
+  static constexpr Sum kSum = Sum::kWhole;
+  static constexpr bool kSumsApart = false;
+  static constexpr int kSumBytes = 0;
+  static constexpr int kResident = kResident_;
+  static constexpr bool kLines = kLines_;
+  static constexpr int kWidth = kWidth_;
+  static constexpr bool kDeep = false;
+  static_assert(!kIsNarrow<kWidth> || (kN == 64 && kResident == 0));
+
+  static constexpr int kInputBytes = kM * 128;
+  // Of narrow groups a row holds the output channels of all.
+  static constexpr int kWeightBytes = (kIsNarrow<kWidth> ? kWidth : kN) * 128;
+  static constexpr int kStageBytes =
+      kInputBytes + (kResident > 0 ? 0 : kWeightBytes);
+  static constexpr int kTileBytes = kM * kN * 2;          // of the output
+  static constexpr int kIssuers = kResident > 0 ? 1 : 2;  // that fill a stage
+  // What one warpgroup multiplies, and the warps that use a stage.
+  static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
+  static constexpr int kWarps =
+      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+};
+
+// Of three axes.
+template <typename Config>
+struct InDepth : Config {
+  static constexpr bool kDeep = true;
+};
+
+// fprop's tiles of 160 channels with their filter in boxes of 64, of whose last
+// one half is not used: they are half as many lines to copy, but a stage less.
+template <typename T>
+struct InWholeBoxes
+    : ConvConfig<T, 128, 160, Work::kInTurns, 4, 1, false, Contiguous::kRows> {
+  using Base =
+      ConvConfig<T, 128, 160, Work::kInTurns, 4, 1, false, Contiguous::kRows>;
+  static constexpr int kWeightBytes = 3 * kBoxBytes;
+  static constexpr int kStageBytes = Base::kInputBytes + kWeightBytes;
+};
+
+// Output channels of a box of fprop's filter.
+template <typename Config>
+inline constexpr int kFilterBox = kBoxChannels<Config::kN>;
+template <typename T>
+inline constexpr int kFilterBox<InWholeBoxes<T>> = 64;
+
+// Of a small tile, a warpgroup keeps what it has added so far in registers.
+template <typename Config>
+struct InChunks : Config {
+  static constexpr Sum kSum = Sum::kChunks;
+};
+
+// Of a large one, the warpgroups take turns with the chunks, which they add up
+// in shared memory: in the buffer of the finished tile, or apart from it.
+template <typename T, Contiguous kWeights, bool kApart>
+struct LargeInChunks : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
+                                  1, false, kWeights> {
+  static constexpr Sum kSum = Sum::kChunks;
+  static constexpr bool kSumsApart = kApart;
+  static constexpr int kSumBytes = 128 * 128 * 4;
+};
+
+// Stages that are copied before all barriers stand.
+inline constexpr int kFirstStages = 2;
+
+// The ring's barriers of those stages, and all its others; each by one thread.
+template <int kStages>
+__device__ __forceinline__ void InitFirstStages(RingBarriers<kStages>& ring,
+                                                int issuers) {
+  for (int i = 0; i < kFirstStages; ++i) {
+    BarrierInit(SharedAddress(&ring.full[i]), issuers);
+  }
+}
+template <int kStages>
+__device__ __forceinline__ void InitOtherStages(RingBarriers<kStages>& ring,
+                                                int issuers, int users) {
+  for (int i = 0; i < kStages; ++i) {
+    if (i >= kFirstStages) BarrierInit(SharedAddress(&ring.full[i]), issuers);
+    BarrierInit(SharedAddress(&ring.empty[i]), users);
+  }
+}
+
+// A tile of so many stages is bound by the tensor cores, not by its stores.
+inline constexpr int kPacedIterations = 4;
+// A stride's classes write more for what they sum: of such a launch, if all
+// classes have taps, the longest tile.
+inline constexpr int kPacedClasses = 16;
+
+template <typename Config>
+struct ConvBarriers {
+  RingBarriers<Config::kStages> ring;
+  StoreBarriers<Config::kStores> stores;
+  uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
+  uint64_t residual[Config::kStores];  // it is in the buffer
+  uint64_t resident;                   // the weights that stay are there
+  uint64_t sums[kConsumers];           // a warpgroup has added a chunk
+
+  // Of the first stages, and of all else; each by one thread.
+  __device__ void InitFirst() {
+    InitFirstStages(ring, Config::kIssuers);
+    BarrierInit(SharedAddress(&resident), 1);
+    FenceBarrierInit();
+  }
+  __device__ void Init() {
+    InitOtherStages(ring, Config::kIssuers, Config::kWarps);
+    stores.Init(Config::kWarps);
+    for (uint64_t& barrier : turn) {
+      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
+    for (uint64_t& barrier : sums) {
+      BarrierInit(SharedAddress(&barrier), kWarpgroup / 32);
+    }
+    for (uint64_t& barrier : residual) {
+      BarrierInit(SharedAddress(&barrier), 1);
+    }
+    FenceBarrierInit();
+  }
+};
+
+// Addresses in shared memory. Swizzled boxes start at multiples of 1024.
+template <typename Config>
+struct ConvShared {
+  static constexpr int kStoreOffset = Config::kStages * Config::kStageBytes;
+  static constexpr int kStoreBytes = Config::kStores * Config::kTileBytes;
+  static constexpr int kSumOffset =
+      kStoreOffset + (Config::kSumsApart ? kStoreBytes : 0);
+  static constexpr int kZeroOffset =
+      std::max(kStoreOffset + kStoreBytes, kSumOffset + Config::kSumBytes);
+  static constexpr int kResidentOffset =
+      kZeroOffset + (Config::kZeros ? kBoxBytes : 0);
+  static constexpr int kBarrierOffset =
+      kResidentOffset + Config::kResident * Config::kWeightBytes;
+  static constexpr int kBytes = kBarrierOffset + sizeof(ConvBarriers<Config>);
+};
+
+// A tile of the launch: part, first pixel, first channel, and how many stages
+// it takes. It may lie past the part's end: then it is nothing. Of several
+// groups: the first input channel, and the first channel's place in its group,
+// and the group.
+struct ConvTile {
+  const ConvPart* part;
+  int pixel, channel, iterations;
+  int input_channel, in_group, group;
+};
+
+template <typename Config, int kParts>
+__device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
+                                           int tile) {
+  int unit = tile, number = 0;  // of the part
+  if constexpr (kParts > 1) {
+    if (problem.part_tiles > 0) {
+      number = tile / problem.part_tiles;
+      unit = tile - number * problem.part_tiles;
+    } else {
+      // What lies side by side in the output is written together; the order
+      // rotates, so that every block gets tiles of all parts.
+      unit = tile / problem.parts;
+      number = (tile + unit) % problem.parts;
+    }
+  }
+  const int row = unit / problem.n_tiles;
+  const int column = unit - row * problem.n_tiles;
+  const int channel = column * Config::kN;
+  const int pixel = row * Config::kM;
+  int input_channel = 0, in_group = channel, group = 0;
+  if constexpr (Config::kWidth != kOneGroup) {
+    group = column / problem.group_tiles;
+    input_channel = group * problem.group_inputs;
+    in_group = (column - group * problem.group_tiles) * Config::kN;
+  }
+  const ConvPart* part = &problem.part[number];
+  const int iterations =
+      kParts == 1 || pixel < part->pixels ? part->iterations : 0;
+  return {part, pixel, channel, iterations, input_channel, in_group, group};
+}
+
+// How far a block's second tile is from its first: where the longest tiles come
+// first, those that follow begin with the blocks that had the shortest.
+template <int kParts>
+__device__ __forceinline__ int SecondTile(const ConvProblem<kParts>& problem) {
+  const int blocks = gridDim.x;
+  return kParts > 1 && problem.part_tiles > 0 ? 2 * (blocks - blockIdx.x) - 1
+                                              : blocks;
+}
+
+// Calls visit(tile) for the tiles of this block, in order.
+template <typename Config, int kParts, typename Visit>
+__device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
+                                         Visit visit) {
+  int step = SecondTile(problem);
+  for (int t = blockIdx.x; t < problem.tiles; t += step, step = gridDim.x) {
+    visit(TileAt<Config>(problem, t));
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_

@@ -1,0 +1,230 @@
+// The copies of fprop and dgrad: what a stage holds, and who issues it when.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
+
+#include "cuda/sm90/copy/depth_copies.cuh"
+#include "cuda/sm90/copy/group_copies.cuh"
+#include "cuda/sm90/copy/pipeline.cuh"
+#include "cuda/sm90/kernels/conv/conv_config.cuh"
+#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
+#include "cuda/sm90/problem/conv_problem.h"
+#include "cuda/sm90/problem/tail_problem.h"
+
+namespace jax_convbatch::hopper {
+
+// Where the next stage of a tile comes from: a tap, a block of channels, and
+// for the input the base pixel of the tile's first pixel.
+struct StageWalk {
+  int w, h, image;
+  int r = 0, s = 0, block = 0;
+  int d = 0, t = 0;  // of three axes
+
+  __device__ StageWalk(const ConvPart& part, int pixel) {
+    const int row = pixel / part.cols;
+    image = row / part.rows;
+    w = part.input_w + (pixel - row * part.cols) * part.input_step_w;
+    h = part.input_h + (row - image * part.rows) * part.input_step_h;
+  }
+
+  // From the number of an output's slice to its image.
+  __device__ void EnterSlice(const ConvDepth& depth) {
+    const int slice = image;
+    image = slice / depth.slices;
+    d = depth.input + (slice - image * depth.slices) * depth.input_step;
+  }
+
+  template <typename Config>
+  __device__ void Advance(const ConvPart& part, int channel_blocks) {
+    if (++block == channel_blocks) {
+      block = 0;
+      if (++s == part.taps_w.count) {
+        s = 0;
+        if (++r == part.taps_h.count && Config::kDeep) {
+          r = 0;
+          ++t;
+        }
+      }
+    }
+  }
+};
+
+template <typename Config, int kParts>
+__device__ __forceinline__ StageWalk
+FirstStage(const ConvProblem<kParts>& problem, const ConvTile& tile) {
+  StageWalk walk(*tile.part, tile.pixel);
+  if constexpr (Config::kDeep) walk.EnterSlice(problem.depth);
+  return walk;
+}
+
+// One warp issues the input's copies, another the weights': it helps small
+// tiles, which are bound by how fast copies are issued. The whole warp walks,
+// so that what it works out is known to be the same in all lanes, and one lane
+// issues.
+enum class Operand { kInput, kWeights };
+
+template <typename Config, typename Problem>
+__device__ __forceinline__ void CopyInput(const Problem& problem,
+                                          const ConvTile& tile,
+                                          const StageWalk& walk, uint32_t to,
+                                          uint32_t full) {
+  const ConvPart& part = *tile.part;
+  const int offset_w = walk.s * part.taps_w.offset_step;
+  const int offset_h = walk.r * part.taps_h.offset_step;
+  if constexpr (kIsTailed<Problem>) {
+    const ConvTails& tails = problem.tails;
+    if (walk.block == tails.block) {
+      BarrierArriveExpect(full, Config::kM * 2 * tails.channels);
+      LoadIm2col(to, tails.input, full, walk.block * 64, walk.w, walk.h,
+                 walk.image, offset_w, offset_h);
+      return;
+    }
+  }
+  BarrierArriveExpect(full, Config::kInputBytes);
+  if constexpr (Config::kDeep) {
+    LoadDeepIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
+                   walk.d, walk.image, offset_w, offset_h,
+                   walk.t * problem.depth.taps.offset_step);
+    return;
+  }
+  if constexpr (Config::kWidth == kAnyGroups) {
+    LoadGroupIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
+                    walk.image, tile.group, offset_w, offset_h);
+  } else {
+    LoadIm2col(to, part.input, full, tile.input_channel + walk.block * 64,
+               walk.w, walk.h, walk.image, offset_w, offset_h);
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void LoadWeights(const ConvTile& tile, uint32_t to,
+                                            uint32_t full, int block, int tap,
+                                            const CUtensorMap& map) {
+  if constexpr (Config::kWidth == kAnyGroups) {
+    if constexpr (Config::kWeights == Contiguous::kRows) {
+#pragma unroll
+      for (int n = 0; n < Config::kN; n += 64) {
+        LoadTile4(to + n * 128, map, full, tile.in_group + n, tile.group,
+                  block * 64, tap);
+      }
+    } else {
+      LoadTile4(to, map, full, block * 64, tile.group, tile.in_group, tap);
+    }
+  } else if constexpr (kIsNarrow<Config::kWidth>) {
+    LoadTile3(to, map, full, tile.channel, 0, tap);
+  } else if constexpr (Config::kWeights == Contiguous::kRows) {
+#pragma unroll
+    for (int n = 0; n < Config::kN; n += kFilterBox<Config>) {
+      LoadTile3(to + n * 128, map, full, tile.channel + n, block * 64, tap);
+    }
+  } else {
+    LoadTile3(to, map, full, tile.input_channel + block * 64, tile.in_group,
+              tap);
+  }
+}
+
+template <typename Config, typename Problem>
+__device__ __forceinline__ void CopyWeights(const Problem& problem,
+                                            const ConvTile& tile,
+                                            const StageWalk& walk, uint32_t to,
+                                            uint32_t full) {
+  const ConvPart& part = *tile.part;
+  int tap =
+      (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
+      part.taps_w.tap + walk.s * part.taps_w.tap_step;
+  if constexpr (Config::kDeep) {
+    const ConvDepth& depth = problem.depth;
+    tap += (depth.taps.tap + walk.t * depth.taps.tap_step) * depth.slice_taps;
+  }
+  if constexpr (kIsTailed<Problem>) {
+    const ConvTails& tails = problem.tails;
+    if (walk.block == tails.block) {
+      BarrierArriveExpect(full, Config::kWeightBytes / 64 * tails.channels);
+      LoadWeights<Config>(tile, to, full, walk.block, tap, tails.weights);
+      return;
+    }
+  }
+  BarrierArriveExpect(full, Config::kWeightBytes);
+  LoadWeights<Config>(tile, to, full, walk.block, tap, problem.weights);
+}
+
+// Of a filter of one tap: all that a tile sums.
+template <typename Config, typename Problem>
+__device__ __forceinline__ void LoadResident(const Problem& problem,
+                                             const ConvTile& tile, uint32_t to,
+                                             uint64_t* barrier) {
+  const uint32_t full = SharedAddress(barrier);
+  BarrierArriveExpect(full, tile.iterations * Config::kWeightBytes);
+  for (int i = 0; i < tile.iterations; ++i) {
+    LoadWeights<Config>(tile, to + i * Config::kWeightBytes, full, i, 0,
+                        problem.weights);
+  }
+}
+
+// Copies the first stages of a block's first tile, by one warp and before the
+// block's other barriers stand: a short launch waits for its first copy. The
+// code stands first in the kernel, as a jump waits for its instructions.
+template <typename Config, typename Problem>
+__device__ __forceinline__ void CopyFirstStages(
+    const Problem& problem, const ConvTile& tile, StageWalk walk, int count,
+    uint32_t ring, RingBarriers<Config::kStages>& barriers) {
+#pragma unroll
+  for (int i = 0; i < kFirstStages; ++i) {
+    if (i >= count) return;
+    const uint32_t full = SharedAddress(&barriers.full[i]);
+    const uint32_t input = ring + i * Config::kStageBytes;
+    CopyInput<Config>(problem, tile, walk, input, full);
+    if constexpr (Config::kResident == 0) {
+      CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
+                          full);
+    }
+    walk.Advance<Config>(*tile.part, problem.channel_blocks);
+  }
+}
+
+// Of `count` stages those from `first` on.
+template <typename Config, Operand kOperand, typename Problem>
+__device__ __forceinline__ void CopyStages(
+    const Problem& problem, const ConvTile& tile, StageWalk walk, int first,
+    int count, uint32_t ring, RingBarriers<Config::kStages>& barriers,
+    RingPosition<Config::kStages>& at) {
+  int i = 0;
+#pragma unroll 1
+  for (; i < min(first, count); ++i) {
+    at.Advance();
+    walk.Advance<Config>(*tile.part, problem.channel_blocks);
+  }
+  for (; i < count; ++i) {
+    const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+    const uint32_t input = ring + at.stage * Config::kStageBytes;
+    BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+    if (ElectOne()) {
+      if constexpr (kOperand == Operand::kInput) {
+        CopyInput<Config>(problem, tile, walk, input, full);
+      } else {
+        CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
+                            full);
+      }
+    }
+    at.Advance();
+    walk.Advance<Config>(*tile.part, problem.channel_blocks);
+  }
+}
+
+// All stages but the first.
+template <typename Config, Operand kOperand, typename Problem>
+__device__ __forceinline__ void IssueCopies(
+    const Problem& problem, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers) {
+  RingPosition<Config::kStages> at;
+  int first = kFirstStages;
+  ForTiles<Config>(problem, [&](const ConvTile& tile) {
+    CopyStages<Config, kOperand>(problem, tile,
+                                 FirstStage<Config>(problem, tile), first,
+                                 tile.iterations, ring, barriers, at);
+    first = 0;
+  });
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_

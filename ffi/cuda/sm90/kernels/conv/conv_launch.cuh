@@ -1,0 +1,322 @@
+// Builds a ConvProblem from its parts and launches the kernel of a plan.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
+
+#include <algorithm>
+
+#include "cuda/sm90/arch/launch.cuh"
+#include "cuda/sm90/kernels/conv/conv_kernel.cuh"
+#include "cuda/sm90/kernels/conv/conv_split_kernel.cuh"
+#include "cuda/sm90/kernels/conv/odd_plan.h"
+#include "cuda/sm90/problem/box_map.h"
+#include "cuda/sm90/problem/conv.h"
+#include "cuda/sm90/problem/conv_part_axes.h"
+#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+
+// What a kernel copies at a time: pixels it loads, pixels it stores, and input
+// channels of the filter, each by 128 bytes.
+struct ConvBoxes {
+  int load_pixels, store_pixels, filter_channels;
+  Output output;
+  bool half_filter = false;  // by 64 bytes
+};
+
+// Adds a part of what `call` computes to a problem whose other members are set.
+// False where the driver refuses.
+template <int kParts>
+bool AddPart(const ConvCall& call, const Activations& in,
+             const Activations& out, const PartAxes& axes,
+             const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
+  ConvPart& part = problem->part[problem->parts];
+  problem->parts = problem->parts + 1;
+  SetAxes(axes, out.n, problem->channel_blocks, &part);
+  if (!EncodeIm2col(
+          &part.input, call.type, call.lhs,
+          InputWalk(in, axes, boxes.load_pixels, MapGroups(call.g)))) {
+    return false;
+  }
+  const int channels = 128 / ElementBytes(call.type);
+  switch (boxes.output) {
+    case Output::kMatrix:
+      if (IsOddTile(call.plan)) {
+        return EncodeHalfLines(&part.output, call.type, call.result,
+                               {out.c, part.pixels}, {32, boxes.store_pixels},
+                               Copy::kStore);
+      }
+      if (const int64_t groups = MapGroups(call.g); groups > 1) {
+        return EncodeStrided(&part.output, call.type, call.result,
+                             {out.c / groups, groups, part.pixels},
+                             {out.c / groups, out.c},
+                             {channels, 1, boxes.store_pixels}, Copy::kStore);
+      }
+      return EncodeTiled(&part.output, call.type, call.result,
+                         {out.c, part.pixels}, {channels, boxes.store_pixels},
+                         Copy::kStore);
+    case Output::kLines:  // box by box of 64 channels within a line
+      return EncodeStrided(
+          &part.output, call.type, call.result,
+          {channels, out.c / channels, part.pixels}, {channels, out.c},
+          {channels, call.plan.tile_n / channels, kLinePixels}, Copy::kStore);
+    case Output::kThreads:
+      part.output_data = call.result;
+      return true;
+    default:
+      const int64_t groups = MapGroups(call.g);
+      const int pixels = groups > 1
+                             ? GroupStorePixels(part.pixels, boxes.store_pixels)
+                             : boxes.store_pixels;
+      return EncodeIm2col(&part.output, call.type, call.result,
+                          OutputWalk(out, axes, pixels, groups), Copy::kStore);
+  }
+}
+
+// False where the driver refuses.
+template <int kParts, typename Parts>
+bool MakeConvProblem(const ConvCall& call, const Activations& in,
+                     const Activations& out, const Parts& parts,
+                     const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
+  const ConvGeometry& g = call.g;
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  const int block = 128 / ElementBytes(call.type);
+  const int64_t units = GroupUnits(g), of_maps = MapGroups(g);
+  const int64_t inputs = UnitChannels(g, in.c);
+  const int64_t outputs = UnitChannels(g, out.c);
+  problem->channels = static_cast<int>(out.c / of_maps);
+  problem->channel_blocks = static_cast<int>((inputs + block - 1) / block);
+  problem->filter_width = static_cast<int>(g.S);
+  problem->group_tiles = static_cast<int>((outputs + n - 1) / n);
+  problem->group_inputs = static_cast<int>(inputs);
+  problem->n_tiles = static_cast<int>(units * problem->group_tiles);
+  const bool weights =
+      of_maps > 1
+          ? EncodeStrided(&problem->weights, call.type, call.rhs,
+                          {g.group_K(), g.groups, g.group_C(), g.taps()},
+                          {g.group_K(), g.K, g.group_C() * g.K},
+                          {block, 1, boxes.filter_channels, 1})
+      : boxes.half_filter
+          ? EncodeHalfLines(&problem->weights, call.type, call.rhs,
+                            {g.K, g.C, g.taps()},
+                            {32, boxes.filter_channels, 1}, Copy::kLoad)
+          : EncodeTiled(&problem->weights, call.type, call.rhs,
+                        {g.K, g.group_C(), g.taps()},
+                        {block, boxes.filter_channels, 1});
+  if (!weights) return false;
+  int pixels = 0;
+  for (const PartAxes& part : parts) {
+    if (!AddPart(call, in, out, part, boxes, problem)) return false;
+    pixels = std::max(pixels, problem->part[problem->parts - 1].pixels);
+  }
+  problem->tiles = (pixels + m - 1) / m * problem->n_tiles * problem->parts;
+  return true;
+}
+
+// The maps of stages of so many channels; `filter` as in ConvBoxes. False where
+// the driver refuses.
+template <Contiguous kWeights>
+bool MakeTails(const ConvCall& call, const Activations& in,
+               const PartAxes& axes, int filter_channels, int channels,
+               int block, ConvTails* tails) {
+  tails->channels = channels;
+  tails->block = block;
+  if (!EncodeNarrowIm2col(&tails->input, call.type, call.lhs,
+                          InputWalk(in, axes, call.plan.tile_m), channels)) {
+    return false;
+  }
+  const ConvGeometry& g = call.g;
+  const std::initializer_list<int64_t> sizes = {g.K, g.C, g.taps()};
+  if (kWeights == Contiguous::kRows) {
+    return IsOddTile(call.plan) && !HasWholeBoxes(g, call.plan)
+               ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
+                                 {32, channels, 1}, Copy::kLoad)
+               : EncodeTiled(&tails->weights, call.type, call.rhs, sizes,
+                             {64, channels, 1});
+  }
+  return channels == 32
+             ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
+                               {channels, filter_channels, 1}, Copy::kLoad)
+             : EncodeQuarterLines(&tails->weights, call.type, call.rhs, sizes,
+                                  {channels, filter_channels, 1});
+}
+
+template <typename Config, int kParts, typename After>
+cudaError_t LaunchConv(const ProblemOf<Config, kParts, After>& problem,
+                       const After& after, int blocks, Stage stage,
+                       cudaStream_t stream) {
+  const auto kernel = &ConvKernel<Config, kParts, After>;
+  const cudaError_t raised =
+      RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  // Every tile of a block has the same channels.
+  if (Config::kResident > 0) blocks -= blocks % int(problem.n_tiles);
+  constexpr int kBytes = ConvShared<Config>::kBytes;
+  kernel<<<std::min(problem.tiles, blocks), kThreads, kBytes, stream>>>(problem,
+                                                                        after);
+  return cudaGetLastError();
+}
+
+inline ConvChunks MakeChunks(const ConvProblem<1>& problem) {
+  const ConvPart& part = problem.part[0];
+  ConvChunks chunks{};
+  for (int i = 0; i < kSumChunks; ++i) {
+    const int begin = ChunkBegin(part.iterations, i);
+    const int tap = begin / problem.channel_blocks;
+    chunks.chunk[i] = {tap / part.taps_w.count, tap % part.taps_w.count,
+                       begin % problem.channel_blocks,
+                       ChunkBegin(part.iterations, i + 1) - begin};
+  }
+  return chunks;
+}
+
+template <typename Config, typename After>
+cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
+                        Stage stage, cudaStream_t stream) {
+  const auto kernel = &ConvSplitKernel<Config, After>;
+  constexpr int kBytes = Config::kBarrierOffset + sizeof(SplitBarriers<Config>);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  return LaunchKernel(kernel,
+                      {int64_t{kSumChunks} * problem.tiles, Config::kThreads,
+                       Start::kInOrder, kBytes, kSumChunks},
+                      stream, problem, MakeChunks(problem), after);
+}
+
+// The filter is copied in boxes of box_c input channels.
+template <typename T, Contiguous kWeights, int kParts, typename Parts,
+          typename After = NoEpilogue>
+cudaError_t RunConv(const ConvCall& call, const Activations& in,
+                    const Activations& out, const Parts& parts, int box_c,
+                    Stage stage, cudaStream_t stream, const After& after = {}) {
+  // Of a kernel that has no tails, what it is given of this has none either.
+  std::conditional_t<kParts == 1, TailedProblem, ConvProblem<kParts>> problem{};
+  const bool lines = call.plan.tile_m == kLineTilePixels &&
+                     call.plan.tile_n == kLineTileChannels;
+  const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
+                           kParts > 1 ? Output::kWalk
+                           : lines    ? Output::kLines
+                                      : Output::kMatrix,
+                           kWeights == Contiguous::kRows &&
+                               IsOddTile(call.plan) &&
+                               !HasWholeBoxes(call.g, call.plan)};
+  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+    const int tail = TailChannels(in.c);
+    if (tail > 0 &&
+        !MakeTails<kWeights>(call, in, parts[0], box_c, tail,
+                             problem.channel_blocks - 1, &problem.tails)) {
+      return cudaErrorInvalidValue;
+    }
+  }
+  const int m = call.plan.tile_m, n = call.plan.tile_n;
+  const bool zeros =
+      std::any_of(problem.part, problem.part + problem.parts,
+                  [](const ConvPart& part) { return part.iterations == 0; });
+
+  if (kParts > 1 && !zeros &&
+      LongestFirst(problem.tiles, problem.part[0].iterations,
+                   call.plan.blocks)) {
+    problem.part_tiles = problem.tiles / int(problem.parts);
+  }
+  auto launch = [&](auto config) {
+    return LaunchConv<decltype(config), kParts>(
+        problem, after, call.plan.blocks, stage, stream);
+  };
+  // Stages and store buffers: what fits in shared memory.
+  constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
+  constexpr bool kZeros = kParts > 1;
+  constexpr int kStores = kZeros ? 1 : 2;
+  // Chunks are never summed for a plain epilogue alone.
+  if constexpr (kParts == 1 && !After::kPlain) {
+    if (SumsInChunks(in, out, parts[0])) {
+      if (m == 64 && n == 64) {
+        return launch(
+            InChunks<
+                ConvConfig<T, 64, 64, kInTurns, 12, 2, false, kWeights>>());
+      }
+      if (m == 64 && n == 128) {
+        // One round of clusters is faster than blocks that are half as many.
+        return kSumChunks * problem.tiles <= call.plan.blocks
+                   ? LaunchSplit<SplitConfig<T, kWeights>>(problem, after,
+                                                           stage, stream)
+                   : launch(InChunks<ConvConfig<T, 64, 128, kInTurns, 8, 2,
+                                                false, kWeights>>());
+      }
+      return m == 128 && n == 128
+                 ? launch(LargeInChunks<T, kWeights, After::kPresent>())
+                 : cudaErrorInvalidValue;
+    }
+  }
+  if (m == 64 && n == 64) {
+    return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
+  }
+  if (m == 64 && n == 128) {
+    if constexpr (kParts == 1) {
+      // Small sums: a tile's weights would be most of what it copies.
+      constexpr int kResident = 2;
+      if (call.g.taps() == 1 && problem.part[0].iterations <= kResident &&
+          problem.n_tiles <= 8 && problem.tiles >= 2 * call.plan.blocks &&
+          problem.n_tiles <= call.plan.blocks) {
+        return launch(ConvConfig<T, 64, 128, kInTurns, 8, 4, false, kWeights,
+                                 kResident>());
+      }
+    }
+    return launch(
+        ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
+  }
+  // Odd widths and lines have a plain epilogue alone.
+  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+    if (m == 128 && n == 160) {
+      if constexpr (kWeights == Contiguous::kRows) {
+        if (HasWholeBoxes(call.g, call.plan)) return launch(InWholeBoxes<T>());
+      }
+      return launch(ConvConfig<T, 128, 160, kInTurns, 5, 1, false, kWeights>());
+    }
+    if (m == 256 && n == 96) {
+      return launch(ConvConfig<T, 256, 96, kInTurns, 4, 1, false, kWeights>());
+    }
+    if (m == 128 && n == 96) {
+      return launch(ConvConfig<T, 128, 96, kInTurns, 6, 2, false, kWeights>());
+    }
+    if (m == 256 && n == 32) {
+      return launch(ConvConfig<T, 256, 32, kInTurns, 5, 2, false, kWeights>());
+    }
+    if (m == 128 && n == 32) {
+      return launch(ConvConfig<T, 128, 32, kInTurns, 9, 2, false, kWeights>());
+    }
+  }
+  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+    if (lines && StoresLines(in, out, parts[0])) {
+      return launch(ConvConfig<T, kLineTilePixels, kLineTileChannels, kInTurns,
+                               8, 4, false, kWeights, 1, true>());
+    }
+  }
+  if (m == 256 && n == 64) {
+    return launch(
+        ConvConfig<T, 256, 64, kInTurns, 4, kStores, kZeros, kWeights>());
+  }
+  if (m == 128 && n == 256) {
+    return launch(ConvConfig<T, 128, 256, kTogether, 3, 1, kZeros, kWeights>());
+  }
+  if (m == 128 && n == 128) {
+    if constexpr (kZeros) {
+      if (zeros) {
+        return launch(
+            ConvConfig<T, 128, 128, kInTurns, 5, 1, true, kWeights>());
+      }
+    }
+    // The short sums of a stride's classes wait for their stores.
+    constexpr int kBuffers = After::kOverlaps || kParts > 1 ? 2 : 1;
+    return launch(ConvConfig<T, 128, 128, kInTurns, 7 - kBuffers, kBuffers,
+                             false, kWeights>());
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_

@@ -1,0 +1,210 @@
+// fprop and dgrad of few outputs and long sums: a cluster of blocks forms the
+// tile, each block a chunk of its sum. The first two add all chunks, in order,
+// each for half of the tile's channels, and store them: the others send theirs
+// through distributed shared memory. Few tiles then fill the GPU, and of larger
+// tiles each block reads less than of small ones that are not split.
+//
+// conv_chunks.cuh adds the same chunks in the same order.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_KERNEL_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_KERNEL_CUH_
+
+#include "cuda/sm90/kernels/conv/conv_kernel.cuh"
+
+namespace jax_convbatch::hopper {
+
+template <typename T_, Contiguous kWeights_>
+struct SplitConfig {
+  using T = T_;
+  static constexpr int kM = 64, kN = 128, kStages = 7;
+  static constexpr Contiguous kWeights = kWeights_;
+  static constexpr int kResident = 0;
+  static constexpr int kWidth = kOneGroup;
+  static constexpr bool kDeep = false;
+  static constexpr int kInputBytes = kM * 128;
+  static constexpr int kWeightBytes = kN * 128;
+  static constexpr int kStageBytes = kInputBytes + kWeightBytes;
+  static constexpr int kIssuers = 2;
+  static constexpr int kHalf = kN / 2;              // channels
+  static constexpr int kSumBytes = kM * kHalf * 4;  // of half a tile
+  static constexpr int kTileBytes = kM * kHalf * 2;
+  static constexpr int kThreads = kWarpgroup + 64;
+  // In shared memory: the ring, what others send, the result.
+  static constexpr int kSumOffset = kStages * kStageBytes;
+  static constexpr int kTileOffset = kSumOffset + (kSumChunks - 1) * kSumBytes;
+  static constexpr int kBarrierOffset = kTileOffset + kTileBytes;
+};
+
+template <typename Config>
+struct SplitBarriers {
+  RingBarriers<Config::kStages> ring;
+  uint64_t arrived;   // what the other blocks send
+  uint64_t residual;  // it is in the buffer
+  uint64_t written;   // the result is
+
+  // Of the first stages, and of all else; each by one thread.
+  __device__ void InitFirst() {
+    InitFirstStages(ring, Config::kIssuers);
+    FenceBarrierInit();
+  }
+  __device__ void Init() {
+    InitOtherStages(ring, Config::kIssuers, kWarpgroup / 32);
+    BarrierInit(SharedAddress(&arrived), 1);
+    BarrierInit(SharedAddress(&residual), 1);
+    BarrierInit(SharedAddress(&written), kWarpgroup / 32);
+    FenceBarrierInit();
+    BarrierArriveExpect(SharedAddress(&arrived),
+                        (kSumChunks - 1) * Config::kSumBytes);
+  }
+};
+
+// Where a block's chunk begins in the sum of its tile.
+__device__ __forceinline__ StageWalk ChunkWalk(const ConvPart& part, int pixel,
+                                               const ConvChunk& chunk) {
+  StageWalk walk(part, pixel);
+  walk.r = chunk.r;
+  walk.s = chunk.s;
+  walk.block = chunk.block;
+  return walk;
+}
+
+// Adds the chunks of half the tile, in order, where this block does; else it
+// only sends. False there.
+template <typename Config>
+__device__ __forceinline__ bool AddChunks(const float (&acc)[1][Config::kN / 2],
+                                          int rank, uint32_t sums,
+                                          uint32_t arrived,
+                                          float (&sum)[1][Config::kHalf / 2]) {
+  constexpr int kQuads = Config::kHalf / 8;
+  ClusterWait();  // the others' barriers stand
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half == rank) continue;
+    const int slot = rank - (rank > half ? 1 : 0);
+    const uint32_t to =
+        InCluster(sums + slot * Config::kSumBytes + threadIdx.x * 16, half);
+    const uint32_t barrier = InCluster(arrived, half);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const float* v = &acc[0][(half * kQuads + i) * 4];
+      SendShared4(to + i * kWarpgroup * 16, barrier,
+                  make_float4(v[0], v[1], v[2], v[3]));
+    }
+  }
+  if (rank >= 2) return false;
+  BarrierWait(arrived, 0);
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    float* v = &sum[0][4 * i];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[j] = rank == 0 ? acc[0][4 * i + j] : acc[0][4 * (kQuads + i) + j];
+    }
+    // The first two chunks in either order.
+#pragma unroll
+    for (int slot = 0; slot < kSumChunks - 1; ++slot) {
+      const float4 other = LoadShared4(sums + slot * Config::kSumBytes +
+                                       (i * kWarpgroup + threadIdx.x) * 16);
+      v[0] += other.x;
+      v[1] += other.y;
+      v[2] += other.z;
+      v[3] += other.w;
+    }
+  }
+  return true;
+}
+
+template <typename Config, typename After>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    ConvSplitKernel(const __grid_constant__ ConvProblem<1> problem,
+                    const __grid_constant__ ConvChunks chunks,
+                    const __grid_constant__ After after) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& barriers = *reinterpret_cast<SplitBarriers<Config>*>(
+      memory + Config::kBarrierOffset);
+  const uint32_t shared = SharedAddress(memory);
+  const int rank = blockIdx.x % kSumChunks;
+  const ConvChunk& chunk = chunks.chunk[rank];
+  const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumChunks);
+  const int channel = tile.channel + rank * Config::kHalf;  // of its half
+  const StageWalk walk = ChunkWalk(*tile.part, tile.pixel, chunk);
+  // As in ConvKernel.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  constexpr int kInputWarp = kWarpgroup / 32;
+  if (warp == kInputWarp) {
+    if (ElectOne()) barriers.InitFirst();
+    NamedBarrierArrive(kFirstBarrier, Config::kThreads);
+    if (ElectOne()) {
+      CopyFirstStages<Config>(problem, tile, walk, chunk.count, shared,
+                              barriers.ring);
+    }
+    NamedBarrier(kRestBarrier, 64);
+  } else {
+    if (threadIdx.x == 32) {
+      PrefetchMap(problem.part[0].input);
+      PrefetchMap(problem.weights);
+      PrefetchMap(problem.part[0].output);
+    }
+    if (warp == 0) {
+      if (ElectOne()) barriers.Init();
+      NamedBarrierArrive(kRestBarrier, 64);
+    }
+    NamedBarrier(kFirstBarrier, Config::kThreads);
+  }
+  ClusterArrive();
+
+  if (warp >= kInputWarp) {
+    RingPosition<Config::kStages> at;
+    if (warp == kInputWarp) {
+      CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
+                                          chunk.count, shared, barriers.ring,
+                                          at);
+    } else {
+      CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+                                            chunk.count, shared, barriers.ring,
+                                            at);
+    }
+    ClusterWait();
+    return;
+  }
+  const uint32_t buffer = shared + Config::kTileOffset;
+  const bool stores = rank < 2 && channel < problem.channels;
+  if constexpr (After::kPresent) {
+    if (after.residual != nullptr && threadIdx.x == 0 && stores) {
+      const uint32_t barrier = SharedAddress(&barriers.residual);
+      BarrierArriveExpect(barrier, kBoxBytes);
+      LoadTile2(buffer, after.residual_boxes, barrier, channel, tile.pixel);
+    }
+  }
+  float acc[1][Config::kN / 2], sum[1][Config::kHalf / 2];
+  RingPosition<Config::kStages> at;
+  MultiplyStages<typename Config::T, Contiguous::kReduction, Config::kWeights>(
+      acc, chunk.count, shared, shared + Config::kInputBytes,
+      Config::kStageBytes, barriers.ring, at);
+  if (!AddChunks<Config>(acc, rank, shared + Config::kSumOffset,
+                         SharedAddress(&barriers.arrived), sum) ||
+      !stores) {
+    return;
+  }
+  if constexpr (After::kPresent) {
+    if (after.residual != nullptr) {
+      BarrierWait(SharedAddress(&barriers.residual), 0);
+    }
+    ScaleAndAdd<typename Config::T>(after, channel, problem.channels, sum);
+    WriteLayerTile<typename Config::T>(
+        after, sum, buffer, &barriers.written,
+        {tile.pixel, channel, tile.part->pixels, problem.channels});
+  } else {
+    WriteTile<typename Config::T>(sum, buffer, &barriers.written);
+  }
+  if (threadIdx.x == 0) {
+    BarrierWait(SharedAddress(&barriers.written), 0);
+    StoreTile<Config::kM, Config::kHalf, true>(*tile.part, buffer, kBoxBytes,
+                                               false, tile.pixel, channel,
+                                               problem.channels);
+    StoreWaitRead<0>();
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_KERNEL_CUH_

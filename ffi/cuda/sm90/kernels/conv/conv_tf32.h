@@ -1,0 +1,20 @@
+// What Fprop, Dgrad and Wgrad call for Type::kTf32.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t FpropTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t FpropActTf32(const ConvCall& call, Stage stage,
+                         cudaStream_t stream);
+cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+// What PlanWgrad says where the kernels can run.
+Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_

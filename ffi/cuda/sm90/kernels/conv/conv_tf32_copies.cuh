@@ -1,0 +1,134 @@
+// The copies of fprop and dgrad of f32: what a stage holds, in the order of the
+// sum.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_
+
+#include <algorithm>
+
+#include "cuda/sm90/copy/group_copies.cuh"
+#include "cuda/sm90/copy/pipeline.cuh"
+#include "cuda/sm90/kernels/conv/conv_config.cuh"
+#include "cuda/sm90/kernels/conv/conv_copies.cuh"
+#include "cuda/sm90/mainloop/tf32_fragments.cuh"
+#include "cuda/sm90/problem/conv_problem.h"
+
+namespace jax_convbatch::hopper {
+
+// The first output channel of a tile, among those that problem.channels counts.
+template <typename Config>
+__device__ __forceinline__ int StoredChannel(const ConvTile& tile) {
+  return Config::kWidth == kAnyGroups ? tile.in_group : tile.channel;
+}
+
+// Where the next stage of a tile comes from, as StageWalk, but that the taps of
+// a row follow each other, then come the next channels. Every configuration
+// adds in this order.
+template <typename Config>
+struct Tf32Walk {
+  int w[Config::kInputBoxes], h[Config::kInputBoxes],
+      image[Config::kInputBoxes];
+  int r = 0, s = 0, block = 0;
+
+  __device__ __forceinline__ Tf32Walk(const ConvPart& part, int first) {
+#pragma unroll
+    for (int b = 0; b < Config::kInputBoxes; ++b) {
+      int pixel = first + b * Config::kBoxPixels;
+      // A box of groups must begin inside the tensor (it is an illegal
+      // instruction otherwise); of one that does not nothing is stored.
+      if constexpr (Config::kWidth == kAnyGroups) {
+        pixel = min(pixel, part.pixels - 1);
+      }
+      const int row = pixel / part.cols;
+      image[b] = row / part.rows;
+      w[b] = part.input_w + (pixel - row * part.cols) * part.input_step_w;
+      h[b] = part.input_h + (row - image[b] * part.rows) * part.input_step_h;
+    }
+  }
+
+  __device__ __forceinline__ void Advance(const ConvPart& part,
+                                          int channel_blocks) {
+    s += Config::kTaps;
+    if (s == part.taps_w.count) {
+      s = 0;
+      if (++block == channel_blocks) {
+        block = 0;
+        ++r;
+      }
+    }
+  }
+};
+
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyTf32Input(
+    const ConvProblem<kParts>& problem, const ConvTile& tile,
+    const Tf32Walk<Config>& walk, uint32_t input, uint32_t full) {
+  const ConvPart& part = *tile.part;
+  const int c = walk.block * kTf32Block;
+  const int offset_w = walk.s * part.taps_w.offset_step;
+  const int offset_h = walk.r * part.taps_h.offset_step;
+  BarrierArriveExpect(full, Config::kInputBytes);
+#pragma unroll
+  for (int b = 0; b < Config::kInputBoxes; ++b) {
+    const uint32_t to = input + b * Config::kBoxPixels * 128;
+    if constexpr (Config::kWidth == kAnyGroups) {
+      LoadGroupIm2col(to, part.input, full, c, walk.w[b], walk.h[b],
+                      walk.image[b], tile.group, offset_w, offset_h);
+    } else {
+      LoadIm2col(to, part.input, full, tile.input_channel + c, walk.w[b],
+                 walk.h[b], walk.image[b], offset_w, offset_h);
+    }
+  }
+}
+
+// `boxes`: of 32 output channels. Those past the last channel are left out, and
+// what they would have given is not written.
+template <typename Config, int kParts>
+__device__ __forceinline__ int FilterBoxes(const ConvProblem<kParts>& problem,
+                                           const ConvTile& tile) {
+  return (min(Config::kN, problem.channels - StoredChannel<Config>(tile)) +
+          kTf32Block - 1) /
+         kTf32Block;
+}
+
+template <typename Config, int kParts>
+__device__ __forceinline__ void CopyTf32Weights(
+    const ConvProblem<kParts>& problem, const ConvTile& tile,
+    const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
+  constexpr bool kInGroups = Config::kWidth == kAnyGroups;
+  constexpr bool kRows = Config::kWeights == Contiguous::kRows;
+  const ConvPart& part = *tile.part;
+  const int c = walk.block * kTf32Block;
+  BarrierArriveExpect(full, Config::kTaps * (kRows ? boxes * kTf32BoxBytes
+                                                   : Config::kTapBytes));
+#pragma unroll
+  for (int tap = 0; tap < Config::kTaps; ++tap) {
+    const uint32_t to_tap = weights + tap * Config::kTapBytes;
+    const int filter_tap = (part.taps_h.tap + walk.r * part.taps_h.tap_step) *
+                               problem.filter_width +
+                           part.taps_w.tap +
+                           (walk.s + tap) * part.taps_w.tap_step;
+    if constexpr (kRows) {
+#pragma unroll
+      for (int n = 0; n < Config::kN / kTf32Block; ++n) {
+        if (n >= boxes) break;
+        const uint32_t to = to_tap + n * kTf32BoxBytes;
+        const int k = StoredChannel<Config>(tile) + n * kTf32Block;
+        if constexpr (kInGroups) {
+          LoadTile4(to, problem.weights, full, k, tile.group, c, filter_tap);
+        } else {
+          LoadTile3(to, problem.weights, full, k, c, filter_tap);
+        }
+      }
+    } else if constexpr (kInGroups) {
+      LoadTile4(to_tap, problem.weights, full, c, tile.group, tile.in_group,
+                filter_tap);
+    } else {
+      LoadTile3(to_tap, problem.weights, full, tile.input_channel + c,
+                tile.in_group, filter_tap);
+    }
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_

@@ -1,0 +1,217 @@
+// fprop and dgrad of f32, multiplied as TF32: the transpose of the product that
+// conv_kernel.cuh computes, in the same persistent, warp-specialised way.
+//
+// The multiplier takes TF32 from shared memory only where the reduction is
+// contiguous. Pixels have their channels so, and are the right operand; the
+// filter is the left one, which may come from registers. dgrad's filter has the
+// reduction contiguous too; fprop's has output channels contiguous, and the
+// registers are loaded across its rows. Swapped roles also suit few output
+// channels: a multiplication of 64 rows by 256 columns reads shared memory
+// less than one of 64 by 64.
+//
+// The reduction is never split: every tile shape adds in the same order.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_
+
+#include "cuda/sm90/arch/wgmma_tf32_columns.cuh"
+#include "cuda/sm90/epilogue/store_tf32.cuh"
+#include "cuda/sm90/kernels/conv/conv_kernel.cuh"
+#include "cuda/sm90/kernels/conv/conv_tf32_copies.cuh"
+#include "cuda/sm90/mainloop/tf32_fragments.cuh"
+#include "cuda/sm90/problem/conv_problem.h"
+
+namespace jax_convbatch::hopper {
+
+// Named barriers: 1 and 2 are the stores', these order the warpgroups' turns.
+inline constexpr int kTurnBarrier = 3;
+
+// kM pixels by kN channels. kWeights: kRows where output channels are
+// contiguous (fprop), kReduction where input channels are (dgrad). kTaps: how
+// many taps of a filter row share a stage, and so the pixels that it holds: all
+// of a row of that many, or each has a stage of its own.
+//
+// In the first case the pixels of a tile are walked with the columns that lie
+// between the last of a row and the first of the next, so that every tap finds
+// its pixels a fixed number further on. What those columns give is not written.
+// kWidth: see group_width.h.
+template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1,
+          Work kWork = Work::kInTurns, int kWidth_ = kOneGroup,
+          int kStoreBuffers_ = kWork == Work::kTogether && kM_ == 256 ? 2 : 1>
+struct Tf32Config {
+  static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
+  static constexpr Contiguous kWeights = kWeights_;
+  static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr int kWidth = kWidth_;
+  static_assert(!kIsNarrow<kWidth>);
+
+  // What one warpgroup multiplies, the warps that use a stage, and rows of the
+  // multiplication.
+  static constexpr int kGroupN = kTogether ? kN / kConsumers : kN;
+  static constexpr int kWarps =
+      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+  static constexpr int kBlocks = kGroupN / 64;
+  // A box is at most 256 pixels; two of 136 have 8 at least to go on.
+  static constexpr int kInputBoxes = kTaps == 1 ? 1 : 2;
+  static constexpr int kBoxPixels = kTaps == 1 ? kM : kM / 2 + 8;
+  static constexpr int kInputBytes = kInputBoxes * kBoxPixels * 128;
+  static constexpr int kTapBytes = kN * 128;
+  static constexpr int kStageBytes = kInputBytes + kTaps * kTapBytes;
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  // A warpgroup writes its tile this many pixels at a time. More would cost
+  // 256 x 64 its fifth stage.
+  static constexpr int kStorePixels = 32;
+  static constexpr int kStoreBoxBytes = kStorePixels * 128;
+  static constexpr int kStoreBytes = kGroupN / kTf32Block * kStoreBoxBytes;
+  static constexpr int kStoreBuffers = kStoreBuffers_;
+  static constexpr int kSharedBytes =
+      kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
+};
+
+template <typename Config, Operand kOperand, int kParts>
+__device__ __forceinline__ void IssueTf32Copies(
+    const ConvProblem<kParts>& problem, uint32_t ring,
+    RingBarriers<Config::kStages>& barriers) {
+  RingPosition<Config::kStages> at;
+  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+    const ConvTile tile = TileAt<Config>(problem, t);
+    Tf32Walk<Config> walk(*tile.part, tile.pixel);
+    const int boxes = FilterBoxes<Config>(problem, tile);
+    for (int i = 0; i < tile.iterations; i += Config::kTaps) {
+      const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+      const uint32_t input = ring + at.stage * Config::kStageBytes;
+      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+      if constexpr (kOperand == Operand::kInput) {
+        CopyTf32Input<Config>(problem, tile, walk, input, full);
+      } else {
+        CopyTf32Weights<Config>(problem, tile, walk, boxes,
+                                input + Config::kInputBytes, full);
+      }
+      at.Advance();
+      walk.Advance(*tile.part, problem.channel_blocks);
+    }
+  }
+}
+
+// MultiplyStages with several taps in a stage, or a product of columns that it
+// does not have. `weights`: of stage 0.
+template <typename Config>
+__device__ __forceinline__ void MultiplyTaps(
+    float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t input,
+    uint32_t weights, RingBarriers<Config::kStages>& barriers,
+    RingPosition<Config::kStages>& at, int step) {
+  static_assert(Config::kBlocks == 1);
+#pragma unroll
+  for (int i = 0; i < Config::kM / 2; ++i) acc[0][i] = 0.0f;
+  const bool signals = threadIdx.x % 32 == 0;
+  int previous = -1;
+  for (int i = 0; i < count; ++i) {
+    BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
+    const int stage = at.stage * Config::kStageBytes;
+    WgmmaFence();
+#pragma unroll
+    for (int tap = 0; tap < Config::kTaps; ++tap) {
+      const uint64_t a = Descriptor(weights + stage + tap * Config::kTapBytes);
+      const uint64_t b = Descriptor(input + stage + tap * step);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        WgmmaTf32Columns<Config::kM>(
+            acc[0], a + k * kReductionStep<Contiguous::kReduction>,
+            b + k * kReductionStep<Contiguous::kReduction>);
+      }
+    }
+    WgmmaCommit();
+    WgmmaWait<1>();
+    if (previous >= 0 && signals) {
+      BarrierArrive(SharedAddress(&barriers.empty[previous]));
+    }
+    previous = at.stage;
+    at.Advance();
+  }
+  WgmmaWait<0>();
+  if (previous >= 0 && signals) {
+    BarrierArrive(SharedAddress(&barriers.empty[previous]));
+  }
+}
+
+template <typename Config, int kParts, typename After>
+__device__ __forceinline__ void ConsumeTf32(
+    const ConvProblem<kParts>& problem, const After& after, int group,
+    uint32_t ring, RingBarriers<Config::kStages>& barriers) {
+  Tf32Store<Config, kTf32Output<Config, kParts>> out(
+      group, ring + Config::kRingBytes +
+                 group * Config::kStoreBuffers * Config::kStoreBytes);
+  // Lane % 4 takes rows of the filter in order, as the multiplier takes the
+  // pixels' channels.
+  const FragmentLoader<Config::kBlocks> loader(threadIdx.x % 4, 4);
+  // Its rows of the filter, 32 channels or one to 128 bytes.
+  const int rows = Config::kTogether ? group * Config::kGroupN : 0;
+  const uint32_t weights = ring + Config::kInputBytes + rows * 128;
+  RingPosition<Config::kStages> at;
+  int turn = 0;
+  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
+    const ConvTile tile = TileAt<Config>(problem, t);
+    const int channel = StoredChannel<Config>(tile) + rows;
+    if constexpr (Config::kWidth == kAnyGroups) {
+      out.EnterGroup(tile.group, problem.channels *
+                                     (problem.n_tiles / problem.group_tiles));
+    }
+    const int stages = tile.iterations / Config::kTaps;
+    // From tap to tap, in the pixels of a stage.
+    const int step = tile.part->taps_w.offset_step * 128;
+    if (!Config::kTogether && turn % kConsumers != group) {
+      at.Skip(stages);
+      continue;
+    }
+    // As in conv_kernel.cuh.
+    if (!Config::kTogether && turn > 0)
+      NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
+    float acc[Config::kBlocks][Config::kM / 2];
+    if constexpr (Config::kWeights == Contiguous::kRows) {
+      MultiplyFragments<Config::kTaps>(acc, stages, weights, ring,
+                                       Config::kStageBytes, loader, barriers,
+                                       at, {Config::kTapBytes, step});
+    } else if constexpr (Config::kBlocks > 1) {
+      MultiplyStages<float, Contiguous::kReduction, Contiguous::kReduction>(
+          acc, stages, weights, ring, Config::kStageBytes, barriers, at);
+    } else {
+      MultiplyTaps<Config>(acc, stages, ring, weights, barriers, at, step);
+    }
+    if (!Config::kTogether && t + gridDim.x < problem.tiles) {
+      NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
+    }
+    if constexpr (After::kPresent) {
+      out.Store(after, acc, *tile.part, tile.pixel, channel, problem.channels);
+    } else {
+      out.Store(acc, *tile.part, tile.pixel, channel, problem.channels);
+    }
+  }
+  out.Finish();
+}
+
+template <typename Config, int kParts, typename After>
+__global__ void __launch_bounds__(kThreads, 1)
+    ConvTf32Kernel(const __grid_constant__ ConvProblem<kParts> problem,
+                   const __grid_constant__ After after) {
+  extern __shared__ uint8_t shared[];
+  __shared__ RingBarriers<Config::kStages> barriers;
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (threadIdx.x == 0) barriers.Init(2, Config::kWarps);
+  __syncthreads();
+
+  const int warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    GiveRegisters<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      IssueTf32Copies<Config, Operand::kInput>(problem, ring, barriers);
+    } else if (threadIdx.x == 32) {
+      IssueTf32Copies<Config, Operand::kWeights>(problem, ring, barriers);
+    }
+  } else {
+    TakeRegisters<kConsumerRegisters>();
+    ConsumeTf32<Config>(problem, after, warpgroup - 1, ring, barriers);
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_

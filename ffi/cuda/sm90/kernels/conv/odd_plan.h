@@ -1,0 +1,20 @@
+// Which plans have tiles of odd_tiles.cuh. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_PLAN_H_
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// Of fprop and dgrad in bf16 and f16.
+inline bool IsOddTile(const Plan& plan) { return plan.tile_n % 64 != 0; }
+
+// Whether fprop's filter comes in boxes of 64 output channels all the same
+// (InWholeBoxes in conv_config.cuh): of more channels it takes longer.
+inline bool HasWholeBoxes(const ConvGeometry& g, const Plan& plan) {
+  return plan.tile_n == 160 && g.K <= 2 * plan.tile_n;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_PLAN_H_

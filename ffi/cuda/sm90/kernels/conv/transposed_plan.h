@@ -1,0 +1,41 @@
+// fprop of f32 whose filter is transposed first, so that it goes to the
+// multiplier as dgrad's does, from shared memory and not through registers. The
+// bits are the same. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_
+
+#include <cstdint>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// Whether a plan of fprop may be IsTransposed: products of columns are by
+// kernels of their own (columns.h).
+inline bool MayTranspose(const ConvGeometry& g, Type type) {
+  return type == Type::kTf32 && g.groups == 1 && g.taps() > 1;
+}
+
+// No other plan of fprop has a workspace, but for paths that copy.
+inline bool IsTransposed(const Plan& plan) {
+  return plan.path == Path::kCopies && plan.workspace > 0;
+}
+
+inline int64_t TransposedBytes(const ConvGeometry& g) {
+  return g.w_size() * int64_t{sizeof(float)};
+}
+
+// `plan`, PlanFprop's, or the one that IsTransposed where that is faster.
+Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
+                  int multiprocessors);
+
+// Runs one; see conv.h.
+cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
+                                cudaStream_t stream);
+
+// What runs a call with an epilogue, which those that are transposed lack.
+Plan NotTransposed(const Plan& plan, const ConvGeometry& g, Type type);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_

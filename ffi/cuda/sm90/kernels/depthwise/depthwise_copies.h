@@ -1,0 +1,19 @@
+// fprop and dgrad of depthwise 3x3 filters without strides in bf16 and f16, on
+// Hopper: tiles come and go by the copy engine, which no thread waits to issue.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_
+
+#include "cuda/sm80/direct/direct.h"
+
+namespace jax_convbatch::direct {
+
+// Nothing where the kernel cannot run, or where its tiles hang far over the
+// image. Its bits are those of depthwise.cuh.
+std::optional<Plan> PlanDepthwiseCopies(Op op, const ConvGeometry& g, Type type,
+                                        int multiprocessors);
+cudaError_t RunDepthwiseCopies(Op op, const Call& call, Stage stage,
+                               cudaStream_t stream);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_

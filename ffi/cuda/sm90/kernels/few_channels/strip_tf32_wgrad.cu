@@ -1,0 +1,67 @@
+// Launches of strip_tf32_wgrad.cuh.
+#include "cuda/common/most_shared.h"
+#include "cuda/sm80/direct/add_partials.cuh"
+#include "cuda/sm90/arch/launch.cuh"
+#include "cuda/sm90/kernels/few_channels/strip_tf32_launch.cuh"
+#include "cuda/sm90/kernels/few_channels/strip_tf32_wgrad.cuh"
+#include "cuda/sm90/problem/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename Config>
+cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  static_assert(StripTf32WgradTile(Config::kElements) == Config::kElements);
+  const bool prepares = stage == Stage::kPrepare;
+  const auto kernel = &StripTf32WgradKernel<Config>;
+  const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
+  if (raised != cudaSuccess) return raised;
+  const StripTf32Shape shape = StripTf32WgradShape(call.g);
+  StripTf32WgradProblem p{};
+  p.strip = MakeStripTf32Problem(shape);
+  p.strip.in = static_cast<const float*>(call.lhs);
+  const ConvGeometry& g = call.g;
+  if (!EncodeTiled(&p.dy, call.type, call.rhs, {g.K, g.Q, g.P, g.N},
+                   {kTf32Block, p.strip.cols, p.strip.rows, 1})) {
+    return cudaErrorInvalidValue;
+  }
+  p.pieces = static_cast<float*>(call.workspace);
+  p.elements = static_cast<int>(g.taps() * g.C);
+  p.eights = FastDivmod<uint32_t>(shape.cols / 8);
+  const int m_tiles = (p.elements - 1) / Config::kElements + 1;
+  const int n_tiles = static_cast<int>((g.K + 63) / 64);
+  p.m_tiles = FastDivmod<uint32_t>(m_tiles);
+  p.n_tiles = FastDivmod<uint32_t>(n_tiles);
+  p.splits = call.plan.blocks / (m_tiles * n_tiles);
+  const auto bytes = static_cast<int>(StripTf32WgradBytes(shape));
+  p.stage = bytes / 8;
+  if (!prepares) {
+    // The teams' sums take the tiles' place.
+    constexpr int kSums = Config::kElements * 64 * 4;
+    kernel<<<call.plan.blocks, kStripTf32Threads, std::max(bytes, kSums),
+             stream>>>(p);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
+  return direct::AddPartialsOrPrepare<float>(
+      p.splits, g.w_size(), call.workspace, call.result,
+      prepares ? direct::Stage::kPrepare : direct::Stage::kLaunch, stream);
+}
+
+}  // namespace
+
+cudaError_t StripTf32Wgrad(const ConvCall& call, Stage stage,
+                           cudaStream_t stream) {
+  switch (call.plan.tile_m) {
+    case 32:
+      return Launch<StripTf32WgradConfig<2, 1>>(call, stage, stream);
+    case 80:
+      return Launch<StripTf32WgradConfig<5, 1>>(call, stage, stream);
+    case 160:
+      return Launch<StripTf32WgradConfig<5, 2>>(call, stage, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jax_convbatch::hopper

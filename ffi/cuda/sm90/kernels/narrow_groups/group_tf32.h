@@ -1,0 +1,16 @@
+// fprop and dgrad of narrow groups in f32, by a plan of PlanGroupTf32.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t RunGroupTf32(const ConvCall& call, bool dgrad, Stage stage,
+                         cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_

@@ -1,0 +1,25 @@
+// Runs plans of wave_plan.h.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_WAVE_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_WAVE_H_
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// As Fprop and Dgrad of conv.h without an epilogue.
+cudaError_t WaveFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t WaveDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+// Of sums that come in chunks.
+cudaError_t WaveChunks(const ConvCall& call, bool dgrad, Stage stage,
+                       cudaStream_t stream);
+
+// As FpropPlain.
+cudaError_t WaveFpropPlain(const ConvCall& call, Stage stage,
+                           cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_WAVE_H_

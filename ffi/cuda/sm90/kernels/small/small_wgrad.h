@@ -1,0 +1,20 @@
+// wgrad of f32 3x3 filters with 16 or 32 channels on either side. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_
+
+#include <optional>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// For geometries that are IsPlain2d for Type::kTf32; nothing where the kernel
+// cannot run.
+std::optional<Plan> PlanSmallWgrad(const ConvGeometry& g, int multiprocessors);
+
+// The kernels of a plan of the path kSmall; see conv.h.
+cudaError_t SmallWgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_

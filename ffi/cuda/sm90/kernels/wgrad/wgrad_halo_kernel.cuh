@@ -1,0 +1,297 @@
+// wgrad of 3x3 filters at stride 1, with x in shared memory once for all taps.
+//
+// Pixels lie in shared memory with the images innermost: [column, image,
+// channel], 16 images (or 8) at a time. A tap's shift by a column is then a
+// shift by whole groups of 8 rows of 128 bytes, which leaves the swizzle alone:
+// the three taps of a filter row are one operand of 3 x 64 columns whose boxes
+// begin one pixel after another, and so overlap. Padding is filled in by the
+// copy engine.
+//
+// A stage holds one row of a strip of x (strip + 2 pixels) and a row of dy:
+// with the two stages before it, the rows of dy that this row of x multiplies.
+// Where the filter is dilated, so is the pixel's distance from tap
+// to tap, and the rows that follow each other are those that taps connect:
+// every second, then the others. Warpgroup r multiplies with filter row r, and
+// so by the row of dy of r stages before: the first to begin is the first to
+// end, and hands on its sums while the others multiply. dw is formed transposed
+// (output channels by taps x input channels): for each 16 pixels dy is read
+// once, and 192 columns of x.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
+
+#include "cuda/common/dependent_launch.cuh"
+#include "cuda/sm90/copy/pipeline.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_halo_sums.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_halo_walk.cuh"
+#include "cuda/sm90/problem/wgrad_tiling.h"
+
+namespace jax_convbatch::hopper {
+
+template <int kWidth>
+__device__ __forceinline__ BlockOrigin HaloOrigin(const WgradTiles& tiles,
+                                                  int tile, int tap) {
+  const int c = tile / tiles.n_tiles, n = tile % tiles.n_tiles;
+  if constexpr (kWidth == kOneGroup) return {tap, c * 64, n * 64, tiles.K};
+  const int group = c / tiles.group_blocks, first = group * tiles.group_outputs;
+  return {tap, (c - group * tiles.group_blocks) * 64, first + n * 64,
+          min(tiles.K, first + tiles.group_outputs)};
+}
+
+// The first of the tile's input channels.
+template <int kWidth>
+__device__ __forceinline__ int HaloInput(const WgradTiles& tiles, int tile) {
+  const int c = tile / tiles.n_tiles;
+  if constexpr (kWidth != kAnyGroups) return c * 64;
+  const int group = c / tiles.group_blocks;
+  return group * tiles.group_inputs + (c - group * tiles.group_blocks) * 64;
+}
+
+// kWidth: see group_width.h.
+template <typename T_, int kMultiplications_, int kWidth_ = kOneGroup>
+struct HaloConfig {
+  using T = T_;
+  using Layout = HaloConfig<T_, 7, kWidth_>;  // AddPieces'
+  static constexpr int kWidth = kWidth_;
+  static constexpr int kMultiplications = kMultiplications_;  // of a step
+  static constexpr int kTaps = 3;  // of a filter row; and filter rows
+  static constexpr int kThreads = (kTaps + 1) * kWarpgroup;
+  // 32 x 128 + 160 x 384 registers: what an SM has.
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = 160;
+
+  static constexpr int kColumns = kTaps * 64;
+  static constexpr int kQuads = kColumns / 8;  // of a thread
+  static constexpr int kConsumed = kTaps * kWarpgroup;
+
+  static constexpr bool kTransposed = true;
+  static constexpr int kMaxCluster = 2;
+
+  // Eight quads are one tap's.
+  __device__ static bool Has(const WgradTiles&, int, int, int) { return true; }
+
+  __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
+                                       int block, int thread) {
+    return HaloOrigin<kWidth>(tiles, tile, thread / kWarpgroup * kTaps + block);
+  }
+};
+
+// Rows of one strip: `count` of dy, from `row` on, `dilation` apart.
+struct HaloRun {
+  int image, col, row, count;
+};
+
+// The run that begins at `step` of a tile, of a piece that ends at `end`.
+__device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
+                                         int end) {
+  const int strip = step / problem.rows;
+  const int in_strip = step - strip * problem.rows;
+  const int group = strip / problem.strips;
+  // The first classes of rows have one more than the others.
+  const int most = (problem.rows - 1) / problem.dilation + 1;
+  const int whole = problem.rows - (most - 1) * problem.dilation;
+  const int late = in_strip - whole * most;
+  const int size = late < 0 ? most : most - 1;
+  const int from = late < 0 ? in_strip : late;
+  const int row_class = from / size;
+  const int of_class = from - row_class * size;
+  return {group * problem.images,
+          (strip - group * problem.strips) * problem.strip,
+          of_class * problem.dilation + row_class + (late < 0 ? 0 : whole),
+          min(size - of_class, end - step)};
+}
+
+// By one thread.
+template <typename Config, HaloRole kRole>
+__device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
+                                                uint32_t ring,
+                                                HaloBarriers& barriers) {
+  HaloRing at{problem.stages};
+  HaloWalk<kRole> walk(problem);
+  for (WgradPiece piece; walk.Next(&piece);) {
+    const int c = HaloInput<Config::kWidth>(problem, piece.tile);
+    const int k = Config::Origin(problem, piece.tile, 0, 0).k;
+    for (int step = piece.begin; step < piece.end;) {
+      const HaloRun run = RunAt(problem, step, piece.end);
+      step += run.count;
+      for (int row = 0; row < run.count + 2; ++row) {
+        const uint32_t full = SharedAddress(&barriers.ring.full[at.stage]);
+        const uint32_t x =
+            ring + at.stage * (problem.x_bytes + problem.dy_bytes);
+        const int h = run.row + row * problem.dilation - problem.pad_h;
+        // Rows of padding are neither loaded nor multiplied.
+        const bool inside = unsigned(h) < unsigned(problem.height);
+        BarrierWait(SharedAddress(&barriers.ring.empty[at.stage]),
+                    at.round ^ 1);
+        const bool has_dy = row < run.count;
+        BarrierArriveExpect(
+            full, inside * problem.x_bytes + has_dy * problem.dy_bytes);
+        if (inside) {
+          LoadTile4(x, problem.x, full, c, run.image, run.col - problem.pad_w,
+                    h);
+        }
+        if (has_dy) {
+          LoadTile4(x + problem.x_bytes, problem.dy, full, k, run.image,
+                    run.col, run.row + row * problem.dilation);
+        }
+        at.Advance();
+      }
+    }
+  }
+  if (problem.cluster > 1) OfferStages(at, barriers);
+}
+
+// What helpers have left of a tile is added to sums of its own block.
+template <typename Config, int kSums>
+__device__ __forceinline__ void AddHelped(const HaloProblem& problem, int tile,
+                                          int thread, float (&acc)[kSums]) {
+  constexpr int kBatch = 8;  // loads at a time
+  static_assert(Config::kQuads % kBatch == 0 && kSums == 4 * Config::kQuads);
+  const int pieces = SecondPiece(problem, tile) > 0 ? 2 : 1;
+  WaitForPrimary();
+#pragma unroll 1
+  for (int piece = 0; piece < pieces; ++piece) {
+    const float4* from = HelperPiece<Config>(problem, tile, piece > 0, thread);
+#pragma unroll
+    for (int first = 0; first < Config::kQuads; first += kBatch) {
+      float4 v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        v[i] = __ldcg(from + (first + i) * Config::kConsumed);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float* a = &acc[(first + i) * 4];
+        a[0] += v[i].x, a[1] += v[i].y, a[2] += v[i].z, a[3] += v[i].w;
+      }
+    }
+  }
+}
+
+template <typename Config, HaloRole kRole>
+__device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
+                                            uint32_t ring,
+                                            HaloBarriers& barriers) {
+  const int thread = threadIdx.x - kWarpgroup;
+  // The same in all lanes, and known to be.
+  const int filter_row = __shfl_sync(~0u, thread / kWarpgroup, 0);
+  const bool signals = threadIdx.x % 32 == 0;
+  const int stage_bytes = problem.x_bytes + problem.dy_bytes;
+  HaloRing at{problem.stages};
+  int passed = 0;  // stages that are not given back
+  HaloWalk<kRole> walk(problem);
+  for (WgradPiece piece; walk.Next(&piece);) {
+    float acc[Config::kColumns / 2];
+#pragma unroll
+    for (int j = 0; j < Config::kColumns / 2; ++j) acc[j] = 0.0f;
+    for (int step = piece.begin; step < piece.end;) {
+      const HaloRun run = RunAt(problem, step, piece.end);
+      step += run.count;
+      for (int row = 0; row < run.count + 2; ++row) {
+        const int dy_row = row - filter_row;
+        // Who has done its part of the run waits for no more of it. These are
+        // two stages at most, and a stage is filled again after the third
+        // warpgroup has seen the next three full: so a barrier is never two
+        // phases behind who waits for it.
+        if (dy_row < run.count) {
+          BarrierWait(SharedAddress(&barriers.ring.full[at.stage]), at.round);
+        }
+        const int h = run.row + row * problem.dilation - problem.pad_h;
+        // What was multiplied up to the stage before has been read in the end.
+        if (unsigned(dy_row) < unsigned(run.count) &&
+            unsigned(h) < unsigned(problem.height)) {
+          const uint64_t dy = StridedDescriptor(
+              ring + at.Before(filter_row) * stage_bytes + problem.x_bytes,
+              kBoxBytes);
+          const uint64_t x = StridedDescriptor(ring + at.stage * stage_bytes,
+                                               problem.tap_bytes);
+          WgmmaFence();
+#pragma unroll
+          for (int j = 0; j < Config::kMultiplications; ++j) {
+            Wgmma<typename Config::T, Contiguous::kRows, Contiguous::kRows,
+                  Config::kColumns>(acc,
+                                    dy + j * kReductionStep<Contiguous::kRows>,
+                                    x + j * kReductionStep<Contiguous::kRows>);
+          }
+          WgmmaCommit();
+          WgmmaWait<1>();
+        } else {
+          WgmmaWait<0>();
+        }
+        if (passed <= filter_row) {
+          ++passed;
+        } else if (signals) {
+          BarrierArrive(
+              SharedAddress(&barriers.ring.empty[at.Before(1 + filter_row)]));
+        }
+        at.Advance();
+      }
+    }
+    WgmmaWait<0>();
+    auto quad_of = [&](int quad) {
+      const float* a = &acc[quad * 4];
+      return make_float4(a[0], a[1], a[2], a[3]);
+    };
+    if constexpr (kRole == HaloRole::kHelpers) {
+      float4* to = HelperPiece<Config>(problem, piece.tile,
+                                       piece.begin > problem.own_steps, thread);
+#pragma unroll
+      for (int quad = 0; quad < Config::kQuads; ++quad) {
+        to[quad * Config::kConsumed] = quad_of(quad);
+      }
+    } else if constexpr (kRole == HaloRole::kOwners) {
+      AddHelped<Config>(problem, piece.tile, thread, acc);
+      NamedBarrier(1, Config::kConsumed);  // all have multiplied
+      StoreBlocks<Config>(problem, piece.tile, thread, ring, quad_of);
+    } else if constexpr (kRole == HaloRole::kWhole) {
+      StoreRows<Config>(problem, piece.tile, thread,
+                        ring + problem.stages * stage_bytes, quad_of);
+    } else if (problem.cluster > 1) {
+      for (; passed > 0; --passed) {
+        if (signals) {
+          BarrierArrive(SharedAddress(&barriers.ring.empty[at.Before(passed)]));
+        }
+      }
+      AddInTwoByParts<Config>(problem, piece.tile, thread, ring, at.stage,
+                              barriers, quad_of);
+    } else {
+      WritePiece<Config>(problem, blockIdx.x, piece, true, thread, ring,
+                         quad_of);
+    }
+  }
+}
+
+// Helpers let the tiles' owners begin at once, on the multiprocessors that they
+// leave.
+template <typename Config, HaloRole kRole>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    WgradHaloKernel(const __grid_constant__ HaloProblem problem) {
+  extern __shared__ uint8_t shared[];
+  __shared__ HaloBarriers barriers;
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if (kRole == HaloRole::kHelpers) LaunchDependents();
+  if (threadIdx.x == 32) {
+    PrefetchMap(problem.x);
+    PrefetchMap(problem.dy);
+  }
+  if (threadIdx.x == 0) {
+    barriers.Init(Config::kConsumed / 32, Config::kQuads / 2 * kWarpgroup * 16);
+  }
+  __syncthreads();
+  if (problem.cluster > 1) ClusterArrive();
+  if (threadIdx.x < kWarpgroup) {
+    GiveRegisters<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      IssueHaloCopies<Config, kRole>(problem, ring, barriers);
+      if (kRole != HaloRole::kHelpers) LaunchDependents();
+      // What follows this kernel follows the one before it, too.
+      if (kRole == HaloRole::kWhole) WaitForPrimary();
+    }
+  } else {
+    TakeRegisters<Config::kConsumerRegisters>();
+    ConsumeHalo<Config, kRole>(problem, ring, barriers);
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "cuda/sm90/kernels/wgrad/wgrad_short.h"
+#include "cuda/sm90/kernels/wgrad/wgrad_short_tiling.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+constexpr int kMostCluster = 16;
+
+// Clusters of so many blocks that an H200, whose multiprocessors lie in groups,
+// has at once.
+int64_t RoomFor(int cluster, int multiprocessors) {
+  constexpr int kH200 = 132;
+  constexpr int kRoom[kMostCluster + 1] = {0, 132, 66, 39, 30, 22, 17, 15, 15,
+                                           9, 7,   7,  7,  7,  7,  7,  7};
+  return int64_t{kRoom[cluster]} * std::min(multiprocessors, kH200) / kH200;
+}
+
+double StepTime(const WgradShortTile& tile) {
+  if (tile.m == kTapRowM) return 0.181;
+  if (tile.n == 64) return tile.m == 64 ? 0.0884 : 0.126;
+  return tile.m == 128 ? 0.240 : 0.353;
+}
+
+// Microseconds on an H200. The constants are fitted to times of 22 layers of
+// ResNet-50 at batches 8, 16 and 32.
+double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
+                    const WgradShortTiling& tiling, const Plan& plan) {
+  constexpr double kFixed = 2.26;
+  constexpr double kCopyRate = 19.9e6;  // bytes a microsecond
+  constexpr double kMemoryRate = 4.33e6;
+  constexpr double kExchange = 0.258, kExchangeBlock = 0.0159;
+  // Each block beyond these: all of a cluster lie in one group.
+  constexpr int kGroup = 12;
+  constexpr double kBeyondGroup = 0.26;
+  // Of 1x1 filters in many clusters of nine, which crowd some groups.
+  constexpr double kNine = 0.3;
+  constexpr double kSentByte = 47.9e-6, kStoredByte = 18.4e-6;
+  constexpr double kAddLaunch = 1.30, kPiecesRate = 1.36e6;
+  // Steps, copies and memory overlap: the longest counts most.
+  constexpr double kOverlap = 1.63;
+  const int64_t tiles = tiling.tiles();
+  const int64_t splits = plan.blocks / tiles;
+  const double steps = static_cast<double>((tiling.steps - 1) / splits + 1);
+  const double read = 2.0 * (static_cast<double>(g.x_size()) *
+                                 std::min(1.0, 1.0 * g.R / g.stride.h) *
+                                 std::min(1.0, 1.0 * g.S / g.stride.w) +
+                             static_cast<double>(g.y_size()));
+  const double sums = 4.0 * tile.m * tile.n;  // bytes
+  auto power = [](double time) { return std::pow(time, kOverlap); };
+  double time =
+      kFixed +
+      std::pow(power(steps * StepTime(tile)) +
+                   power(plan.blocks * steps *
+                         static_cast<double>(tile.step_bytes()) / kCopyRate) +
+                   power(read / kMemoryRate),
+               1 / kOverlap);
+  if (plan.cluster > 1) {
+    time += kExchange + kExchangeBlock * plan.cluster +
+            kBeyondGroup * std::max(0, plan.cluster - kGroup) +
+            kNine * (plan.cluster == 9 && tiles >= 8 && g.taps() == 1) +
+            kSentByte * sums * (plan.cluster - 1) / plan.cluster;
+  }
+  if (plan.workspace > 0) {
+    return time + kAddLaunch +
+           static_cast<double>(plan.blocks / plan.cluster) * sums / kPiecesRate;
+  }
+  return time + kStoredByte * sums / plan.cluster;
+}
+
+}  // namespace
+
+std::vector<TimedPlan> PlansOfWgradShort(const ConvGeometry& g, Type type,
+                                         int multiprocessors) {
+  std::vector<TimedPlan> plans;
+  for (const WgradShortTile& tile : kWgradShortTiles) {
+    if (!WgradShortTiling::Covers(g, tile.m, tile.n)) continue;
+    const WgradShortTiling tiling(g, tile.m, tile.n);
+    const int64_t tiles = tiling.tiles();
+    auto add = [&](int cluster, int64_t clusters) {  // of a tile
+      Plan plan{tile.m, tile.n, static_cast<int>(tiles * cluster * clusters),
+                0};
+      plan.cluster = cluster;
+      if (!IsShort(g, type, plan)) return;
+      if (clusters > 1) {
+        plan.workspace = tiles * clusters * tile.m * tile.n *
+                         static_cast<int64_t>(sizeof(float));
+      }
+      plans.push_back({plan, EstimateTime(g, tile, tiling, plan)});
+    };
+    for (int cluster = 1; cluster <= kMostCluster; ++cluster) {
+      const int64_t most = RoomFor(cluster, multiprocessors) / tiles;
+      if (most == 0 || tile.shared_bytes(cluster) > kMostShared) continue;
+      add(cluster, 1);
+      // AddPieces knows no rows of taps.
+      if (cluster > 1 && most > 1 && tile.m != kTapRowM) add(cluster, most);
+    }
+  }
+  return plans;
+}
+
+}  // namespace jax_convbatch::hopper

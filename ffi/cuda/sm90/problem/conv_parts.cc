@@ -1,0 +1,197 @@
+#include "cuda/sm90/problem/conv_parts.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/part_axis.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// What the engine's strides may be.
+constexpr int64_t kMaxStride = 8;
+constexpr int64_t kMaxCorner = 127;
+
+}  // namespace
+
+PartAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
+                   int64_t pad, int64_t dilation) {
+  PartAxis a{};
+  a.count = out;
+  a.output_step = 1;
+  a.input = -pad;
+  a.input_step = static_cast<int>(stride);
+  a.taps = {static_cast<int>(taps), 0, 1, static_cast<int>(dilation)};
+  a.upper = (out - 1) * stride - pad - (in - 1);
+  return a;
+}
+
+PartAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
+                   int64_t pad, int64_t dilation, int64_t residue) {
+  PartAxis a{};
+  a.count = (in - residue + stride - 1) / stride;
+  a.output = residue;
+  a.output_step = static_cast<int>(stride);
+  a.input_step = 1;
+  const int64_t step = stride / std::gcd(stride, dilation);
+  int64_t first = 0;
+  while (first < std::min(step, taps) &&
+         (residue + pad - first * dilation) % stride != 0) {
+    ++first;
+  }
+  if (first < std::min(step, taps)) {
+    const int64_t count = (taps - 1 - first) / step + 1;
+    const int64_t last = first + (count - 1) * step;
+    a.taps = {static_cast<int>(count), static_cast<int>(last),
+              static_cast<int>(-step),
+              static_cast<int>(step * dilation / stride)};
+    a.input = (residue + pad - last * dilation) / stride;
+  }
+  a.upper = a.count - 1 + a.input - (out - 1);
+  return a;
+}
+
+bool IsPlain2d(const ConvGeometry& g, Type type) {
+  const int vector = 16 / ElementBytes(type);
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  auto in_range = [](int64_t value) { return 1 <= value && value < kLimit; };
+  auto axis = [&](int64_t stride, int64_t pad, int64_t dilation) {
+    return 1 <= stride && stride <= kMaxStride && -kLimit < pad &&
+           pad < kLimit && in_range(dilation);
+  };
+  return g.D == 1 && g.T == 1 && g.O == 1 && g.pad.d == 0 && g.groups == 1 &&
+         g.input_dilation.all(1) && g.C % vector == 0 && g.K % vector == 0 &&
+         in_range(g.N) && in_range(g.H) && in_range(g.W) && in_range(g.C) &&
+         in_range(g.K) && in_range(g.R) && in_range(g.S) && in_range(g.P) &&
+         in_range(g.Q) && axis(g.stride.h, g.pad.h, g.filter_dilation.h) &&
+         axis(g.stride.w, g.pad.w, g.filter_dilation.w);
+}
+
+bool IsGroups2d(const ConvGeometry& g, Type type) {
+  if (g.groups <= 1) return false;
+  const int width = GroupWidth(g);
+  const int vector = 16 / ElementBytes(type);
+  if (width == kAnyGroups &&
+      (g.group_C() % vector != 0 || g.group_K() % vector != 0 ||
+       std::max(g.group_C(), g.group_K()) < 32)) {
+    return false;
+  }
+  if (IsNarrow(width) && type == Type::kTf32) return false;
+  ConvGeometry one = g;
+  one.groups = 1;
+  return IsPlain2d(one, type);
+}
+
+bool IsPatches(const ConvGeometry& g) {
+  return g.D == 1 && g.T == 1 && g.O == 1 && g.pad.all(0) && g.groups == 1 &&
+         g.input_dilation.all(1) && g.stride.h == g.R && g.stride.w == g.S &&
+         (g.filter_dilation.h == 1 || g.R == 1) &&
+         (g.filter_dilation.w == 1 || g.S == 1) && g.H == g.P * g.R &&
+         g.W == g.Q * g.S;
+}
+
+ConvGeometry FoldPatches(const ConvGeometry& g, Type type) {
+  if (type == Type::kTf32 || !IsPatches(g) || g.taps() == 1 ||
+      g.S * g.C * ElementBytes(type) % 16 != 0) {
+    return g;
+  }
+  ConvGeometry folded = g;
+  folded.N = g.N * g.P;
+  folded.H = g.R;
+  folded.W = g.Q;
+  folded.C = g.S * g.C;
+  folded.S = folded.P = 1;
+  folded.stride = folded.filter_dilation = {1, 1, 1};
+  return folded;
+}
+
+PartAxes FpropPart(const ConvGeometry& g) {
+  return {
+      FpropAxis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h),
+      FpropAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w),
+  };
+}
+
+bool TapsShare(const PartAxis& w) {
+  const int reach = (w.taps.count - 1) * w.taps.offset_step;
+  return w.input_step == 1 && w.output_step == 1 && w.taps.count == 3 &&
+         reach <= kTapReach && 12 * reach <= w.count &&
+         w.upper + reach <= kMaxCorner;
+}
+
+PartAxes WithReach(const PartAxes& part) {
+  PartAxes reaching = part;
+  const int reach = (part.w.taps.count - 1) * part.w.taps.offset_step;
+  reaching.w.count += reach;
+  reaching.w.upper += reach;
+  return reaching;
+}
+
+std::vector<PartAxes> DgradParts(const ConvGeometry& g) {
+  std::vector<PartAxes> parts;
+  if (g.stride.h * g.stride.w > kMaxParts) return parts;
+  for (int64_t h = 0; h < std::min(g.stride.h, g.H); ++h) {
+    for (int64_t w = 0; w < std::min(g.stride.w, g.W); ++w) {
+      parts.push_back({DgradAxis(g.H, g.P, g.R, g.stride.h, g.pad.h,
+                                 g.filter_dilation.h, h),
+                       DgradAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w,
+                                 g.filter_dilation.w, w)});
+    }
+  }
+  auto taps = [](const PartAxes& part) {
+    return int64_t{part.h.taps.count} * part.w.taps.count;
+  };
+  std::stable_sort(
+      parts.begin(), parts.end(),
+      [&](const PartAxes& a, const PartAxes& b) { return taps(a) > taps(b); });
+  return parts;
+}
+
+Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels,
+                     int64_t groups) {
+  const PartAxis &h = part.h, &w = part.w;
+  return {in.n,    in.h,    in.w,         in.c,         h.input, w.input,
+          h.upper, w.upper, h.input_step, w.input_step, pixels,  groups};
+}
+
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
+                      int64_t groups) {
+  const PartAxis &h = part.h, &w = part.w;
+  auto upper = [](const PartAxis& a, int64_t size) {
+    return a.output + (a.count - 1) * a.output_step - (size - 1);
+  };
+  return {out.n,         out.h,         out.w,           out.c,
+          h.output,      w.output,      upper(h, out.h), upper(w, out.w),
+          h.output_step, w.output_step, pixels,          groups};
+}
+
+bool SumsInChunks(const Activations& in, const Activations& out,
+                  const PartAxes& part) {
+  const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
+  return taps * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
+}
+
+bool StoresLines(const Activations& in, const Activations& out,
+                 const PartAxes& part) {
+  return part.h.taps.count == 1 && part.w.taps.count == 1 && in.c <= 64 &&
+         out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kLineTileChannels;
+}
+
+bool IsWalkable(Type type, const Activations& in, const Activations& out,
+                const PartAxes& part, int64_t groups) {
+  constexpr double kLimit = 1 << 30;
+  const int64_t reach = groups > 1 ? 31 : 255;
+  auto fits = [&](const TapAxis& taps) {
+    return taps.count == 0 ||
+           int64_t{taps.count - 1} * taps.offset_step <= reach;
+  };
+  // Products of many factors, as floating point does not overflow.
+  const double pixels = 1.0 * out.n * part.h.count * part.w.count;
+  return fits(part.h.taps) && fits(part.w.taps) && pixels < kLimit &&
+         (pixels / 64 + 1) * (out.c / 64 + groups) * kMaxParts < kLimit &&
+         IsEncodable(type, InputWalk(in, part, 64, groups)) &&
+         IsEncodable(type, OutputWalk(out, part, 64, groups));
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,118 @@
+// The parts of a convolution's output that use the same taps, and how each
+// walks its input and its output. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PARTS_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PARTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "conv_geometry.h"
+#include "cuda/common/tap_axis.h"
+#include "cuda/sm90/problem/conv.h"
+#include "cuda/sm90/problem/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+
+// The most parts that a launch has.
+inline constexpr int kMaxParts = 16;
+
+// One axis of a part: `count` outputs from `output`, `output_step` apart;
+// output i reads its taps from base pixel `input` + i `input_step` on.
+struct PartAxis {
+  int64_t count, output, input;
+  int output_step, input_step;
+  TapAxis taps;
+  // Of the im2col box: base pixels end at size - 1 + upper.
+  int64_t upper;
+};
+
+struct PartAxes {
+  PartAxis h, w;
+};
+
+// A tensor of activations.
+struct Activations {
+  int64_t n, h, w, c;
+};
+
+inline Activations InputOf(const ConvGeometry& g) {
+  return {g.N, g.H, g.W, g.C};
+}
+inline Activations OutputOf(const ConvGeometry& g) {
+  return {g.N, g.P, g.Q, g.K};
+}
+
+// Whether the other functions may be asked: 2-D, one group, no input dilation,
+// C and K multiples of 16 bytes, and no number so large that it could overflow.
+bool IsPlain2d(const ConvGeometry& g, Type type);
+
+// The same for several groups (group_width.h): of multiples of 16 bytes of
+// channels of which either is 32 or more, or in bf16 and f16 of 16 to 16.
+bool IsGroups2d(const ConvGeometry& g, Type type);
+
+// Whether the filter cuts x into patches, each pixel in one.
+bool IsPatches(const ConvGeometry& g);
+
+// In bf16 and f16, fprop and wgrad of patches with a patch's rows as pixels and
+// all that they hold as channels, where the copy engine can take these; other
+// geometries as they are.
+ConvGeometry FoldPatches(const ConvGeometry& g, Type type);
+
+// The one part of fprop; wgrad walks x in the same way.
+PartAxes FpropPart(const ConvGeometry& g);
+
+// How far the taps of a row that share their pixels reach at most.
+inline constexpr int kTapReach = 8;
+
+// Whether three taps of a row may share their pixels, walked by WithReach, and
+// the columns that this adds to a row cost less than it saves.
+bool TapsShare(const PartAxis& w);
+
+// The part with the pixels between the last of a row and the first of the next,
+// as many as its taps reach further: all taps then read at a fixed distance in
+// the line of pixels. Strides of 1 along the row.
+PartAxes WithReach(const PartAxes& part);
+
+// dgrad's parts: one a residue class of the stride, those of most taps first,
+// so that the short ones fill the gaps at the end. Empty where they would be
+// more than kMaxParts.
+std::vector<PartAxes> DgradParts(const ConvGeometry& g);
+
+// How a part reads and writes, in boxes of so many pixels.
+Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels,
+                     int64_t groups = 1);
+Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
+                      int64_t groups = 1);
+
+// Tiles that are stored as whole lines of channels, Output::kLines.
+inline constexpr int kLineTilePixels = 64, kLineTileChannels = 256;
+
+// Whether the convolution kernel has them for the only part: 1x1 filters that
+// one stage of a tile holds whole, and channels in whole boxes. Not for TF32.
+bool StoresLines(const Activations& in, const Activations& out,
+                 const PartAxes& part);
+
+// Whether the sums of the only part are formed in chunks (conv_chunks.cuh):
+// long ones of few outputs an image, whatever the number of images. Not for
+// TF32.
+bool SumsInChunks(const Activations& in, const Activations& out,
+                  const PartAxes& part);
+
+// Whether the tiles of a stride's parts come part by part, those of most taps
+// first, on so many blocks; else parts take turns, so that what lies side by
+// side is written together. Of few tiles a long one would come last, and blocks
+// that begin side by side would share nothing that they read. `stages`: of the
+// longest. All parts have taps.
+inline bool LongestFirst(int64_t tiles, int64_t stages, int blocks) {
+  const int64_t rounds = stages >= 32 ? 4 : 2;
+  return tiles <= rounds * blocks;
+}
+
+// Whether taps and corners fit the copy engine's instruction, and the tiles
+// 32 bits. `groups`: those of the walks' maps.
+bool IsWalkable(Type type, const Activations& in, const Activations& out,
+                const PartAxes& part, int64_t groups = 1);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PARTS_H_

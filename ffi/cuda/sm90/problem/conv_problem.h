@@ -1,0 +1,68 @@
+// What the host tells the convolution kernel: y = conv(x, w) seen as a matrix
+// product of M pixels by N channels, summed over taps and input channels.
+// Written in fprop's words; dgrad is the same product with dy for x, dx for y,
+// and the filter's channels exchanged.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PROBLEM_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PROBLEM_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/common/divisor.h"
+#include "cuda/common/tap_axis.h"
+
+namespace jax_convbatch::hopper {
+
+// How a part's pixels are stored: as rows of one matrix, by boxes of 64
+// channels; the same by boxes of kLinePixels whole lines of up to 256 channels;
+// as they are walked, or by threads where the walk passes the image's border.
+// (The copy engine traps where a walk that is stored passes it, or a tile
+// begins before it.)
+enum class Output { kMatrix, kLines, kWalk, kThreads };
+inline constexpr int kLinePixels = 32;
+
+// Pixels of the output that use the same taps: all of them, or in a strided
+// dgrad those of one residue class. They form a grid of rows x cols an image.
+struct ConvPart {
+  CUtensorMap input;  // im2col
+  CUtensorMap output;
+  void* output_data;  // kThreads
+  TapAxis taps_h, taps_w;
+  Divisor rows, cols;
+  int pixels;      // over all images
+  int iterations;  // taps x blocks of 64 channels
+  // The base pixel of the part's first output, and where that output lies.
+  int input_h, input_w, input_step_h, input_step_w;
+  int output_h, output_w, output_step_h, output_step_w;
+};
+
+// Of three axes: an image is a slice of an output, and its base pixel lies in
+// the slice from which its taps are counted.
+struct ConvDepth {
+  TapAxis taps;
+  int slice_taps;  // R S
+  Divisor slices;  // O
+  int input, input_step;
+};
+
+template <int kParts>
+struct ConvProblem {
+  CUtensorMap weights;  // tiled, [taps, C, K]
+  int channels;         // N: of the output
+  int channel_blocks;   // of the reduction, 64 each
+  int filter_width;     // S
+  Divisor n_tiles;      // tiles along the channels
+  // Of several groups: tiles along a group's channels, and its input channels.
+  Divisor group_tiles;
+  int group_inputs;
+  Divisor parts;
+  Divisor part_tiles;  // of each part, where parts come one after another
+  ConvDepth depth;
+  int tiles;  // of all parts, as many of each
+  ConvPart part[kParts];
+};
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PROBLEM_H_

@@ -1,0 +1,34 @@
+// The epilogue of a call, in the forms that kernels take. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_
+
+#include "cuda/sm90/problem/conv.h"
+#include "cuda/sm90/problem/epilogue.h"
+
+namespace jax_convbatch::hopper {
+
+// One that does nothing where none is given.
+inline Epilogue EpilogueOf(const ConvCall& call) {
+  if (call.epilogue != nullptr) return *call.epilogue;
+  Epilogue none{};
+  none.activation = Activation::kIdentity;
+  return none;
+}
+
+// run(), of a plain one, as a PlainEpilogue.
+template <typename Run>
+cudaError_t WithPlainEpilogue(const ConvCall& call, Run run) {
+  const Epilogue& given = *call.epilogue;
+  auto with = [&](auto after) {
+    after.bias = given.bias;
+    after.signs = given.signs;
+    after.relu = given.activation == Activation::kRelu;
+    return run(after);
+  };
+  return given.signs != nullptr ? with(PlainEpilogue<true>())
+                                : with(PlainEpilogue<false>());
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_

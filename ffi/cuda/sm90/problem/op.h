@@ -1,0 +1,17 @@
+// The three operations. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_
+
+namespace jax_convbatch::hopper {
+
+enum class Op { kFprop, kDgrad, kWgrad };
+
+// Of an operation's three functions the one that is asked for.
+template <typename Function>
+Function* ByOp(Op op, Function* fprop, Function* dgrad, Function* wgrad) {
+  return op == Op::kFprop ? fprop : op == Op::kDgrad ? dgrad : wgrad;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_

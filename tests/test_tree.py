@@ -1,0 +1,71 @@
+"""The folders of ffi/cuda are layers, as docs/contributing/tree.md has them."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent  # also where files are linked to
+PAGE = (ROOT / "docs" / "contributing" / "tree.md").read_text()
+# Layers by folder. A row: | 7 | `sm90/kernels/conv` | what it has |
+ROWS = re.findall(r"^\| (\d+) \| `([\w/]+)` \| \S.* \|$", PAGE, re.MULTILINE)
+LAYERS = {folder: int(layer) for layer, folder in ROWS}
+# What breaks the order: (file, what it includes), and why. Only ever removed from.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+MOST_FILES, MOST_LINES = 40, 400
+SOURCES = {
+    str(path.relative_to(ROOT / "ffi")): path.read_text()
+    for path in sorted((ROOT / "ffi").rglob("*"))
+    if path.is_file()
+}
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def folder(path: str) -> str:
+    """Within ffi/cuda."""
+    return str(Path(path).parent.relative_to("cuda"))
+
+
+def included(path: str) -> list[str]:
+    return [name for name in INCLUDE.findall(SOURCES[path]) if name in SOURCES]
+
+
+CUDA = [path for path in SOURCES if path.startswith("cuda/")]
+
+
+def test_every_folder_has_a_layer():
+    assert {folder(path) for path in CUDA} == set(LAYERS)
+    assert len(ROWS) == len(LAYERS)
+
+
+def test_folders_include_what_is_below_them():
+    found = {
+        (path, name)
+        for path in CUDA
+        for name in included(path)
+        if name.startswith("cuda/")
+        and folder(path) != folder(name)
+        and LAYERS[folder(path)] <= LAYERS[folder(name)]
+    }
+    assert found == set(EXCEPTIONS)
+
+
+def test_what_both_platforms_share_includes_neither():
+    shared = [path for path in SOURCES if "/" not in path]
+    assert [n for path in shared for n in included(path) if "/" in n] == []
+    assert [n for path in CUDA for n in included(path) if n.startswith("cpu/")] == []
+
+
+def test_includes_name_the_whole_path():
+    """From ffi/ on: what is beside a file is not found by its name alone."""
+    names = {name for path in CUDA for name in INCLUDE.findall(SOURCES[path])}
+    assert {n for n in names - set(SOURCES) if not n.startswith("xla/")} == set()
+
+
+def test_folders_are_small():
+    files = Counter(str(Path(path).parent) for path in SOURCES)
+    assert {name: n for name, n in files.items() if n > MOST_FILES} == {}
+
+
+def test_files_are_short():
+    lines = {path: text.count("\n") for path, text in SOURCES.items()}
+    assert {path: n for path, n in lines.items() if n > MOST_LINES} == {}
