@@ -10,7 +10,7 @@ namespace {
 // The sample count that the algorithms of fprop and dgrad are chosen for. Of 1,
 // 8, 16, 32 and 128, timed on an H200 with batches of 1 to 64, 16 lost least
 // where it was not the best: more samples bring tiles that leave a small batch
-// on few multiprocessors.
+// on few SMs.
 constexpr int64_t kCanonicalSamples = 16;
 
 // XLA aligns buffers to at least this, and no load is wider.

@@ -18,7 +18,7 @@ constexpr int64_t kSplitBytes = int64_t{16} << 20;
 // Into how many products of as many pixels a long sum is cut: as many as make
 // one wave of their tiles, which are 64 x 128, or 128 x 128 where there are
 // many of them and of pixels. 1 where the pixels cannot be divided so that
-// nearly all multiprocessors have a tile.
+// nearly all SMs have a tile.
 int64_t Splits(int64_t small_tiles, int64_t pixels, int multiprocessors) {
   const bool large = small_tiles >= 32 && pixels > 32768;
   const int64_t tiles = large ? small_tiles / 2 : small_tiles;
@@ -40,11 +40,11 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
   }
   // From times of 17 layers at batches 8 to 256 on an H200. cuBLAS, which does
   // not walk images, is ahead where 64 x 128 tiles are one wave (as many as
-  // there are multiprocessors, or a tenth less), where many tiles have short
-  // sums and it splits none, and where there is so much to do that a second
-  // launch for split sums does not show. Tiles that hold all of a small dw, and
-  // clusters that add up few of them, are ahead of its split sums, and of its
-  // short ones where its tiles or the pixels are few.
+  // there are SMs, or a tenth less), where many tiles have short sums and it
+  // splits none, and where there is so much to do that a second launch for
+  // split sums does not show. Tiles that hold all of a small dw, and clusters
+  // that add up few of them, are ahead of its split sums, and of its short ones
+  // where its tiles or the pixels are few.
   const int64_t tiles = g.C * g.K / (64 * 128);
   const bool one_wave =
       tiles <= multiprocessors && tiles * 10 >= multiprocessors * 9;

@@ -55,7 +55,7 @@ std::optional<PointwisePlans> PlanPointwise(Operation operation,
     if (samples == 0) return true;
     const ConvGeometry images = Images(g, samples);
     if (plans.transposes) {
-      product->columns = hopper::PlanColumns(images, multiprocessors);
+      product->columns = hopper::PlanColumnGemm(images, multiprocessors);
       return true;
     }
     const auto found = hopper::PlanPath(op, images, type, multiprocessors);
@@ -100,7 +100,7 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, Stage stage,
   const PointwisePlans::Product& product =
       samples == slice_ ? plans_->whole : plans_->rest;
   if (plans_->transposes) {
-    const hopper::ColumnsCall call = {
+    const hopper::ColumnGemmCall call = {
         images,
         product.columns,
         static_cast<const float*>(lhs),
@@ -108,7 +108,7 @@ cudaError_t PointwiseGemms::Run(cudaStream_t stream, Stage stage,
         static_cast<const float*>(bias),
         static_cast<float*>(result),
     };
-    return hopper::MultiplyColumns(call, stage, stream);
+    return hopper::RunColumnGemm(call, stage, stream);
   }
   hopper::ConvCall call = {images, type_,  product.plan, lhs,
                            rhs,    result, workspace};

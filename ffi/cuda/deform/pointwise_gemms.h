@@ -14,7 +14,7 @@
 #include "cuda/common/conv_call.h"
 #include "cuda/deform/sampling.h"
 #include "cuda/select/paths.h"
-#include "cuda/sm90/kernels/column_gemm/columns.h"
+#include "cuda/sm90/kernels/column_gemm/column_gemm.h"
 
 namespace jax_convbatch {
 
@@ -23,7 +23,7 @@ struct PointwisePlans {
   // Of whole slices, and of what is left after them.
   struct Product {
     hopper::Plan plan;
-    hopper::ColumnsPlan columns;  // where the filter is transposed
+    hopper::ColumnGemmPlan columns;  // where the filter is transposed
   };
   Product whole, rest;
   bool transposes;  // whether fprop takes its filter transposed

@@ -16,8 +16,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr Tile kTile{4, 4};
 constexpr int kLanes = 32;
-// Blocks of a multiprocessor: said, or the compiler saves registers and has one
-// load in flight where there could be four.
+// Blocks of an SM: said, or the compiler saves registers and has one load in
+// flight where there could be four.
 constexpr int kBlocks = 4;
 // Entries in shared memory: all of a tile for 3x3 filters.
 constexpr int kEntries = 144;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                  const Vector<T, kVector>* __restrict__ x,
                  Vector<T, kVector>* __restrict__ columns) {
   __shared__ SampleTable<Accumulator<T>> table;
-  LaunchDependents();  // the product: columns_kernel.cuh
+  LaunchDependents();  // the product: column_gemm_kernel.cuh
   if (static_cast<int>(blockIdx.x) < squares) {
     static_assert(sizeof(table) >= kSquare * (kSquare + 1) * sizeof(float));
     TransposeSquare<kThreads>(matrix,

@@ -14,7 +14,7 @@ constexpr int kThreads = 256;
 // Input pixels of a block, and threads that share a pixel's channels.
 constexpr Tile kTile{2, 4};
 constexpr int kLanes = 32;
-// Blocks of a multiprocessor, as in sampling.cu.
+// Blocks of an SM, as in sampling.cu.
 constexpr int kBlocks = 4;
 // Entries that a thread has in flight.
 constexpr int kUnroll = 4;

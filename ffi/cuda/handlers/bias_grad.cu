@@ -104,12 +104,12 @@ ffi::Error ActBgradExecute(cudaStream_t stream, ffi::AnyBuffer saved,
   JCB_RETURN_IF_ERROR(CheckSums("act_bgrad", s, dy, db, *workspace));
   const ffi::DataType dtype = dy.element_type();
   // As much as the kernel for bits of y takes.
-  const bool signs = saved.element_type() == ffi::U8 && dtype != ffi::F64 &&
-                     K % 8 == 0 && activation == Activation::kRelu;
+  const bool bitmask = saved.element_type() == ffi::U8 && dtype != ffi::F64 &&
+                       K % 8 == 0 && activation == Activation::kRelu;
   if (!activation || rest.size() > 1 ||
-      (saved.element_type() != dtype && !signs) ||
+      (saved.element_type() != dtype && !bitmask) ||
       dz->element_type() != dtype ||
-      saved.element_count() != dy.element_count() / (signs ? 8 : 1) ||
+      saved.element_count() != dy.element_count() / (bitmask ? 8 : 1) ||
       dz->element_count() != dy.element_count()) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: unsupported dtypes, sizes or activation in " + where());
@@ -124,7 +124,7 @@ ffi::Error ActBgradExecute(cudaStream_t stream, ffi::AnyBuffer saved,
   }
   const ActGradCall call{s,
                          *activation,
-                         signs,
+                         bitmask,
                          saved.untyped_data(),
                          dy.untyped_data(),
                          dz->untyped_data(),
@@ -155,7 +155,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaBgradExecute, BgradExecute,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaActBgradExecute, ActBgradExecute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()  // y, z or signs
+                                  .Arg<ffi::AnyBuffer>()  // y, z or bitmask
                                   .Arg<ffi::AnyBuffer>()  // dy
                                   .Ret<ffi::AnyBuffer>()  // dz
                                   .Ret<ffi::AnyBuffer>()  // workspace

@@ -37,8 +37,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 
 // A layer's backward pass in one kernel.
-XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardInitialize);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerBackwardExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardExecute);
 
 // The same in several kernels, of which some run at once.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsInitialize);

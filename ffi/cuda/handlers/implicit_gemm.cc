@@ -97,7 +97,7 @@ CallKey KeyOf(int device, Operation operation, const ConvGeometry& g,
         .Add(epilogue->bias != nullptr)
         .Add(epilogue->residual != nullptr)
         .Add(epilogue->z != nullptr)
-        .Add(epilogue->signs != nullptr);
+        .Add(epilogue->bitmask != nullptr);
   }
   return key;
 }
@@ -233,8 +233,9 @@ ffi::Error Initialize(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
 }
 
 // The result after z, a bit for each element of y.
-ffi::Error DecodeSigns(const EpilogueAttributes& a, const EpilogueShape& shape,
-                       const ffi::RemainingRets& results, void** data) {
+ffi::Error DecodeBitmask(const EpilogueAttributes& a,
+                         const EpilogueShape& shape,
+                         const ffi::RemainingRets& results, void** data) {
   auto buffer = results.get<ffi::AnyBuffer>(a.save_input ? 1 : 0);
   if (!buffer.has_value()) return buffer.error();
   if (shape.K % 8 != 0 || (**buffer).element_type() != ffi::U8 ||
@@ -256,7 +257,7 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
   const ffi::DataType dtype = x.element_type();
   const EpilogueShape shape{g.N * g.output_pixels(), g.K};
   EpilogueCall call;
-  void* signs = nullptr;
+  void* bitmask = nullptr;
   JCB_RETURN_IF_ERROR(
       DecodeOperands(attributes, shape, dtype, operands, &call));
   if (attributes.save_input) {
@@ -267,7 +268,7 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
       return ffi::Error::InvalidArgument(
           "jax_convbatch: signs are those of relu");
     }
-    JCB_RETURN_IF_ERROR(DecodeSigns(attributes, shape, results, &signs));
+    JCB_RETURN_IF_ERROR(DecodeBitmask(attributes, shape, results, &bitmask));
   }
   for (const void* data : {call.scale, call.bias, call.residual,
                            static_cast<const void*>(call.z)}) {
@@ -282,7 +283,7 @@ ffi::Error RunAct(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
   epilogue.bias = call.bias;
   epilogue.residual = call.residual;
   epilogue.z = call.z;
-  epilogue.signs = static_cast<uint8_t*>(signs);
+  epilogue.bitmask = static_cast<uint8_t*>(bitmask);
   epilogue.activation = call.activation;
   return Run(Operation::kFprop, {x, w, y, workspace}, g, precision, config,
              launch, stream, &epilogue);

@@ -13,7 +13,7 @@
 #include "cuda/sm90/kernels/conv/deep.h"
 #include "cuda/sm90/kernels/deform/deform.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
-#include "cuda/sm90/problem/layer_backward.h"
+#include "cuda/sm90/problem/fused_backward.h"
 #include "ffi_checks.h"
 
 namespace nb = nanobind;
@@ -52,12 +52,12 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   fields["preferred"] = plan.preferred;
   const bool fprop = op == hopper::Op::kFprop;
   fields["epilogue"] = fprop && hopper::HasEpilogue(plan, g, type);
-  fields["signs"] = fprop && hopper::HasSigns(plan, g, type);
+  fields["signs"] = fprop && hopper::HasReluBitmask(plan, g, type);
   fields["workspace"] = Workspace::Aligned(plan.workspace);
   fields["blocks"] = plan.blocks;
-  if (fprop && hopper::HasLayerBackward(g, type)) {
+  if (fprop && hopper::HasFusedBackward(g, type)) {
     fields["backward_workspace"] = Workspace::Aligned(
-        hopper::LayerBackwardWorkspace(g, type, multiprocessors));
+        hopper::FusedBackwardWorkspace(g, type, multiprocessors));
   }
   if (fprop && !hopper::IsDeep(g) &&
       hopper::TakesParts(g, type, multiprocessors)) {
@@ -115,8 +115,8 @@ nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
     nb::dict fields;
     fields["config"] = name.c_str();
     fields["path"] =
-        plan.six ? "true f32 by six products, tiles" : "true f32 tiles";
-    fields["six"] = plan.six;
+        plan.bf16x6 ? "true f32 by six products, tiles" : "true f32 tiles";
+    fields["six"] = plan.bf16x6;
     fields["preferred"] = plan.preferred;
     fields["epilogue"] = false;
     fields["signs"] = false;

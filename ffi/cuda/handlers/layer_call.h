@@ -19,7 +19,7 @@ auto BindLayer(Binding&& binding) {
       .RemainingArgs()                 // of scale, bias, residual
       .template Ret<ffi::AnyBuffer>()  // y
       .template Ret<ffi::AnyBuffer>()  // workspace
-      .RemainingRets()                 // z and signs, where they are saved
+      .RemainingRets()                 // z and bitmask, where they are saved
       .template Attr<ConvGeometry>("geometry")
       .template Attr<int64_t>("slice")
       .template Attr<int64_t>("precision")

@@ -23,17 +23,18 @@ constexpr const char* kName = "layer_parts";
 // longer one: wgrad then has tiles enough without splitting its sums.
 constexpr int64_t kLongSum = 2048, kLargeFilter = int64_t{1} << 20;
 
-// saved: y's signs or y. scratch: of dgrad, wgrad and the bias gradient.
+// saved: y's bitmask or y. scratch: of dgrad, wgrad and the bias gradient.
 struct Buffers {
   ffi::AnyBuffer saved, x, w, dy;
   ffi::AnyBuffer dx, dw, db, dz;
   ffi::AnyBuffer scratch[3];
 };
 
-ffi::Error Check(const Buffers& b, const ConvGeometry& g, bool signs) {
+ffi::Error Check(const Buffers& b, const ConvGeometry& g, bool bitmask) {
   const ffi::DataType dtype = b.dy.element_type();
   const int64_t y = g.y_size();
-  JCB_RETURN_IF_ERROR(CheckSize(kName, g, "saved", b.saved, signs ? y / 8 : y));
+  JCB_RETURN_IF_ERROR(
+      CheckSize(kName, g, "saved", b.saved, bitmask ? y / 8 : y));
   JCB_RETURN_IF_ERROR(CheckSize(kName, g, "dy", b.dy, y));
   JCB_RETURN_IF_ERROR(CheckSize(kName, g, "dz", b.dz, y));
   JCB_RETURN_IF_ERROR(CheckSize(kName, g, "db", b.db, g.K));
@@ -44,7 +45,7 @@ ffi::Error Check(const Buffers& b, const ConvGeometry& g, bool signs) {
           Describe(kName, g));
     }
   }
-  const bool same = (signs || b.saved.element_type() == dtype) &&
+  const bool same = (bitmask || b.saved.element_type() == dtype) &&
                     b.dz.element_type() == dtype &&
                     b.db.element_type() == dtype;
   const auto type = HopperType(dtype, 0);
@@ -65,13 +66,13 @@ ffi::Error Run(const Buffers& b, const ConvGeometry& g,
                std::string_view dgrad_config, std::string_view wgrad_config,
                bool launch, cudaStream_t stream) {
   auto where = [&] { return Describe(kName, g); };
-  const bool signs = b.saved.element_type() == ffi::U8;
-  JCB_RETURN_IF_ERROR(Check(b, g, signs));
+  const bool bitmask = b.saved.element_type() == ffi::U8;
+  JCB_RETURN_IF_ERROR(Check(b, g, bitmask));
   const hopper::ReluGradCall relu = {
       *HopperType(b.dy.element_type(), 0),
       g.N * g.output_pixels(),
       g.K,
-      signs,
+      bitmask,
       b.saved.untyped_data(),
       b.dy.untyped_data(),
       b.dz.untyped_data(),
@@ -95,7 +96,7 @@ ffi::Error Run(const Buffers& b, const ConvGeometry& g,
     return RunImplicitGemm(Operation::kDgrad, {b.dz, b.w, b.dx, b.scratch[0]},
                            g, 0, dgrad_config, launch, stream);
   };
-  // The longer one gets multiprocessors first.
+  // The longer one gets SMs first.
   const bool dgrad_first =
       g.taps() * g.K >= kLongSum && g.w_size() >= kLargeFilter;
   JCB_RETURN_IF_ERROR(dgrad_first ? dgrad() : wgrad());
@@ -133,7 +134,7 @@ ffi::Error Initialize(
 template <typename Binding>
 auto BindParts(Binding&& binding) {
   return std::forward<Binding>(binding)
-      .template Arg<ffi::AnyBuffer>()  // y's signs or y
+      .template Arg<ffi::AnyBuffer>()  // y's bitmask or y
       .template Arg<ffi::AnyBuffer>()  // x
       .template Arg<ffi::AnyBuffer>()  // w
       .template Arg<ffi::AnyBuffer>()  // dy

@@ -54,7 +54,7 @@ nb::dict Targets() {
   add(engine, "deform_fprop",
       Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
   add(engine, "layer_backward",
-      Stages(LayerBackwardInitialize, LayerBackwardExecute));
+      Stages(FusedBackwardInitialize, FusedBackwardExecute));
   add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
   add("cudnn", "fprop", Stages(CudnnFpropInitialize, CudnnFpropExecute));
   add("cudnn", "fprop_act",

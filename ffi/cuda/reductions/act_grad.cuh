@@ -2,7 +2,7 @@
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_
 
-#include "cuda/common/sign_bits.cuh"
+#include "cuda/common/relu_bitmask.cuh"
 #include "cuda/reductions/bias_grad.h"
 #include "cuda/reductions/row_sums.cuh"
 
@@ -28,19 +28,19 @@ struct GradOfAny {
 
 // A source of row_sums.cuh: dz[] = dy[] where its bit is set, else 0.
 template <typename T>
-struct SignSource {
+struct BitmaskSource {
   static constexpr int kVector = 16 / sizeof(T);
   using Acc = Accumulator<T>;
   struct Loaded {
     Vector<T, kVector> dy;
-    uint8_t signs;
+    uint8_t bitmask;
   };
   static constexpr int kThreads = 256, kBlocks = 2;
   static constexpr int kUnroll = 8;
   static constexpr int kMaxLanes = 16;
   static constexpr bool kSpread = true;
   static constexpr int64_t kVectorBytes = sizeof(Vector<T, kVector>);
-  const uint8_t* signs;
+  const uint8_t* bitmask;
   const T* dy;
   T* dz;
 
@@ -48,7 +48,7 @@ struct SignSource {
   __device__ Loaded Load(int64_t at) const {
     constexpr int kParts = 8 / kVector;  // of a byte
     return {LoadInOrder(reinterpret_cast<const Vector<T, kVector>*>(dy) + at),
-            static_cast<uint8_t>(signs[at / kParts] >>
+            static_cast<uint8_t>(bitmask[at / kParts] >>
                                  static_cast<int>(at % kParts) * kVector)};
   }
   __device__ void Add(const Loaded& loaded, int64_t at,
@@ -59,7 +59,7 @@ struct SignSource {
     } dz_of = {.vector = loaded.dy};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      dz_of.words[i] &= SignMask<sizeof(T)>(loaded.signs, i);
+      dz_of.words[i] &= ReluMask<sizeof(T)>(loaded.bitmask, i);
     }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -68,26 +68,26 @@ struct SignSource {
     reinterpret_cast<Vector<T, kVector>*>(dz)[at] = dz_of.vector;
   }
   __device__ Acc Element(int64_t at) const {
-    const T value = signs[at / 8] >> at % 8 & 1 ? dy[at] : Convert<T>(0.0f);
+    const T value = bitmask[at / 8] >> at % 8 & 1 ? dy[at] : Convert<T>(0.0f);
     dz[at] = value;
     return Convert<Acc>(value);
   }
-  __device__ SignSource Batch(int64_t offset) const {
-    return {signs + offset / 8, dy + offset, dz + offset};
+  __device__ BitmaskSource Batch(int64_t offset) const {
+    return {bitmask + offset / 8, dy + offset, dz + offset};
   }
 };
 
 template <typename T>
 cudaError_t ActGrad(const ActGradCall& call, cudaStream_t stream) {
   const SumSizes& s = call.sizes;
-  if (call.signs) {
+  if (call.bitmask) {
     if constexpr (sizeof(T) <= 4) {
-      const SignSource<T> source{static_cast<const uint8_t*>(call.saved),
-                                 static_cast<const T*>(call.dy),
-                                 static_cast<T*>(call.dz)};
-      return SumSource<T, SignSource<T>::kVector>(stream, s.B, s.rows, s.K,
-                                                  s.chunk_rows, source,
-                                                  call.partials, call.db);
+      const BitmaskSource<T> source{static_cast<const uint8_t*>(call.saved),
+                                    static_cast<const T*>(call.dy),
+                                    static_cast<T*>(call.dz)};
+      return SumSource<T, BitmaskSource<T>::kVector>(stream, s.B, s.rows, s.K,
+                                                     s.chunk_rows, source,
+                                                     call.partials, call.db);
     }
     return cudaErrorInvalidValue;
   }

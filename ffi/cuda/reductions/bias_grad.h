@@ -23,12 +23,12 @@ struct SumSizes {
 };
 
 // dz[] = derivative(saved[]) dy[]; db[B, K] = its sums, where db is not null.
-// signs: `saved` is a bit for each element, the first of eight the lowest of a
-// byte, and dz is dy where it is set; not of f64, and K a multiple of 8.
+// bitmask: `saved` is a bit for each element, the first of eight the lowest of
+// a byte, and dz is dy where it is set; not of f64, and K a multiple of 8.
 struct ActGradCall {
   SumSizes sizes;
   Activation activation;
-  bool signs;
+  bool bitmask;
   const void *saved, *dy;
   void *dz, *partials, *db;
 };

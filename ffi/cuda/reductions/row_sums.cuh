@@ -75,8 +75,8 @@ template <typename In, int kVector>
 struct PlainSource {
   using Acc = Accumulator<In>;
   using Loaded = Vector<In, kVector>;
-  // Registers for four blocks a multiprocessor: three of these, all that there
-  // are, at once, and one of the second kernel, which waits there for the end.
+  // Registers for four blocks an SM: three of these, all that there are, at
+  // once, and one of the second kernel, which waits there for the end.
   static constexpr int kThreads = 256, kBlocks = 4;
   static constexpr int kUnroll = kVector == 1 ? 16 : 8;  // loads in flight
   static constexpr int kMaxLanes = 16;  // columns of a tile, in vectors

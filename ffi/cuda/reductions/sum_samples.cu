@@ -4,7 +4,7 @@
 namespace jax_convbatch {
 namespace {
 
-// Few threads a block: a small filter has to spread over the multiprocessors.
+// Few threads a block: a small filter has to spread over the SMs.
 constexpr int kThreads = 64;
 // Loads in flight in a thread.
 constexpr int kUnroll = 32;

@@ -3,9 +3,9 @@
 #include "cuda/sm90/kernels/conv/deep.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
-#include "cuda/sm90/kernels/row_band/window_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+#include "cuda/sm90/kernels/row_band/row_band_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 #include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/group_width.h"
 
@@ -25,8 +25,8 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
   const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
-  if (TakesWave(type, in, out, parts)) {
-    for (const int pixels : kWavePixels) {
+  if (TakesSingleWave(type, in, out, parts)) {
+    for (const int pixels : kSingleWavePixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
   }
@@ -38,9 +38,9 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
     }
     return tiles;
   }
-  for (const int pixels : {kWindowPixels, kStripPixels}) {
-    if (TileWindow(g, type, in, out, parts[0], pixels)) {
-      tiles.push_back({pixels, kWindowChannels});
+  for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
+    if (TileRowBand(g, type, in, out, parts[0], pixels)) {
+      tiles.push_back({pixels, kRowBandChannels});
     }
   }
   tiles.insert(tiles.end(),
@@ -67,16 +67,17 @@ std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
   }
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
-  for (const int pixels : {kGroupWindowPixels, kWindowPixels, kStripPixels}) {
-    if (TileGroupWindow(g, type, in, out, parts[0], pixels)) {
-      tiles.push_back({pixels, kWindowChannels});
+  for (const int pixels :
+       {kGroupRowBandPixels, kRowBandPixels, kColumnStripPixels}) {
+    if (TileGroupRowBand(g, type, in, out, parts[0], pixels)) {
+      tiles.push_back({pixels, kRowBandChannels});
     }
   }
   return tiles;
 }
 
 // Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
-// for, and the window kernel's.
+// for, and the row-band kernel's.
 std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
                             int multiprocessors) {
   if (type != Type::kTf32) {
@@ -109,8 +110,8 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
   }
   const bool fprop = op == Op::kFprop;
   const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
-  if (g.groups == 1 && TakesWave(type, InputOf(g), OutputOf(g), parts)) {
-    for (const int pixels : kWaveTf32Pixels) {
+  if (g.groups == 1 && TakesSingleWave(type, InputOf(g), OutputOf(g), parts)) {
+    for (const int pixels : kSingleWaveTf32Pixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
   }

@@ -3,8 +3,8 @@
 
 #include "cuda/select/conv_tf32_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
-#include "cuda/sm90/kernels/row_band/window_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/kernels/row_band/row_band_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/mainloop/sum_chunks.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/conv_parts.h"
@@ -25,7 +25,7 @@ Heaviest HeaviestOf(const Activations& in, const Activations& out,
   return {out.n * part.h.count * part.w.count, taps, taps * ((in.c + 63) / 64)};
 }
 
-// The largest tile that still gives every multiprocessor work.
+// The largest tile that still gives every SM work.
 Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
                  bool lines, int multiprocessors) {
   auto tiles = [&](int64_t pixels, int m, int n) {
@@ -64,27 +64,27 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
   return {64, 64, multiprocessors, 0};
 }
 
-// What part of a window, in hundredths, outputs have to be for it to be faster
-// than the tiles above, were it of as many steps of the reduction as theirs.
-// Fitted to times of layers of 32 to 128 channels. Tiles of up to 32 channels
-// have half a stage, those of 48 a whole one.
-int64_t LeastOfWindows(const Activations& in, const Activations& out) {
+// What part of a row band, in hundredths, outputs have to be for it to be
+// faster than the tiles above, were it of as many steps of the reduction as
+// theirs. Fitted to times of layers of 32 to 128 channels. Tiles of up to 32
+// channels have half a stage, those of 48 a whole one.
+int64_t LeastOfRowBands(const Activations& in, const Activations& out) {
   if (in.c <= 32) return 100;
   return in.c <= 48 && out.c <= 64 ? 55 : 70;
 }
 
-// Products of how many pixels take windows, or 0 where those are no faster. Of
-// two kinds, the one that multiplies less which is no output.
-int PixelsOfWindows(const ConvGeometry& g, Type type, const Activations& in,
-                    const Activations& out, const PartAxes& part,
-                    int multiprocessors) {
-  // Input channels of windows that are read for each 64 of many output
+// Products of how many pixels take row bands, or 0 where those are no faster.
+// Of two kinds, the one that multiplies less which is no output.
+int PixelsOfRowBands(const ConvGeometry& g, Type type, const Activations& in,
+                     const Activations& out, const PartAxes& part,
+                     int multiprocessors) {
+  // Input channels of row bands that are read for each 64 of many output
   // channels.
   constexpr int64_t kMostOfWide = 48;
   int best = 0;
   int64_t least = 0;
-  for (const int pixels : {kStripPixels, kWindowPixels}) {
-    const auto tiling = TileWindow(g, type, in, out, part, pixels);
+  for (const int pixels : {kColumnStripPixels, kRowBandPixels}) {
+    const auto tiling = TileRowBand(g, type, in, out, part, pixels);
     if (!tiling || (out.c > 64 && in.c > kMostOfWide)) continue;
     const int64_t units = out.c > 64 ? 2 : 1;  // at least
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
@@ -92,7 +92,7 @@ int PixelsOfWindows(const ConvGeometry& g, Type type, const Activations& in,
     const int64_t box_steps = (in.c + 63) / 64 * 4;
     if (out.n * tiles * units >= multiprocessors / 2 &&
         100 * out.h * out.w * box_steps >=
-            LeastOfWindows(in, out) * multiplied * WindowSteps(in) &&
+            LeastOfRowBands(in, out) * multiplied * RowBandSteps(in) &&
         (best == 0 || multiplied < least)) {
       best = pixels;
       least = multiplied;
@@ -101,27 +101,28 @@ int PixelsOfWindows(const ConvGeometry& g, Type type, const Activations& in,
   return best;
 }
 
-// What is multiplied of an image in windows of narrow groups.
-int64_t GroupWindowPixels(const WindowTiling& tiling) {
+// What is multiplied of an image in row bands of narrow groups.
+int64_t GroupRowBandPixels(const RowBandTiling& tiling) {
   return int64_t{tiling.groups} * tiling.strips *
          ((tiling.rows * tiling.width + 63) / 64 * 64);
 }
 
 // The same for several groups. Those of narrow groups multiply no zeros.
-int PixelsOfGroupWindows(const ConvGeometry& g, Type type,
-                         const Activations& in, const Activations& out,
-                         const PartAxes& part, int multiprocessors) {
+int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
+                          const Activations& in, const Activations& out,
+                          const PartAxes& part, int multiprocessors) {
   // At stride 2 tiles are faster, where there are any.
   if (GroupUnits(g) > multiprocessors || part.h.input_step > 1) return 0;
   int best = 0;
   int64_t least = 0;
-  for (const int pixels : {kGroupWindowPixels, kStripPixels, kWindowPixels}) {
-    const auto tiling = TileGroupWindow(g, type, in, out, part, pixels);
+  for (const int pixels :
+       {kGroupRowBandPixels, kColumnStripPixels, kRowBandPixels}) {
+    const auto tiling = TileGroupRowBand(g, type, in, out, part, pixels);
     if (!tiling) continue;
-    const bool narrow = pixels == kGroupWindowPixels;
+    const bool narrow = pixels == kGroupRowBandPixels;
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
     const int64_t multiplied =
-        narrow ? GroupWindowPixels(*tiling) : tiles * pixels;
+        narrow ? GroupRowBandPixels(*tiling) : tiles * pixels;
     if (out.n * tiles * GroupUnits(g) >= multiprocessors / 2 &&
         10 * out.h * out.w >= (narrow ? 4 : 7) * multiplied &&
         (best == 0 || multiplied < least)) {
@@ -176,8 +177,8 @@ Plan BestTile(const ConvGeometry& g, Type type, const Activations& in,
   const int count = static_cast<int>(parts.size());
   if (count == 1) {
     const int pixels =
-        PixelsOfWindows(g, type, in, out, parts[0], multiprocessors);
-    if (pixels > 0) return {pixels, kWindowChannels, multiprocessors, 0};
+        PixelsOfRowBands(g, type, in, out, parts[0], multiprocessors);
+    if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
   }
   const bool lines = count == 1 && StoresLines(in, out, parts[0]);
   const Heaviest part = HeaviestOf(in, out, parts[0]);
@@ -216,8 +217,8 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
                int multiprocessors) {
   if (only) {
     const int pixels =
-        PixelsOfGroupWindows(g, type, in, out, part, multiprocessors);
-    if (pixels > 0) return {pixels, kWindowChannels, multiprocessors, 0};
+        PixelsOfGroupRowBands(g, type, in, out, part, multiprocessors);
+    if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
   }
   const int64_t pixels = out.n * out.h * out.w;
   const int64_t columns = IsNarrow(GroupWidth(g))
@@ -235,20 +236,20 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
   return {m, 64, multiprocessors, 0};
 }
 
-// Groups of few channels have windows alone, whatever the batch: their bits are
-// not those of ../direct.
+// Groups of few channels have row bands alone, whatever the batch: their bits
+// are not those of sm80/direct.
 std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
                             const Activations& in, const Activations& out,
                             const PartAxes& part, int multiprocessors) {
   constexpr int64_t kMostUnits = 64;
   if (GroupUnits(g) > kMostUnits) return std::nullopt;
   const auto tiling =
-      TileGroupWindow(g, type, in, out, part, kGroupWindowPixels);
+      TileGroupRowBand(g, type, in, out, part, kGroupRowBandPixels);
   // Those of small or of few products are multiplied for nothing.
-  if (!tiling || 10 * out.h * out.w < 4 * GroupWindowPixels(*tiling)) {
+  if (!tiling || 10 * out.h * out.w < 4 * GroupRowBandPixels(*tiling)) {
     return std::nullopt;
   }
-  return Plan{kGroupWindowPixels, kWindowChannels, multiprocessors, 0};
+  return Plan{kGroupRowBandPixels, kRowBandChannels, multiprocessors, 0};
 }
 
 }  // namespace
@@ -268,14 +269,14 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   }
   return g.groups > 1
              ? GroupTile(g, type, in, out, part, true, multiprocessors)
-             : OrWave(BestTile(g, type, in, out, {part}, multiprocessors), type,
-                      in, out, {part}, multiprocessors);
+             : OrSingleWave(BestTile(g, type, in, out, {part}, multiprocessors),
+                            type, in, out, {part}, multiprocessors);
 }
 
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
-  return IsWave(type, plan) ? BestTile(g, type, InputOf(g), OutputOf(g),
-                                       {FpropPart(g)}, plan.blocks)
-                            : plan;
+  return IsSingleWave(type, plan) ? BestTile(g, type, InputOf(g), OutputOf(g),
+                                             {FpropPart(g)}, plan.blocks)
+                                  : plan;
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
@@ -299,8 +300,8 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
   return g.groups > 1
              ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
                          multiprocessors)
-             : OrWave(BestTile(g, type, in, out, parts, multiprocessors), type,
-                      in, out, parts, multiprocessors);
+             : OrSingleWave(BestTile(g, type, in, out, parts, multiprocessors),
+                            type, in, out, parts, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -3,15 +3,14 @@
 #include <algorithm>
 
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
-// The largest tile that still gives every multiprocessor work, fitted to times
-// of 3x3 layers at batches 8 to 1000. Small
-// tiles read too much from the L2 to be worth an even share of all
-// multiprocessors.
+// The largest tile that still gives every SM work, fitted to times of 3x3
+// layers at batches 8 to 1000. Small tiles read too much from the L2 to be
+// worth an even share of all SMs.
 Plan LargestTf32Tile(const Activations& in, const Activations& out,
                      int64_t groups, const PartAxes& part, bool dgrad,
                      int multiprocessors) {
@@ -115,8 +114,9 @@ Plan FpropTf32Tile(const ConvGeometry& g, const PartAxes& part,
       g.groups == 1 && stages >= kLongTf32Fprop
           ? BestTf32Tile(out, part, stages, false, multiprocessors)
           : LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
-  return g.groups > 1 ? plan
-                      : OrWaveTf32(plan, in, out, {part}, multiprocessors);
+  return g.groups > 1
+             ? plan
+             : OrSingleWaveTf32(plan, in, out, {part}, multiprocessors);
 }
 
 Plan DgradTf32Tile(const ConvGeometry& g, const std::vector<PartAxes>& parts,
@@ -128,7 +128,7 @@ Plan DgradTf32Tile(const ConvGeometry& g, const std::vector<PartAxes>& parts,
           ? BestTf32Tile(out, parts[0], stages, true, multiprocessors)
           : LargestTf32Tile(in, out, g.groups, parts[0], true, multiprocessors);
   return g.groups > 1 ? plan
-                      : OrWaveTf32(plan, in, out, parts, multiprocessors);
+                      : OrSingleWaveTf32(plan, in, out, parts, multiprocessors);
 }
 
 Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,

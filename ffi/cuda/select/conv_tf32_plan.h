@@ -1,5 +1,6 @@
 // Which tiles fprop and dgrad of f32 have: in turns or together
-// (conv_tf32_kernel.cuh), or all at once (wave_tf32_kernel.cuh). Host only.
+// (conv_tf32_kernel.cuh), or all at once (single_wave_tf32_kernel.cuh). Host
+// only.
 #ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_
 

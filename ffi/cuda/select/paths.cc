@@ -4,16 +4,16 @@
 
 #include "cuda/sm90/kernels/conv/deep.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
-#include "cuda/sm90/kernels/cp_async/gather_plan.h"
-#include "cuda/sm90/kernels/few_channels/strip_plan.h"
-#include "cuda/sm90/kernels/few_channels/strip_tf32_plan.h"
-#include "cuda/sm90/kernels/few_channels/strip_tf32_wide_plan.h"
+#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
+#include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
+#include "cuda/sm90/kernels/few_channels/few_channels_tf32_plan.h"
+#include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/one_channel/one_channel.h"
 #include "cuda/sm90/kernels/padding/pad_plan.h"
 #include "cuda/sm90/kernels/patches/patch_plan.h"
-#include "cuda/sm90/kernels/row_streaming/sweep_plan.h"
-#include "cuda/sm90/kernels/skinny/narrow_plan.h"
+#include "cuda/sm90/kernels/row_streaming/row_streaming_plan.h"
+#include "cuda/sm90/kernels/skinny/skinny_plan.h"
 #include "cuda/sm90/kernels/small/small_plan.h"
 #include "cuda/sm90/kernels/small/small_wgrad.h"
 #include "cuda/sm90/problem/conv_parts.h"
@@ -23,8 +23,8 @@ namespace jax_convbatch::hopper {
 namespace {
 
 // Filters as wide as some of their strides, of channels that fill no box: the
-// pixels of a stride along a row as the channels of one, where the copy engine
-// can take these. It is the same convolution of the same memory, of fewer taps.
+// pixels of a stride along a row as the channels of one, where TMA can take
+// these. It is the same convolution of the same memory, of fewer taps.
 ConvGeometry FoldColumns(const ConvGeometry& g, Type type) {
   const int64_t step = g.stride.w;
   const int64_t bytes = g.C * ElementBytes(type);
@@ -48,8 +48,9 @@ bool PrefersCopies(Op op, const ConvGeometry& g) {
   return op != Op::kWgrad && g.C == 32 && g.K == 32 && g.P * g.Q >= 4096;
 }
 
-// Whether strips are faster than what fills boxes of 64 channels up with zeros.
-bool PrefersStrips(Op op, const ConvGeometry& g) {
+// Whether few-channels kernels are faster than what fills boxes of 64 channels
+// up with zeros.
+bool PrefersFewChannels(Op op, const ConvGeometry& g) {
   if (g.taps() == 1) return false;
   switch (op) {
     case Op::kFprop:
@@ -61,41 +62,42 @@ bool PrefersStrips(Op op, const ConvGeometry& g) {
   }
 }
 
-std::optional<Plan> PlanStrips(Op op, const ConvGeometry& g,
-                               int multiprocessors) {
-  return ByOp(op, PlanStripFprop, PlanStripDgrad, PlanStripWgrad)(
-      g, multiprocessors);
+std::optional<Plan> PlanFewChannels(Op op, const ConvGeometry& g,
+                                    int multiprocessors) {
+  return ByOp(op, PlanFewChannelsFprop, PlanFewChannelsDgrad,
+              PlanFewChannelsWgrad)(g, multiprocessors);
 }
 
-std::optional<Plan> PlanSweeps(Op op, const ConvGeometry& g,
-                               int multiprocessors) {
+std::optional<Plan> PlanRowStreaming(Op op, const ConvGeometry& g,
+                                     int multiprocessors) {
   if (op == Op::kWgrad) return std::nullopt;
-  return op == Op::kFprop ? PlanSweepFprop(g, multiprocessors)
-                          : PlanSweepDgrad(g, multiprocessors);
+  return op == Op::kFprop ? PlanRowStreamingFprop(g, multiprocessors)
+                          : PlanRowStreamingDgrad(g, multiprocessors);
 }
 
-std::optional<Plan> PlanGathers(Op op, const ConvGeometry& g,
+std::optional<Plan> PlanCpAsync(Op op, const ConvGeometry& g,
                                 int multiprocessors) {
-  return ByOp(op, PlanGatherFprop, PlanGatherDgrad, PlanGatherWgrad)(
+  return ByOp(op, PlanCpAsyncFprop, PlanCpAsyncDgrad, PlanCpAsyncWgrad)(
       g, multiprocessors);
 }
 
-cudaError_t RunStrips(Op op, const ConvCall& call, Stage stage,
-                      cudaStream_t stream) {
+cudaError_t RunFewChannels(Op op, const ConvCall& call, Stage stage,
+                           cudaStream_t stream) {
   if (call.type != Type::kTf32) {
-    return ByOp(op, StripFprop, StripDgrad, StripWgrad)(call, stage, stream);
+    return ByOp(op, FewChannelsFprop, FewChannelsDgrad, FewChannelsWgrad)(
+        call, stage, stream);
   }
-  if (op == Op::kWgrad) return StripTf32Wgrad(call, stage, stream);
-  return op == Op::kFprop && IsWideStrip(call.g)
-             ? StripWide(call, stage, stream)
-             : StripTf32(call, op == Op::kDgrad, stage, stream);
+  if (op == Op::kWgrad) return FewChannelsTf32Wgrad(call, stage, stream);
+  return op == Op::kFprop && IsStem(call.g)
+             ? StemTf32(call, stage, stream)
+             : FewChannelsTf32(call, op == Op::kDgrad, stage, stream);
 }
 
-// Of narrow 1x1 layers, and of few channels of f32.
+// Of skinny 1x1 layers, and of few channels of f32.
 cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
                      cudaStream_t stream) {
   const auto run = call.g.taps() == 1
-                       ? ByOp(op, NarrowFprop, NarrowDgrad, NarrowWgrad)
+                       ? ByOp(op, SkinnyFprop, SkinnyDgrad, SkinnyWgrad)
                        : ByOp(op, SmallFprop, SmallDgrad, SmallWgrad);
   return run(call, stage, stream);
 }
@@ -134,21 +136,23 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   }
   if (type == Type::kTf32) {
     if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
-    const auto strips =
-        op == Op::kWgrad ? PlanStripTf32Wgrad(g, multiprocessors)
-                         : PlanStripTf32(g, op == Op::kDgrad, multiprocessors);
-    if (strips) return strips;
+    const auto few_channels =
+        op == Op::kWgrad
+            ? PlanFewChannelsTf32Wgrad(g, multiprocessors)
+            : PlanFewChannelsTf32(g, op == Op::kDgrad, multiprocessors);
+    if (few_channels) return few_channels;
     if (op == Op::kFprop) {
-      const auto wide = PlanStripWide(g, multiprocessors);
+      const auto wide = PlanStem(g, multiprocessors);
       if (wide) return wide;
     }
   }
-  const auto plan_narrow =
-      ByOp(op, PlanNarrowFprop, PlanNarrowDgrad, PlanNarrowWgrad);
-  if (const auto narrow = plan_narrow(g, type, multiprocessors)) return narrow;
-  const bool gatherable = type != Type::kTf32 && IsGatherable(g);
-  if (gatherable && PrefersStrips(op, g)) {
-    if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
+  const auto plan_skinny =
+      ByOp(op, PlanSkinnyFprop, PlanSkinnyDgrad, PlanSkinnyWgrad);
+  if (const auto narrow = plan_skinny(g, type, multiprocessors)) return narrow;
+  const bool gatherable = type != Type::kTf32 && TakesCpAsync(g);
+  if (gatherable && PrefersFewChannels(op, g)) {
+    if (const auto few_channels = PlanFewChannels(op, g, multiprocessors))
+      return few_channels;
   }
   if (const auto copies = PlanCopies(op, g, type, multiprocessors)) {
     return op == Op::kFprop ? OrTransposed(*copies, g, type, multiprocessors)
@@ -156,14 +160,16 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   }
   if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
     if (const auto patches = PlanPatchDgrad(g, multiprocessors)) return patches;
-    return PlanGathers(op, g, multiprocessors);
+    return PlanCpAsync(op, g, multiprocessors);
   }
   if (gatherable) {
-    if (const auto strips = PlanStrips(op, g, multiprocessors)) return strips;
-    if (const auto sweeps = PlanSweeps(op, g, multiprocessors)) return sweeps;
+    if (const auto few_channels = PlanFewChannels(op, g, multiprocessors))
+      return few_channels;
+    if (const auto row_streaming = PlanRowStreaming(op, g, multiprocessors))
+      return row_streaming;
   }
   if (const auto pads = PlanPads(op, g, type, multiprocessors)) return pads;
-  return gatherable ? PlanGathers(op, g, multiprocessors) : std::nullopt;
+  return gatherable ? PlanCpAsync(op, g, multiprocessors) : std::nullopt;
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
@@ -175,18 +181,18 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
       return true;
     case Path::kPads:
       return g.K * ElementBytes(type) % 16 == 0;
-    case Path::kStrips:
+    case Path::kFewChannels:
       // As the stems of networks are.
-      return type == Type::kTf32 || (g.K % 8 == 0 && !StripShape(g).odd);
+      return type == Type::kTf32 || (g.K % 8 == 0 && !FewChannelsShape(g).odd);
     default:
       return false;
   }
 }
 
-bool HasSigns(const Plan& plan, const ConvGeometry& given, Type type) {
+bool HasReluBitmask(const Plan& plan, const ConvGeometry& given, Type type) {
   const ConvGeometry g = Fold(Op::kFprop, given, type);
-  return (plan.path != Path::kStrips || type == Type::kTf32) && g.K % 8 == 0 &&
-         HasEpilogue(plan, g, type);
+  return (plan.path != Path::kFewChannels || type == Type::kTf32) &&
+         g.K % 8 == 0 && HasEpilogue(plan, g, type);
 }
 
 cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
@@ -205,8 +211,8 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
                          given.epilogue};
   if (op == Op::kFprop && call.epilogue != nullptr &&
       (!HasEpilogue(call.plan, g, call.type) ||
-       (call.epilogue->signs != nullptr &&
-        !HasSigns(call.plan, given.g, call.type)))) {
+       (call.epilogue->bitmask != nullptr &&
+        !HasReluBitmask(call.plan, given.g, call.type)))) {
     return cudaErrorInvalidValue;
   }
   if (IsDeep(given.g)) return RunDeep(op, call, stage, stream);
@@ -215,20 +221,20 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
       return RunCopies(op, call, stage, stream);
     case Path::kPads:
       return RunPads(op, call, multiprocessors, stage, stream);
-    case Path::kStrips:
-      return RunStrips(op, call, stage, stream);
+    case Path::kFewChannels:
+      return RunFewChannels(op, call, stage, stream);
     case Path::kSmall:
       return RunSmall(op, call, stage, stream);
     case Path::kPatches:
       return PatchDgrad(call, stage, stream);
     case Path::kOneChannel:
       return RunOneChannel(op, call, stage, stream);
-    case Path::kSweeps:
-      return op == Op::kFprop ? SweepFprop(call, stage, stream)
-                              : SweepDgrad(call, stage, stream);
-    case Path::kGathers:
-      return ByOp(op, GatherFprop, GatherDgrad, GatherWgrad)(call, stage,
-                                                             stream);
+    case Path::kRowStreaming:
+      return op == Op::kFprop ? RowStreamingFprop(call, stage, stream)
+                              : RowStreamingDgrad(call, stage, stream);
+    case Path::kCpAsync:
+      return ByOp(op, CpAsyncFprop, CpAsyncDgrad, CpAsyncWgrad)(call, stage,
+                                                                stream);
   }
   return cudaErrorInvalidValue;
 }

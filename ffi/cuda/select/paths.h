@@ -17,17 +17,17 @@ bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors);
 // the same memory with fewer pixels or taps of more channels each.
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type);
 
-// The plan for a GPU of so many multiprocessors, or nothing where no path can
-// run it: all take 2-D convolutions without input dilation, and but for
-// TakesGroups of one group. Needs no GPU.
+// The plan for a GPU of so many SMs, or nothing where no path can run it: all
+// take 2-D convolutions without input dilation, and but for TakesGroups of one
+// group. Needs no GPU.
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors);
 
 // Whether what runs a plan of fprop forms an epilogue in the store of a tile.
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type);
 
-// Whether that epilogue can keep the result's signs.
-bool HasSigns(const Plan& plan, const ConvGeometry& g, Type type);
+// Whether that epilogue can keep the result's ReLU bitmask.
+bool HasReluBitmask(const Plan& plan, const ConvGeometry& g, Type type);
 
 // Runs a plan of PlanPath for the same `multiprocessors`; see conv.h.
 cudaError_t RunPath(Op op, const ConvCall& call, int multiprocessors,

@@ -177,7 +177,7 @@ std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
                           int multiprocessors) {
   const int64_t count = tiles.count();
   const bool small = tiles.small();
-  const bool smallest = tiles.m == 64 && tiles.n == 64;  // two a multiprocessor
+  const bool smallest = tiles.m == 64 && tiles.n == 64;  // two an SM
   // Those that Run() in wgrad.cu has kernels for.
   const bool pairs = g.groups == 1 && (smallest || tiles.n == 128);
   std::vector<Plan> plans;
@@ -217,8 +217,7 @@ std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
       if (pair == Pair::kDy && tiles.m_tiles % 2 != 0) continue;
       const int size = cluster * (paired ? 2 : 1);
       if (size > (!small ? 2 : paired ? 4 : 8)) continue;
-      // Not every multiprocessor has three others beside it to form a cluster
-      // with.
+      // Not every SM has three others beside it to form a cluster with.
       const int64_t room =
           size <= 2 ? multiprocessors : multiprocessors * 10 / 11;
       auto add_splits = [&](int64_t blocks) {

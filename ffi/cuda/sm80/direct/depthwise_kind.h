@@ -84,8 +84,8 @@ inline constexpr int kTileChannels = kLanes * 2;  // of wgrad
 inline constexpr int kSlots = kThreads / kLanes;
 
 // Tiles in shared memory, one in use and the others on their way, and blocks
-// that a multiprocessor holds. Where the kind is known, a tile of fprop and
-// dgrad holds no more patches than there are threads for.
+// that an SM holds. Where the kind is known, a tile of fprop and dgrad holds no
+// more patches than there are threads for.
 constexpr int PatchStages(Kind kind, int bytes) {
   if (kind.taps == 0) return 2;
   if (kind.strided()) return kind.taps == 5 && bytes == 4 ? 3 : 2;

@@ -32,7 +32,7 @@ struct Plan {
   int64_t workspace;
   // Whether it is at least as fast as columns in memory.
   bool preferred;
-  // Whether tiles come and go by the copy engine, see depthwise_copies.h.
+  // Whether tiles come and go by TMA, see depthwise_copies.h.
   bool copies = false;
   // Whether runs of outputs are products, see depthwise_planes.h.
   bool planes = false;
@@ -42,14 +42,13 @@ struct Plan {
   int blocks() const { return channel_tiles * workers; }
 };
 
-// The plan for a GPU of so many multiprocessors, on Hopper or elsewhere, or
-// nothing where the kernels cannot run: they take 2-D convolutions of several
-// groups, other than those that are matrix products as they stand (1x1), each
-// group of one channel to one channel, or of up to 32 to up to 32: in bf16 and
-// f16 powers of two or multiples of 8, with C and K multiples of 8, in f32
-// multiples of 4; any padding
-// and filter dilation, strides and input dilations up to 8 (dilated inputs not
-// in wgrad), where the tiles fit into shared memory. Needs no GPU.
+// The plan for a GPU of so many SMs, on Hopper or elsewhere, or nothing where
+// the kernels cannot run: they take 2-D convolutions of several groups, other
+// than those that are matrix products as they stand (1x1), each group of one
+// channel to one channel, or of up to 32 to up to 32: in bf16 and f16 powers of
+// two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4;
+// any padding and filter dilation, strides and input dilations up to 8 (dilated
+// inputs not in wgrad), where the tiles fit into shared memory. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors, bool hopper);
 

@@ -9,8 +9,8 @@
 namespace jax_convbatch::direct {
 
 inline constexpr int kGroupedThreads = 256, kGroupedStages = 3;
-// That a multiprocessor holds. Where a warp's blocks have inputs of their own,
-// registers for the operands of three taps count more than warps.
+// That an SM holds. Where a warp's blocks have inputs of their own, registers
+// for the operands of three taps count more than warps.
 constexpr int GroupedBlocks(bool shared) { return shared ? 3 : 2; }
 inline constexpr int kGroupedWgradStages = 2;
 // Outputs that a warp multiplies at a time.

@@ -4,7 +4,7 @@
 namespace jax_convbatch::direct {
 namespace {
 
-// In cycles of a multiprocessor: shared memory gives 128 bytes each.
+// In cycles of an SM: shared memory gives 128 bytes each.
 double ItemCost(const ChannelBlocks& channels, const Walks& walks) {
   const double taps = 1.0 * walks.h.filter_size * walks.w.filter_size /
                       (walks.h.classes * walks.w.classes);
@@ -15,7 +15,7 @@ double ItemCost(const ChannelBlocks& channels, const Walks& walks) {
 }
 
 constexpr int kWarps = kGroupedThreads / 32;
-// A multiprocessor's share of the memory's bandwidth, in bytes a cycle.
+// An SM's share of the memory's bandwidth, in bytes a cycle.
 constexpr double kBandwidth = 19;
 
 std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors) {

@@ -19,7 +19,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, const Walks& walks,
                               int multiprocessors) {
   if (walks.h.classes * walks.w.classes != 1) return std::nullopt;
   constexpr int kLanes = kQuadThreads / kQuadTeams;
-  // Blocks that work at the same time on a multiprocessor, twice.
+  // Blocks that work at the same time on an SM, twice.
   constexpr int64_t kBlocks = 4, kMostBytes = int64_t{64} << 20;
   const int64_t pairs = g.group_C() / 4 * (g.K / 4);
   const int64_t sums = CeilDiv(pairs, kLanes) * g.R * CeilDiv(g.S, kQuadTaps);

@@ -61,9 +61,9 @@ std::optional<Tiling> ChooseTiling(const Walks& walks,
         const double cost =
             CeilDiv(patches, rules.patches_at_once) * rules.patch_cost +
             inputs * rules.input_cost / rules.patches_at_once;
-        // Blocks of a multiprocessor slow each other down, and one alone waits
-        // for its copies (32x2048 of 4096 channels, 64 taps: 2200 us, 1440 with
-        // others; H100).
+        // Blocks of an SM slow each other down, and one alone waits for its
+        // copies (32x2048 of 4096 channels, 64 taps: 2200 us, 1440 with others;
+        // H100).
         const double total =
             cost * CeilDiv(tiles, workers) * (together == 1 ? 1.5 : together);
         if (!best || total < least) {

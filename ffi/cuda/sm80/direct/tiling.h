@@ -10,7 +10,7 @@
 namespace jax_convbatch::direct {
 
 // What a block may have on every GPU that the kernels run on, and what the
-// blocks of a multiprocessor share on the largest of them.
+// blocks of an SM share on the largest of them.
 inline constexpr int kBlockBytes = 99 << 10, kMultiprocessorBytes = 224 << 10;
 
 // What a kernel can do and what it costs, in instructions of a thread.
@@ -28,8 +28,8 @@ struct TilingRules {
   int blocks_per_multiprocessor, multiprocessors;
   int stages;
   int most_patches;  // of a tile; 0: any number
-  // Of a block that has a multiprocessor for itself, where no tile fits that
-  // two could share.
+  // Of a block that has an SM for itself, where no tile fits that two could
+  // share.
   int most_bytes = kBlockBytes;
   // Whether such blocks are also compared with those that share.
   bool any_share = false;

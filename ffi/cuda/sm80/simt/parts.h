@@ -11,7 +11,7 @@
 
 namespace jax_convbatch::simt {
 
-constexpr hopper::Op SixOp(Op op) { return static_cast<hopper::Op>(op); }
+constexpr hopper::Op Bf16x6Op(Op op) { return static_cast<hopper::Op>(op); }
 
 // Outputs that use the same taps, of most taps first.
 std::vector<hopper::PartAxes> PartsOf(Op op, const ConvGeometry& g);

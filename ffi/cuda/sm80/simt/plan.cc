@@ -6,15 +6,14 @@
 
 #include "cuda/sm80/simt/parts.h"
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/kernels/bf16x6/six.h"
+#include "cuda/sm90/kernels/bf16x6/bf16x6.h"
 #include "cuda/sm90/problem/conv_parts.h"
 
 namespace jax_convbatch::simt {
 namespace {
 
-// Sizes of the tiles in tile.cuh, how many blocks of each share a
-// multiprocessor, how much of the rate of the largest they reach together, and
-// one alone of that.
+// Sizes of the tiles in tile.cuh, how many blocks of each share an SM, how much
+// of the rate of the largest they reach together, and one alone of that.
 struct TileSize {
   int m, n, at_once;
   double rate, alone;
@@ -25,14 +24,14 @@ constexpr TileSize kTiles[] = {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, 256) * 256; }
 
-// Products of a stage of the largest tile take a multiprocessor some 2700
-// cycles; memory gives it some 16 bytes a cycle.
+// Products of a stage of the largest tile take an SM some 2700 cycles; memory
+// gives it some 16 bytes a cycle.
 constexpr double kStageCycles = 2700, kBytesPerCycle = 16;
 constexpr double kLaunchCycles = 4000;
 
 constexpr int64_t kMostPartialBytes = int64_t{64} << 20;
 
-// How long blocks take a multiprocessor, in times of one among others.
+// How long blocks take an SM, in times of one among others.
 double Turns(const TileSize& tile, int64_t blocks, int multiprocessors) {
   const int64_t each = CeilDiv(blocks, multiprocessors);
   if (each <= tile.at_once) {
@@ -42,7 +41,7 @@ double Turns(const TileSize& tile, int64_t blocks, int multiprocessors) {
             : tile.alone + (1.0 - tile.alone) * (each - 1.0) / tile.at_once;
     return static_cast<double>(each) / busy;
   }
-  // Blocks of the last wave may meet on half of the multiprocessors.
+  // Blocks of the last wave may meet on half of the SMs.
   const int64_t wave = int64_t{tile.at_once} * multiprocessors;
   const double last = static_cast<double>(blocks % wave) / wave;
   return tile.at_once * (static_cast<double>(blocks / wave) +
@@ -148,14 +147,14 @@ std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
   return {Sorted(candidates).front()};
 }
 
-std::vector<Plan> OfSix(Op op, const ConvGeometry& g, int multiprocessors) {
+std::vector<Plan> OfBf16x6(Op op, const ConvGeometry& g, int multiprocessors) {
   std::vector<Plan> plans;
-  for (const hopper::SixPlan& six :
-       hopper::SixPlans(SixOp(op), g, multiprocessors)) {
-    Plan plan{six.tile_m, six.tile_n,    six.split ? six.chunks : 1,
-              six.blocks, six.workspace, true};
-    plan.six = true;
-    plan.chunks = six.chunks;
+  for (const hopper::Bf16x6Plan& bf16x6 :
+       hopper::Bf16x6Plans(Bf16x6Op(op), g, multiprocessors)) {
+    Plan plan{bf16x6.tile_m, bf16x6.tile_n,    bf16x6.split ? bf16x6.chunks : 1,
+              bf16x6.blocks, bf16x6.workspace, true};
+    plan.bf16x6 = true;
+    plan.chunks = bf16x6.chunks;
     plans.push_back(plan);
   }
   return plans;
@@ -226,7 +225,7 @@ std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
                         bool hopper) {
   if (!hopper::IsPlain2d(g, hopper::Type::kTf32) || !Fits(g)) return {};
   if (hopper) {
-    const std::vector<Plan> plans = OfSix(op, g, multiprocessors);
+    const std::vector<Plan> plans = OfBf16x6(op, g, multiprocessors);
     if (!plans.empty()) return plans;
   }
   if (op == Op::kWgrad) return WgradPlans(g, multiprocessors);

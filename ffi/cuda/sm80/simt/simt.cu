@@ -7,7 +7,7 @@
 #include "cuda/sm80/simt/parts.h"
 #include "cuda/sm80/simt/simt.h"
 #include "cuda/sm80/simt/wgrad.cuh"
-#include "cuda/sm90/kernels/bf16x6/six.h"
+#include "cuda/sm90/kernels/bf16x6/bf16x6.h"
 
 namespace jax_convbatch::simt {
 namespace {
@@ -155,22 +155,25 @@ cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
 }
 
 // Whose sums of chunks, where blocks share them, follow the filter's parts.
-cudaError_t RunSix(Op op, const Call& call, Stage stage, cudaStream_t stream) {
+cudaError_t RunBf16x6(Op op, const Call& call, Stage stage,
+                      cudaStream_t stream) {
   const ConvGeometry& g = call.g;
   const Plan& plan = call.plan;
-  const hopper::SixCall six{g,
-                            {plan.tile_m, plan.tile_n, plan.chunks, plan.blocks,
-                             plan.splits > 1, plan.workspace},
-                            call.lhs,
-                            call.rhs,
-                            call.result,
-                            call.workspace};
-  const cudaError_t error = hopper::RunSix(SixOp(op), six, stage, stream);
+  const hopper::Bf16x6Call bf16x6{
+      g,
+      {plan.tile_m, plan.tile_n, plan.chunks, plan.blocks, plan.splits > 1,
+       plan.workspace},
+      call.lhs,
+      call.rhs,
+      call.result,
+      call.workspace};
+  const cudaError_t error =
+      hopper::RunBf16x6(Bf16x6Op(op), bf16x6, stage, stream);
   if (error != cudaSuccess || plan.splits == 1) return error;
   return RunAddChunks(
       plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
       static_cast<const float*>(call.workspace) +
-          hopper::SixFilterBytes(SixOp(op), g) / int64_t{sizeof(float)},
+          hopper::Bf16x6FilterBytes(Bf16x6Op(op), g) / int64_t{sizeof(float)},
       call.result, stage, stream);
 }
 
@@ -179,7 +182,7 @@ cudaError_t RunSix(Op op, const Call& call, Stage stage, cudaStream_t stream) {
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
   const ConvGeometry& g = call.g;
   const int splits = call.plan.splits;
-  if (call.plan.six) return RunSix(op, call, stage, stream);
+  if (call.plan.bf16x6) return RunBf16x6(op, call, stage, stream);
   // Where several blocks share a result, each writes its own.
   float* const partials = static_cast<float*>(call.workspace);
   float* const out = splits > 1 ? partials : static_cast<float*>(call.result);

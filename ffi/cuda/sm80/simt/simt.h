@@ -36,15 +36,15 @@ struct Plan {
   int64_t workspace;
   // Whether it is at least as fast as columns in memory.
   bool preferred;
-  // On tensor cores, by six.h, with so many chunks.
-  bool six = false;
+  // On tensor cores, by bf16x6.h, with so many chunks.
+  bool bf16x6 = false;
   int chunks = 1;
 };
 
-// Every plan that may be chosen on a GPU of so many multiprocessors, the one to
-// take where nothing was measured first. Empty where the kernels cannot run:
-// they take 2-D convolutions of one group without input dilation, C and K
-// multiples of 4, strides up to 8. Needs no GPU.
+// Every plan that may be chosen on a GPU of so many SMs, the one to take where
+// nothing was measured first. Empty where the kernels cannot run: they take 2-D
+// convolutions of one group without input dilation, C and K multiples of 4,
+// strides up to 8. Needs no GPU.
 std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
                         bool hopper);
 

@@ -11,7 +11,7 @@
 namespace jax_convbatch::simt {
 
 // kThreadRows x kThreadCols sums a thread, 8 x 4 threads a warp, kWarpsM x
-// kWarpsN warps, kBlocks blocks a multiprocessor.
+// kWarpsN warps, kBlocks blocks an SM.
 template <int kWarpsM, int kWarpsN, int kThreadRows, int kThreadCols,
           int kBlocks>
 struct Tile {

@@ -16,7 +16,7 @@ __device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
                "r"(arrivals));
 }
 
-// Makes initialised barriers visible to the copy engine and to the cluster.
+// Makes initialised barriers visible to TMA and to the cluster.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

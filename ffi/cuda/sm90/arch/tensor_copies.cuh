@@ -1,4 +1,4 @@
-// Copies by the copy engine: boxes of tensors, to shared memory and from it.
+// Copies by TMA: boxes of tensors, to shared memory and from it.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_
 
@@ -137,7 +137,7 @@ __device__ __forceinline__ void StoreWaitRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Orders this thread's writes to shared memory before the copy engine's reads.
+// Orders this thread's writes to shared memory before TMA's reads.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

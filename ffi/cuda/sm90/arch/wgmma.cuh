@@ -15,7 +15,7 @@
 namespace jax_convbatch::hopper {
 
 // How an operand lies in shared memory, always in rows of 128 bytes with the
-// 128-byte swizzle, as the copy engine writes boxes 64 elements wide.
+// 128-byte swizzle, as TMA writes boxes 64 elements wide.
 //   kReduction: a row holds 64 elements of the reduction; rows are rows of the
 //               operand (K-major).
 //   kRows:      a row holds 64 rows of the operand; rows walk the reduction

@@ -67,7 +67,7 @@ struct AddTeams {
   int lane_bits;
 
   // For so many sums of so many parts: four groups where sums are long, or
-  // would leave multiprocessors with few threads.
+  // would leave SMs with few threads.
   static AddTeams For(int64_t sums, int64_t parts) {
     const bool few = sums < 65536 && parts > 8;
     return {kAddBits - (parts > 16 || few ? 2 : 0)};

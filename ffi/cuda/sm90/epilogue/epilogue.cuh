@@ -180,7 +180,7 @@ __device__ __forceinline__ void ScaleAndAdd(const Epilogue& e, int channel,
 
 // Which of eight values are positive: a bit each, the first in the lowest.
 template <typename T>
-__device__ __forceinline__ uint8_t SignsOf(const float4& eight) {
+__device__ __forceinline__ uint8_t BitmaskOf(const float4& eight) {
   const uint32_t pairs[4] = {__float_as_uint(eight.x), __float_as_uint(eight.y),
                              __float_as_uint(eight.z),
                              __float_as_uint(eight.w)};

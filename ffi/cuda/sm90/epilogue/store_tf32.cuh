@@ -12,7 +12,7 @@
 
 namespace jax_convbatch::hopper {
 
-// [K], or null: what follows products of columns, see columns.h.
+// [K], or null: what follows products of columns, see column_gemm.h.
 struct ChannelBias {
   static constexpr bool kPresent = true;
   const float* bias;
@@ -119,8 +119,8 @@ class Tf32Store {
           }
         }
         Leave(part, pixel + p, channel, channels);
-        if (e.signs != nullptr) {
-          Signs(part, pixel + p, channel, channels, e.signs);
+        if (e.bitmask != nullptr) {
+          BitmaskAt(part, pixel + p, channel, channels, e.bitmask);
         }
       }
     });
@@ -289,9 +289,9 @@ class Tf32Store {
   }
 
   // Of fprop's pixels, as Epilogue says: a byte for two chunks.
-  __device__ __forceinline__ void Signs(const ConvPart& part, int pixel,
-                                        int channel, int channels,
-                                        uint8_t* signs) {
+  __device__ __forceinline__ void BitmaskAt(const ConvPart& part, int pixel,
+                                            int channel, int channels,
+                                            uint8_t* bitmask) {
     const int eight = threadIdx.x % 8;
     const int c = channel + eight * 8;
     if (c >= channels) return;
@@ -306,7 +306,7 @@ class Tf32Store {
         bits |= ((v.x > 0) | (v.y > 0) << 1 | (v.z > 0) << 2 | (v.w > 0) << 3)
                 << 4 * i;
       }
-      signs[(place * channels + c) / 8] = static_cast<uint8_t>(bits);
+      bitmask[(place * channels + c) / 8] = static_cast<uint8_t>(bits);
     });
   }
 

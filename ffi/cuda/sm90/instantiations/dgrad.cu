@@ -1,9 +1,9 @@
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/group_conv.h"
-#include "cuda/sm90/kernels/row_band/window_launch.cuh"
-#include "cuda/sm90/kernels/single_wave/wave.h"
-#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/kernels/row_band/row_band_launch.cuh"
+#include "cuda/sm90/kernels/single_wave/single_wave.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -19,10 +19,10 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 // The output of a single part is dense, which is faster to write.
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (IsWindow(call.plan)) {
+  if (IsRowBand(call.plan)) {
     const auto parts = DgradParts(call.g);
     return parts.size() != 1 ? cudaErrorInvalidValue
-                             : RunWindow<T, Contiguous::kReduction>(
+                             : RunRowBand<T, Contiguous::kReduction>(
                                    call, OutputOf(call.g), InputOf(call.g),
                                    parts[0], stage, stream);
   }
@@ -36,8 +36,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
-  if (IsWave(call.type, call.plan)) {
-    return WaveDgrad(call, stage, stream);
+  if (IsSingleWave(call.type, call.plan)) {
+    return SingleWaveDgrad(call, stage, stream);
   }
   switch (call.type) {
     case Type::kBf16:

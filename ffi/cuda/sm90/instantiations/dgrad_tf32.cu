@@ -5,8 +5,8 @@
 #include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/conv/transpose_filter.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -22,7 +22,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (IsWaveTf32(call.plan)) return WaveDgradTf32(call, stage, stream);
+  if (IsSingleWaveTf32(call.plan))
+    return SingleWaveDgradTf32(call, stage, stream);
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1 ? Run<1>(call, stage, stream)
                                         : Run<kMaxParts>(call, stage, stream);

@@ -1,16 +1,16 @@
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/group_conv.h"
-#include "cuda/sm90/kernels/single_wave/wave.h"
-#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
 
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
   if (call.g.groups > 1) return GroupFprop(call, stage, stream);
-  if (IsWave(call.type, call.plan)) {
-    return WaveFprop(call, stage, stream);
+  if (IsSingleWave(call.type, call.plan)) {
+    return SingleWaveFprop(call, stage, stream);
   }
   switch (call.type) {
     case Type::kBf16:

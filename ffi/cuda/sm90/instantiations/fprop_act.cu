@@ -1,19 +1,19 @@
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/odd_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 // What a kernel that takes any epilogue has in place of the plan's tile, with
-// the same bits. Windows take no residual and write no z. Two warpgroups that
+// the same bits. RowBands take no residual and write no z. Two warpgroups that
 // work together on a tile multiply nothing while they write it, which in short
 // sums costs more than it saves.
 Plan TileOf(const ConvCall& call) {
   Plan plan = call.plan;
   const Epilogue& e = *call.epilogue;
-  if (IsWindow(plan) && (e.residual != nullptr || e.z != nullptr)) {
+  if (IsRowBand(plan) && (e.residual != nullptr || e.z != nullptr)) {
     plan.tile_m = 256;
   }
   const bool lines = plan.tile_m == kLineTilePixels;

@@ -2,18 +2,19 @@
 
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
-#include "cuda/sm90/kernels/single_wave/wave_tf32.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 
 cudaError_t FpropActTf32(const ConvCall& given, Stage stage,
                          cudaStream_t stream) {
   ConvCall call = given;
-  if (!IsWaveTf32(given.plan) && !HasTf32Epilogue(given.plan)) {
+  if (!IsSingleWaveTf32(given.plan) && !HasTf32Epilogue(given.plan)) {
     call.plan = WithTf32Epilogue(given.g, given.plan);
   }
-  if (IsWaveTf32(call.plan)) return WaveFpropActTf32(call, stage, stream);
+  if (IsSingleWaveTf32(call.plan))
+    return SingleWaveFpropActTf32(call, stage, stream);
   const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
   return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),
                                            OutputOf(call.g), parts, kTf32Block,

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
-#include "cuda/sm90/kernels/row_band/window_launch.cuh"
+#include "cuda/sm90/kernels/row_band/row_band_launch.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -15,9 +15,9 @@ cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
   const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
   const Activations in = InputOf(call.g), out = OutputOf(call.g);
-  if (IsWindow(call.plan)) {
-    return RunWindow<T, Contiguous::kRows>(call, in, out, parts[0], stage,
-                                           stream, after);
+  if (IsRowBand(call.plan)) {
+    return RunRowBand<T, Contiguous::kRows>(call, in, out, parts[0], stage,
+                                            stream, after);
   }
   return RunConv<T, Contiguous::kRows, 1>(call, in, out, parts, kBoxC, stage,
                                           stream, after);

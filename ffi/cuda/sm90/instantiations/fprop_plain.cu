@@ -1,6 +1,6 @@
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
-#include "cuda/sm90/kernels/single_wave/wave.h"
-#include "cuda/sm90/kernels/single_wave/wave_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/problem/given_epilogue.h"
 
 namespace jax_convbatch::hopper {
@@ -16,8 +16,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t FpropPlain(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (IsWave(call.type, call.plan)) {
-    return WaveFpropPlain(call, stage, stream);
+  if (IsSingleWave(call.type, call.plan)) {
+    return SingleWaveFpropPlain(call, stage, stream);
   }
   return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
                                   : Run<__half>(call, stage, stream);

@@ -3,14 +3,15 @@
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32.h"
-#include "cuda/sm90/kernels/single_wave/wave_tf32_plan.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 
 cudaError_t FpropTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsTransposed(call.plan)) return FpropTransposedTf32(call, stage, stream);
-  if (IsWaveTf32(call.plan)) return WaveFpropTf32(call, stage, stream);
+  if (IsSingleWaveTf32(call.plan))
+    return SingleWaveFpropTf32(call, stage, stream);
   const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
   return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),
                                            OutputOf(call.g), parts, kTf32Block,

@@ -2,19 +2,19 @@
 
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
 #include "cuda/sm90/kernels/conv/group_conv.h"
-#include "cuda/sm90/kernels/row_band/group_window.cuh"
+#include "cuda/sm90/kernels/row_band/group_row_band.cuh"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 template <typename T, Contiguous kWeights, int kWidth>
-cudaError_t Windows(const ConvCall& call, const Activations& in,
-                    const Activations& out, const PartAxes& part, Stage stage,
-                    cudaStream_t stream) {
+cudaError_t RowBands(const ConvCall& call, const Activations& in,
+                     const Activations& out, const PartAxes& part, Stage stage,
+                     cudaStream_t stream) {
   if constexpr (kIsNarrow<kWidth>) {
     auto run = [&](const auto& few) {
-      return RunGroupWindow<T, kWeights, kWidth>(call, in, out, part, few,
-                                                 stage, stream);
+      return RunGroupRowBand<T, kWeights, kWidth>(call, in, out, part, few,
+                                                  stage, stream);
     };
     if constexpr (kWidth == kFewWidth) {
       const int64_t channels = call.g.group_C();
@@ -29,7 +29,7 @@ cudaError_t Windows(const ConvCall& call, const Activations& in,
     }
     return run(Whole{});
   } else {
-    return RunWindow<T, kWeights, kWidth>(call, in, out, part, stage, stream);
+    return RunRowBand<T, kWeights, kWidth>(call, in, out, part, stage, stream);
   }
 }
 
@@ -40,9 +40,9 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
                 const Activations& out, const Parts& parts, Stage stage,
                 cudaStream_t stream) {
   if constexpr (kParts == 1 && kWidth != kAnyGroups) {
-    if (IsWindow(call.plan)) {
-      return Windows<T, kWeights, kWidth>(call, in, out, parts[0], stage,
-                                          stream);
+    if (IsRowBand(call.plan)) {
+      return RowBands<T, kWeights, kWidth>(call, in, out, parts[0], stage,
+                                           stream);
     }
   }
   const int m = call.plan.tile_m, n = call.plan.tile_n;

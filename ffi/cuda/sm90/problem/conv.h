@@ -20,19 +20,19 @@ enum class Type { kBf16, kF16, kTf32 };
 
 constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 
-// How operands come to the multiplier: by the copy engine; by it after their
-// channels were rounded up in the workspace; gathered by threads, where it
-// cannot express how they lie; for few input channels from strips of the image
-// in shared memory; for few output channels row by row, see sweep.cuh; by
-// ordinary loads, for few channels of f32 and for narrow 1x1 layers, see
-// small_tf32.cuh, one_channel.cuh and narrow_conv.cuh; or by the copy engine,
-// for filters as large as their stride, see patch_dgrad.cuh.
+// How operands come to the multiplier: by TMA; by it after their channels were
+// rounded up in the workspace; gathered by threads, where it cannot express how
+// they lie; for few input channels from bands of image rows in shared memory;
+// for few output channels row by row, see row_streaming.cuh; by ordinary loads,
+// for few channels of f32 and for skinny 1x1 layers, see small_tf32.cuh,
+// one_channel.cuh and skinny_conv.cuh; or by TMA, for filters as large as their
+// stride, see patch_dgrad.cuh.
 enum class Path {
   kCopies,
   kPads,
-  kGathers,
-  kStrips,
-  kSweeps,
+  kCpAsync,
+  kFewChannels,
+  kRowStreaming,
   kSmall,
   kPatches,
   kOneChannel
@@ -59,10 +59,10 @@ struct Plan {
   Pair pair = Pair::kNone;
 };
 
-// The plan for a GPU of so many multiprocessors, or nothing where the kernels
-// of the path kCopies cannot run: they take 2-D convolutions of one group
-// without input dilation, C and K multiples of 16 bytes, and strides, paddings
-// and dilations that the copy engine can express. Needs no GPU.
+// The plan for a GPU of so many SMs, or nothing where the kernels of the path
+// kCopies cannot run: they take 2-D convolutions of one group without input
+// dilation, C and K multiples of 16 bytes, and strides, paddings and dilations
+// that TMA can express. Needs no GPU.
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors);
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,

@@ -54,8 +54,8 @@ bool IsGroups2d(const ConvGeometry& g, Type type);
 bool IsPatches(const ConvGeometry& g);
 
 // In bf16 and f16, fprop and wgrad of patches with a patch's rows as pixels and
-// all that they hold as channels, where the copy engine can take these; other
-// geometries as they are.
+// all that they hold as channels, where TMA can take these; other geometries as
+// they are.
 ConvGeometry FoldPatches(const ConvGeometry& g, Type type);
 
 // The one part of fprop; wgrad walks x in the same way.
@@ -108,8 +108,8 @@ inline bool LongestFirst(int64_t tiles, int64_t stages, int blocks) {
   return tiles <= rounds * blocks;
 }
 
-// Whether taps and corners fit the copy engine's instruction, and the tiles
-// 32 bits. `groups`: those of the walks' maps.
+// Whether taps and corners fit TMA's instruction, and the tiles 32 bits.
+// `groups`: those of the walks' maps.
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
                 const PartAxes& part, int64_t groups = 1);
 

@@ -17,8 +17,8 @@ namespace jax_convbatch::hopper {
 // How a part's pixels are stored: as rows of one matrix, by boxes of 64
 // channels; the same by boxes of kLinePixels whole lines of up to 256 channels;
 // as they are walked, or by threads where the walk passes the image's border.
-// (The copy engine traps where a walk that is stored passes it, or a tile
-// begins before it.)
+// (TMA traps where a walk that is stored passes it, or a tile begins before
+// it.)
 enum class Output { kMatrix, kLines, kWalk, kThreads };
 inline constexpr int kLinePixels = 32;
 

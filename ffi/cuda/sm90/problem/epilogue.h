@@ -18,14 +18,14 @@ struct NoEpilogue {
 };
 
 // Arrays are of the result's type, null where there is none; residual and z lie
-// like the result. signs: of relu, a bit for each element, whether y > 0: K / 8
-// bytes a pixel, the first channel of eight in the lowest bit.
+// like the result. bitmask: of relu, a bit for each element, whether y > 0: K /
+// 8 bytes a pixel, the first channel of eight in the lowest bit.
 struct Epilogue {
   static constexpr bool kPresent = true, kPlain = false, kOverlaps = true;
   CUtensorMap residual_boxes;  // of 16-bit types, as the output's
   const void *scale, *bias, *residual;
   void* z;
-  uint8_t* signs;
+  uint8_t* bitmask;
   Activation activation;
 
   // Whether a bias, and relu or nothing, is all that follows.
@@ -37,12 +37,12 @@ struct Epilogue {
 };
 
 // What is plain, for kernels of 16-bit types that do nothing else.
-template <bool kSigns_>
+template <bool kBitmask_>
 struct PlainEpilogue {
-  static constexpr bool kPresent = true, kPlain = true, kSigns = kSigns_;
-  static constexpr bool kOverlaps = kSigns;
+  static constexpr bool kPresent = true, kPlain = true, kBitmask = kBitmask_;
+  static constexpr bool kOverlaps = kBitmask;
   const void* bias;
-  uint8_t* signs;
+  uint8_t* bitmask;
   bool relu;
   float minus_zero = -0.0f;  // as compilers do not know it
 };

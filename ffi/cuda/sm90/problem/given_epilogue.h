@@ -21,12 +21,12 @@ cudaError_t WithPlainEpilogue(const ConvCall& call, Run run) {
   const Epilogue& given = *call.epilogue;
   auto with = [&](auto after) {
     after.bias = given.bias;
-    after.signs = given.signs;
+    after.bitmask = given.bitmask;
     after.relu = given.activation == Activation::kRelu;
     return run(after);
   };
-  return given.signs != nullptr ? with(PlainEpilogue<true>())
-                                : with(PlainEpilogue<false>());
+  return given.bitmask != nullptr ? with(PlainEpilogue<true>())
+                                  : with(PlainEpilogue<false>());
 }
 
 }  // namespace jax_convbatch::hopper

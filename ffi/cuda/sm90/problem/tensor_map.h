@@ -1,6 +1,5 @@
-// Tensor maps: what the Hopper copy engine knows about a tensor in global
-// memory and the boxes it moves. Encoded on the host, passed to kernels by
-// value.
+// Tensor maps: what TMA knows about a tensor in global memory and the boxes it
+// moves. Encoded on the host, passed to kernels by value.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_H_
 
@@ -31,7 +30,7 @@ struct Im2colWalk {
 // Loads of Type::kTf32 round to the nearest TF32 on the way.
 enum class Copy { kLoad, kStore };
 
-// Whether the copy engine can express the walk.
+// Whether TMA can express the walk.
 bool IsEncodable(Type type, const Im2colWalk& walk);
 
 // Both return false where the driver refuses. Boxes are swizzled by 128 bytes.

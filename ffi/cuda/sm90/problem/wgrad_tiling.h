@@ -145,7 +145,7 @@ struct HaloTiling {
            g.R == 3 && g.S == 3 && g.stride.all(1) &&
            (g.filter_dilation.all(1) ||
             (type != Type::kTf32 && CoversDilation(g))) &&
-           // What the copy engine can stride over.
+           // What TMA can stride over.
            1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
   }
 

@@ -9,7 +9,7 @@
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
-#include "cuda/sm90/kernels/conv/layer_tile.cuh"
+#include "cuda/sm90/kernels/conv/epilogue_tile.cuh"
 #include "cuda/sm90/mainloop/sum_chunks.h"
 
 namespace jax_convbatch::hopper {

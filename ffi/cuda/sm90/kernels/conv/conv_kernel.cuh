@@ -21,7 +21,7 @@
 #include "cuda/sm90/kernels/conv/conv_chunks.cuh"
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
 #include "cuda/sm90/kernels/conv/conv_copies.cuh"
-#include "cuda/sm90/kernels/conv/layer_tile.cuh"
+#include "cuda/sm90/kernels/conv/epilogue_tile.cuh"
 #include "cuda/sm90/kernels/conv/odd_tiles.cuh"
 #include "cuda/sm90/kernels/conv/tail_stages.cuh"
 #include "cuda/sm90/mainloop/group_stages.cuh"

@@ -1,6 +1,6 @@
 // fprop and dgrad of three spatial axes in bf16 and f16 as they lie in memory:
-// the copy engine walks slices as it walks rows. Other kernels take them as
-// convolutions of two axes, from copies (depth.py).
+// TMA walks slices as it walks rows. Other kernels take them as convolutions of
+// two axes, from copies (depth.py).
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_DEEP_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_DEEP_H_
 
@@ -34,7 +34,7 @@ struct DeepAxes {
 DeepAxes DeepAxesOf(Op op, const ConvGeometry& g);
 
 // Nothing where there is no kernel: for wgrad, f32, one slice of taps, a dgrad
-// of strides, or what the copy engine cannot express.
+// of strides, or what TMA cannot express.
 std::optional<Plan> PlanDeep(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors);
 

@@ -11,7 +11,7 @@
 namespace jax_convbatch::hopper {
 
 // Whether a plan of fprop may be IsTransposed: products of columns are by
-// kernels of their own (columns.h).
+// kernels of their own (column_gemm.h).
 inline bool MayTranspose(const ConvGeometry& g, Type type) {
   return type == Type::kTf32 && g.groups == 1 && g.taps() > 1;
 }

@@ -22,9 +22,9 @@ struct DeformPlan {
   int tile_n, split, blocks;
 };
 
-// The plan of fprop for a GPU of so many multiprocessors, or nothing where the
-// kernel cannot run: it takes two spatial axes, C and K (with groups: of a
-// group) multiples of 16 bytes, and channels of a group and of an offset group
+// The plan of fprop for a GPU of so many SMs, or nothing where the kernel
+// cannot run: it takes two spatial axes, C and K (with groups: of a group)
+// multiples of 16 bytes, and channels of a group and of an offset group
 // multiples of 128 bytes where there are several. Needs no GPU.
 std::optional<DeformPlan> PlanDeformFprop(const ConvGeometry& g, Type type,
                                           int64_t offset_groups,

@@ -37,7 +37,7 @@ cudaError_t Launch(const DeformProblem& problem, int blocks, Stage stage,
   config.numAttrs = 1;
   if (kSplit > 1) {
     // A cluster that waits for another to end would double the time: fewer may
-    // fit than multiprocessors suggest.
+    // fit than SMs suggest.
     int clusters;
     const cudaError_t asked =
         cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);

@@ -14,7 +14,7 @@ struct CopiedTile {
   static constexpr int kPatches = kSize / kRows * (kSize / kCols);
   static constexpr int kWarps = kPatches * kLanes / 32;
   static constexpr int kThreads = (kWarps + 1) * 32;
-  static constexpr int kBlocks = 3;  // of a multiprocessor
+  static constexpr int kBlocks = 3;  // of an SM
   static constexpr int kStages = 2;
   static constexpr int kPixel = kChannels * 2;  // bytes
   static constexpr int kBox = kSize + kTaps - 1;

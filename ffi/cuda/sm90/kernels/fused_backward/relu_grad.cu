@@ -1,7 +1,7 @@
 #include <cstdint>
 
 #include "cuda/common/floats.h"
-#include "cuda/common/sign_bits.cuh"
+#include "cuda/common/relu_bitmask.cuh"
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/arch/ptx.cuh"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kVector = 8;           // elements of a load
 constexpr int kMostRows = 8;         // of a thread
-constexpr int64_t kFewBlocks = 528;  // four a multiprocessor
+constexpr int64_t kFewBlocks = 528;  // four an SM
 
 // A warp's lanes have neighbouring vectors of a row, `lanes` of them, and so
 // many rows as remain; the block has kRows times its threads' rows.
@@ -49,12 +49,12 @@ __device__ __forceinline__ void MaskBy(uint4 y, uint32_t (&dy)[4]) {
 }
 
 template <typename T>
-__device__ __forceinline__ void MaskBy(uint8_t signs, uint32_t (&dy)[4]) {
+__device__ __forceinline__ void MaskBy(uint8_t bitmask, uint32_t (&dy)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) dy[i] &= SignMask<sizeof(T)>(signs, i);
+  for (int i = 0; i < 4; ++i) dy[i] &= ReluMask<sizeof(T)>(bitmask, i);
 }
 
-// Saved: uint8_t for signs, uint4 for y.
+// Saved: uint8_t for bitmask, uint4 for y.
 template <typename T, typename Saved, int kRows>
 __global__ void __launch_bounds__(kThreads)
     ReluGradKernel(const Saved* __restrict__ saved,
@@ -200,8 +200,8 @@ cudaError_t ReluGrad(const ReluGradCall& call, Stage stage,
                      cudaStream_t stream) {
   return ForType(call.type, [&](auto tag) {
     using T = decltype(tag);
-    return call.signs ? Launch<T, uint8_t>(call, stage, stream)
-                      : Launch<T, uint4>(call, stage, stream);
+    return call.bitmask ? Launch<T, uint8_t>(call, stage, stream)
+                        : Launch<T, uint4>(call, stage, stream);
   });
 }
 

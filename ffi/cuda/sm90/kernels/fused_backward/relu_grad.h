@@ -14,11 +14,11 @@
 namespace jax_convbatch::hopper {
 
 // dz[rows, K] = dy where relu's derivative is 1, else 0; db[K] its sums.
-// signs: `saved` are y's, as Epilogue's; else it is y. bf16 or f16.
+// bitmask: `saved` are y's, as Epilogue's; else it is y. bf16 or f16.
 struct ReluGradCall {
   Type type;
   int64_t rows, K;
-  bool signs;
+  bool bitmask;
   const void *saved, *dy;
   void *dz, *db;
   float* partials;  // ReluGradPartials floats

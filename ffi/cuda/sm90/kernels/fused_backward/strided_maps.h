@@ -1,5 +1,5 @@
-// How the copy engine moves x and dx of a layer of 1x1 filters and stride 1 or
-// 2, in boxes of 64 pixels and 64 channels. Host only.
+// How TMA moves x and dx of a layer of 1x1 filters and stride 1 or 2, in boxes
+// of 64 pixels and 64 channels. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FUSED_BACKWARD_STRIDED_MAPS_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_FUSED_BACKWARD_STRIDED_MAPS_H_
 
@@ -9,7 +9,7 @@
 
 #include "cuda/sm90/copy/strided_pixels.cuh"
 #include "cuda/sm90/problem/conv_parts.h"
-#include "cuda/sm90/problem/layer_backward.h"
+#include "cuda/sm90/problem/fused_backward.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
 namespace jax_convbatch::hopper {
@@ -29,7 +29,7 @@ inline StridedPixels StridedPixelsOf(const ConvGeometry& g) {
 }
 
 // False where the driver refuses.
-inline bool EncodeX(const LayerBackwardCall& call, CUtensorMap* map) {
+inline bool EncodeX(const FusedBackwardCall& call, CUtensorMap* map) {
   const ConvGeometry& g = call.g;
   if (g.is_pointwise()) {
     return EncodeTiled(map, call.type, call.x, {g.C, g.N * g.output_pixels()},
@@ -40,7 +40,7 @@ inline bool EncodeX(const LayerBackwardCall& call, CUtensorMap* map) {
 }
 
 // The same of dx: a map for each of StridedPixels' parts.
-inline bool EncodeDx(const LayerBackwardCall& call, CUtensorMap* maps) {
+inline bool EncodeDx(const FusedBackwardCall& call, CUtensorMap* maps) {
   const ConvGeometry& g = call.g;
   if (g.is_pointwise()) {
     return EncodeTiled(maps, call.type, call.dx, {g.C, g.N * g.output_pixels()},

@@ -105,9 +105,9 @@ cudaError_t Launch(const GroupTf32Problem& problem, int blocks, Stage stage,
                     kConsumers * Config::kOutBytes +
                     problem.taps_count * Config::kTapBytes +
                     static_cast<int>(sizeof(GroupTf32Barriers));
-  // Two blocks of a multiprocessor need tiles for the warpgroups of both. As
-  // many blocks for each line, where that leaves few without work: a line's
-  // filter is what a block waits for longest.
+  // Two blocks of an SM need tiles for the warpgroups of both. As many blocks
+  // for each line, where that leaves few without work: a line's filter is what
+  // a block waits for longest.
   const int64_t tiles = int64_t{problem.lines} * problem.tiles;
   const int64_t both = int64_t{blocks} * tiling.resident;
   if (tiles >= kConsumers * both) blocks = static_cast<int>(both);

@@ -1,13 +1,13 @@
-// fprop and dgrad of narrow groups in f32, multiplied as TF32, at any stride:
-// 8 to 32 channels a group.
+// fprop and dgrad of narrow groups in f32, multiplied as TF32, at any stride: 8
+// to 32 channels a group.
 //
 // A product has 64 pixels as rows and the output channels of one group as
 // columns, so that no zeros are multiplied but those that fill a group up to 8.
 // A pixel's channels are a line of 128 bytes, of as many groups as there is
 // room for. What a tile reads comes to shared memory once for all taps, as in
-// window_kernel.cuh: a tap's pixels are those from another pixel on. The pixels
-// that a stride leads to are boxes of their own, one a residue class, so that
-// neighbouring outputs always read neighbouring pixels; a strided dgrad's
+// row_band_kernel.cuh: a tap's pixels are those from another pixel on. The
+// pixels that a stride leads to are boxes of their own, one a residue class, so
+// that neighbouring outputs always read neighbouring pixels; a strided dgrad's
 // classes of outputs read one box. Between two rows of outputs a box holds
 // pixels that belong to none: they are multiplied, but not written.
 //
@@ -15,8 +15,8 @@
 // the multiplier wants it; threads bring it. A block has a range of the tiles
 // of all lines. One warp loads, two warpgroups take turns with tiles, and each
 // stores what it has multiplied by tensor copies from a buffer of its own.
-// Where a thread has few sums two blocks share a multiprocessor, as a warpgroup
-// mostly waits for what it has begun itself.
+// Where a thread has few sums two blocks share an SM, as a warpgroup mostly
+// waits for what it has begun itself.
 //
 // A product reads its pixels from shared memory in 32 cycles, as long as it
 // takes to multiply them by 64 columns. So the three taps of a filter row are
@@ -50,7 +50,7 @@ struct GroupTf32Config {
   static constexpr int kSums =
       kGroups * kColumns / 2;  // a thread's, of a block
   static_assert(kGroups == 1 || kGroups * kN == kGroupLine);
-  // Blocks of a multiprocessor, of whose registers each has as many as another.
+  // Blocks of an SM, of whose registers each has as many as another.
   static constexpr int kResident = kBlocks * kSums <= kFewGroupSums ? 2 : 1;
   static constexpr int kProducerRegisters =
       kResident > 1 ? 32 : hopper::kProducerRegisters;

@@ -109,7 +109,7 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
   auto stages_of = [&](int64_t bytes) {
     return std::min((bytes - kept) / (classes * class_bytes), kMostStages);
   };
-  // Two blocks a multiprocessor where there is room for both.
+  // Two blocks an SM where there is room for both.
   const int64_t sums = GroupsOfLine(g) * GroupColumns(outputs) *
                        (shares ? kSharedTaps : 1) / 2 * blocks;
   constexpr int64_t kHalf = kMostShared / 2;
@@ -132,9 +132,8 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
 
 std::optional<Plan> PlanGroupTf32(const ConvGeometry& g, bool dgrad,
                                   int multiprocessors) {
-  // What a tile costs besides its blocks of pixels, where its block has a
-  // multiprocessor to itself and where two share it. Fitted to times of 3x3
-  // layers.
+  // What a tile costs besides its blocks of pixels, where its block has an SM
+  // to itself and where two share it. Fitted to times of 3x3 layers.
   constexpr double kAlone = 1, kShared = 0.4;
   std::optional<Plan> best;
   double least = 0;

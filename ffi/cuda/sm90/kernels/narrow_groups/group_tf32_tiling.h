@@ -22,11 +22,10 @@ struct GroupTiling {
   int class_bytes;  // a box and what products read behind it
   int stages;
   bool shares;   // taps, kSharedTaps each
-  int resident;  // blocks of a multiprocessor
+  int resident;  // blocks of an SM
 };
 
-// Sums of a thread up to which two blocks may share a multiprocessor's
-// registers.
+// Sums of a thread up to which two blocks may share an SM's registers.
 inline constexpr int kFewGroupSums = 48;
 
 }  // namespace jax_convbatch::hopper

@@ -18,7 +18,7 @@
 namespace jax_convbatch::hopper {
 
 inline constexpr int kOneThreads = 256;
-// Blocks of a multiprocessor; registers hold no more.
+// Blocks of an SM; registers hold no more.
 constexpr int OneChannelBlocks(int taps) { return taps == 3 ? 2 : 1; }
 
 struct OneChannelProblem {
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
         ((int64_t{place.image} * p.P + place.row) * p.Q + place.col) * p.quads +
         thread.quad;
     StoreOneChannel(e, scale, sums, p.quads, first, is_there, p.out);
-    if (e.signs == nullptr) return;
+    if (e.bitmask == nullptr) return;
 #pragma unroll
     for (int j = 0; j < kCols; ++j) {
       const int64_t at = first + j * p.quads;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kOneThreads, OneChannelBlocks(kTaps))
           (v.x > 0) | (v.y > 0) << 1 | (v.z > 0) << 2 | (v.w > 0) << 3;
       const uint32_t next = __shfl_down_sync(~0u, bits, 1);
       if (is_there && thread.quad % 2 == 0) {
-        e.signs[at / 2] = static_cast<uint8_t>(bits | next << 4);
+        e.bitmask[at / 2] = static_cast<uint8_t>(bits | next << 4);
       }
     }
   });

@@ -71,7 +71,7 @@ int64_t OneRowsWorkspace(const ConvGeometry& g, int multiprocessors) {
   return (bytes + 255) / 256 * 256;
 }
 
-cudaError_t RunOneRowsBackward(const LayerBackwardCall& call,
+cudaError_t RunOneRowsBackward(const FusedBackwardCall& call,
                                int multiprocessors, Stage stage,
                                cudaStream_t stream) {
   const auto kernel = &OneRowsBackward<kQuads>;
@@ -86,7 +86,7 @@ cudaError_t RunOneRowsBackward(const LayerBackwardCall& call,
   p.x = static_cast<const float*>(call.x);
   p.w = static_cast<const float*>(call.w);
   p.dy = static_cast<const float*>(call.dy);
-  p.signs = static_cast<const uint8_t*>(call.signs);
+  p.bitmask = static_cast<const uint8_t*>(call.bitmask);
   p.dx = static_cast<float*>(call.dx);
   p.dz = static_cast<float*>(call.dz);
   p.pieces = static_cast<float*>(call.workspace);

@@ -11,7 +11,7 @@
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ONE_CHANNEL_ONE_CHANNEL_ROWS_CUH_
 
 #include "cuda/common/dependent_launch.cuh"
-#include "cuda/common/sign_bits.cuh"
+#include "cuda/common/relu_bitmask.cuh"
 #include "cuda/sm80/direct/staging.cuh"
 #include "cuda/sm90/arch/ptx.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel.cuh"
@@ -22,7 +22,7 @@ inline constexpr int kRowWarps = 8, kRowThreads = 32 * kRowWarps;
 
 struct OneRowsProblem {
   const float *x, *w, *dy;
-  const uint8_t* signs;
+  const uint8_t* bitmask;
   float *y, *dx, *dz, *pieces;  // dz or null
   int H, W;
   int rows;    // of a tile, which is as wide as the image
@@ -78,7 +78,7 @@ __device__ __forceinline__ void LoadRowFilter(const float* w, int quad,
 template <int kQuads>
 struct RowStage {
   float4 dy[4][32], x[32];
-  uint32_t signs[kQuads / 2][32];
+  uint32_t bitmask[kQuads / 2][32];
 };
 inline constexpr int kRowStages = 4;
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     const auto* const x = p.x + pixel;
     const auto* const dy =
         reinterpret_cast<const float4*>(p.dy) + pixel * kQuads + lane.quad;
-    const auto* const signs = p.signs + pixel * (kQuads / 2);
+    const auto* const bitmask = p.bitmask + pixel * (kQuads / 2);
     auto fetch = [&](int row, int slot) {
       RowStage<kQuads>& to = ring[slot];
       if (row < end) {
@@ -147,9 +147,10 @@ __global__ void __launch_bounds__(kRowThreads, 1)
                             below ? x + offset + p.W : p.x, below);
 #pragma unroll
         for (int j = 0; j < kQuads / 2; ++j) {
-          CopyAsync4(&to.signs[j][id],
-                     in_row ? signs + offset * (kQuads / 2) + j * 4 : p.signs,
-                     in_row);
+          CopyAsync4(
+              &to.bitmask[j][id],
+              in_row ? bitmask + offset * (kQuads / 2) + j * 4 : p.bitmask,
+              in_row);
         }
       }
       direct::CommitCopies();
@@ -192,17 +193,17 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 #pragma unroll
       for (int j = 0; j < 4; ++j) dz[j + 1] = stage.dy[j][id];
       lane.Widen(stage.x[id], window[2]);
-      uint32_t signs_of[kQuads / 2];
+      uint32_t bitmask_of[kQuads / 2];
 #pragma unroll
-      for (int j = 0; j < kQuads / 2; ++j) signs_of[j] = stage.signs[j][id];
+      for (int j = 0; j < kQuads / 2; ++j) bitmask_of[j] = stage.bitmask[j][id];
       fetch(row + kRowStages - 1, (slot + kRowStages - 1) % kRowStages);
       slot = (slot + 1) % kRowStages;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t four =
-            signs_of[j * kQuads / 8] >> (j * kQuads % 8 + lane.quad) * 4;
+            bitmask_of[j * kQuads / 8] >> (j * kQuads % 8 + lane.quad) * 4;
         auto mask = [&](float& v, int i) {
-          v = __uint_as_float(__float_as_uint(v) & SignMask<4>(four, i));
+          v = __uint_as_float(__float_as_uint(v) & ReluMask<4>(four, i));
         };
         float4& v = dz[j + 1];
         mask(v.x, 0), mask(v.y, 1), mask(v.z, 2), mask(v.w, 3);
@@ -358,7 +359,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
       }
       const int64_t to = (pixel + row * p.W) * kQuads + lane.quad;
       StoreOneChannel(e, scale, sums, kQuads, to, in_row, p.y);
-      if (e.signs != nullptr) {
+      if (e.bitmask != nullptr) {
         uint32_t bits[kQuads / 2] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -374,7 +375,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
           }
           if (in_row && lane.quad == j) {
             reinterpret_cast<uint32_t*>(
-                e.signs + (pixel + row * p.W) * (kQuads / 2))[j] = bits[j];
+                e.bitmask + (pixel + row * p.W) * (kQuads / 2))[j] = bits[j];
           }
         }
       }

@@ -4,7 +4,7 @@
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ONE_CHANNEL_ONE_CHANNEL_ROWS_H_
 
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/layer_backward.h"
+#include "cuda/sm90/problem/fused_backward.h"
 
 namespace jax_convbatch::hopper {
 
@@ -17,7 +17,7 @@ cudaError_t RunOneRowsFprop(const ConvCall& call, Stage stage,
 
 // The backward pass with relu in one pass.
 int64_t OneRowsWorkspace(const ConvGeometry& g, int multiprocessors);
-cudaError_t RunOneRowsBackward(const LayerBackwardCall& call,
+cudaError_t RunOneRowsBackward(const FusedBackwardCall& call,
                                int multiprocessors, Stage stage,
                                cudaStream_t stream);
 

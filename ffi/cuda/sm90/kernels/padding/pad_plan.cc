@@ -173,7 +173,7 @@ cudaError_t RunPads(Op op, const ConvCall& call, int multiprocessors,
       if (epilogue.z != nullptr) {
         epilogue.z = static_cast<char*>(epilogue.z) + y_at;
       }
-      if (epilogue.signs != nullptr) epilogue.signs += y_at / element / 8;
+      if (epilogue.bitmask != nullptr) epilogue.bitmask += y_at / element / 8;
     }
     if (error == cudaSuccess) {
       error = RunCopies(op,

@@ -1,5 +1,5 @@
-// Convolutions whose channels are rounded up in the workspace, so that the copy
-// engine can take them. Host only.
+// Convolutions whose channels are rounded up in the workspace, so that TMA can
+// take them. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_PADDING_PAD_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_PADDING_PAD_PLAN_H_
 

@@ -20,13 +20,13 @@ inline constexpr int kMaxPatchSteps = 4;
 
 // Tiles of kColumns columns. kResident: all steps of the filter have room
 // beside the ring. Where a tile takes longer to come and to go than to be
-// multiplied, two blocks share a multiprocessor.
+// multiplied, two blocks share an SM.
 template <typename T_, int kColumns_, bool kResident_>
 struct PatchConfig {
   using T = T_;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kResident = kResident_;
-  static constexpr int kBlocks = kResident ? 2 : 1;  // of a multiprocessor
+  static constexpr int kBlocks = kResident ? 2 : 1;  // of an SM
   static constexpr int kBytesA = kPatchM * 128, kBytesB = kColumns * 128;
   static constexpr int kStageBytes = kBytesA + (kResident ? 0 : kBytesB);
   static constexpr int kFilterBytes = kResident ? kMaxPatchSteps * kBytesB : 0;

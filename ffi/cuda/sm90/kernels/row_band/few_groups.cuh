@@ -1,13 +1,13 @@
-// Groups of 2, 4 and 8 channels in the windows of groups of 16: the filter that
-// a block keeps has zeros where input and output are of different groups.
+// Groups of 2, 4 and 8 channels in the row bands of groups of 16: the filter
+// that a block keeps has zeros where input and output are of different groups.
 // An infinity or nan would meet the zeros of its neighbours' groups: what
 // became nan is summed again without them before a tile is stored.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_FEW_GROUPS_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_FEW_GROUPS_CUH_
 
 #include "cuda/sm90/copy/pipeline.cuh"
-#include "cuda/sm90/kernels/row_band/window_problem.h"
-#include "cuda/sm90/kernels/row_band/window_write.cuh"
+#include "cuda/sm90/kernels/row_band/row_band_problem.h"
+#include "cuda/sm90/kernels/row_band/row_band_store.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -26,8 +26,8 @@ struct FewGroups {
 template <typename Few>
 inline constexpr bool kIsFew = std::is_same_v<Few, FewGroups>;
 
-// Which tap of the filter is number r, s of those of a window.
-__device__ __forceinline__ int FilterTap(const WindowProblem& problem, int r,
+// Which tap of the filter is number r, s of those of a row band.
+__device__ __forceinline__ int FilterTap(const RowBandProblem& problem, int r,
                                          int s) {
   return (problem.taps_h.tap + r * problem.taps_h.tap_step) *
              problem.filter_width +
@@ -37,7 +37,7 @@ __device__ __forceinline__ int FilterTap(const WindowProblem& problem, int r,
 // By all threads of a block: of each tap 16 rows of 64 output channels (those
 // of fprop), as LoadFilter copies them. Output channels of sixteen neighbours
 // have one row for each of their inputs.
-__device__ __forceinline__ void BuildFilter(const WindowProblem& problem,
+__device__ __forceinline__ void BuildFilter(const RowBandProblem& problem,
                                             const FewGroups& few, int channel,
                                             uint32_t filter) {
   const int width = problem.taps_w.count;
@@ -71,9 +71,9 @@ __device__ __forceinline__ void BuildFilter(const WindowProblem& problem,
 
 // One output by itself.
 template <typename T, bool kDgrad>
-__device__ float WindowOutputAt(const WindowProblem& problem,
-                                const FewGroups& few, int image, int h, int w,
-                                int channel) {
+__device__ float RowBandOutputAt(const RowBandProblem& problem,
+                                 const FewGroups& few, int image, int h, int w,
+                                 int channel) {
   const TapAxis &taps_h = problem.taps_h, &taps_w = problem.taps_w;
   const int size = 1 << few.log, first = channel >> few.log << few.log;
   const T* const input = static_cast<const T*>(few.input);
@@ -109,8 +109,9 @@ __device__ float WindowOutputAt(const WindowProblem& problem,
 // looked at: some of it was never written.
 template <int kRows>
 __device__ __forceinline__ bool HasNan(const float (&acc)[kRows][32],
-                                       const WindowProblem& problem, int rows) {
-  const WindowTiling& tiling = problem.tiling;
+                                       const RowBandProblem& problem,
+                                       int rows) {
+  const RowBandTiling& tiling = problem.tiling;
   const int first = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
   float poison = 0.0f;
 #pragma unroll
@@ -129,13 +130,13 @@ __device__ __forceinline__ bool HasNan(const float (&acc)[kRows][32],
   return isnan(poison);
 }
 
-// Of a warp's pixels in a window that is written, sums again what is nan.
+// Of a warp's pixels in a row band that is written, sums again what is nan.
 template <typename T, bool kDgrad>
-__device__ __noinline__ void RepairWindow(const WindowProblem& problem,
-                                          const FewGroups& few,
-                                          const WindowTile& tile, int blocks,
-                                          uint32_t window) {
-  const WindowTiling& tiling = problem.tiling;
+__device__ __noinline__ void RepairRowBand(const RowBandProblem& problem,
+                                           const FewGroups& few,
+                                           const RowBandTile& tile, int blocks,
+                                           uint32_t band) {
+  const RowBandTiling& tiling = problem.tiling;
   const int lane = threadIdx.x % 32;
   const int channel = lane * 2;
   const int rows = min(tile.rows, problem.height - tile.row);
@@ -146,14 +147,14 @@ __device__ __noinline__ void RepairWindow(const WindowProblem& problem,
     if (row >= rows || col >= tiling.cols) continue;
     const int to = row * tiling.cols + col;
     T* const values = static_cast<T*>(__cvta_shared_to_generic(
-        window + to * 128 + ((channel / 8 ^ to % 8) << 4)));
+        band + to * 128 + ((channel / 8 ^ to % 8) << 4)));
     for (int j = channel % 8; j < channel % 8 + 2; ++j) {
       const int own = tile.channel + channel / 8 * 8 + j;
       if (own >= problem.channels || !isnan(static_cast<float>(values[j]))) {
         continue;
       }
-      values[j] = T(WindowOutputAt<T, kDgrad>(problem, few, tile.image,
-                                              tile.row + row, col, own));
+      values[j] = T(RowBandOutputAt<T, kDgrad>(problem, few, tile.image,
+                                               tile.row + row, col, own));
     }
   }
 }

@@ -9,7 +9,7 @@ namespace jax_convbatch::hopper {
 namespace {
 
 template <typename Config>
-cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
+cudaError_t Launch(const FusedBackwardCall& call, int multiprocessors,
                    Stage stage, cudaStream_t stream) {
   const ConvGeometry& g = call.g;
   const auto kernel = &SmallBackwardKernel<Config>;
@@ -28,7 +28,7 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
     return cudaErrorInvalidValue;
   }
   p.w = static_cast<const float*>(call.w);
-  p.signs = static_cast<const uint8_t*>(call.signs);
+  p.bitmask = static_cast<const uint8_t*>(call.bitmask);
   p.dx = static_cast<float*>(call.dx);
   p.dz = static_cast<float*>(call.dz);
   p.pieces = static_cast<float*>(call.workspace);
@@ -50,7 +50,7 @@ cudaError_t Launch(const LayerBackwardCall& call, int multiprocessors,
 
 }  // namespace
 
-cudaError_t SmallBackward(const LayerBackwardCall& call, int multiprocessors,
+cudaError_t SmallBackward(const FusedBackwardCall& call, int multiprocessors,
                           Stage stage, cudaStream_t stream) {
   auto launch = [&](auto config) {
     return Launch<decltype(config)>(call, multiprocessors, stage, stream);

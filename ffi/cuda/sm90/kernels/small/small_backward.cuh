@@ -1,11 +1,11 @@
 // The backward pass of a small f32 layer in one kernel: 3x3 filters, outputs as
-// large as the image, 16 or 32 channels on either side, relu's signs.
+// large as the image, 16 or 32 channels on either side, relu's bitmask.
 //
-// A tile is a few whole images: the copy engine brings dy, and x rounded, to
-// two grids of places (small_grid.cuh) while the tile before is multiplied;
-// then threads multiply dy by relu's derivative where it lies, and round it.
-// One warpgroup multiplies dz by the filter, from shared memory; the other
-// keeps dw in registers and multiplies x by dz, eight places at a time.
+// A tile is a few whole images: TMA brings dy, and x rounded, to two grids of
+// places (small_grid.cuh) while the tile before is multiplied; then threads
+// multiply dy by relu's derivative where it lies, and round it. One warpgroup
+// multiplies dz by the filter, from shared memory; the other keeps dw in
+// registers and multiplies x by dz, eight places at a time.
 //
 // dx has the bits of small_grid_conv.cuh. A block adds dw of all its tiles in
 // order; a second kernel adds the blocks'.
@@ -13,7 +13,7 @@
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_BACKWARD_CUH_
 
 #include "cuda/common/dependent_launch.cuh"
-#include "cuda/common/sign_bits.cuh"
+#include "cuda/common/relu_bitmask.cuh"
 #include "cuda/sm90/kernels/small/small_backward.h"
 #include "cuda/sm90/kernels/small/small_grid.cuh"
 
@@ -43,7 +43,7 @@ struct SmallBackwardConfig {
 struct SmallBackwardProblem {
   CUtensorMap dy, x;
   const float* w;
-  const uint8_t* signs;
+  const uint8_t* bitmask;
   float *dx, *dz, *pieces;  // dz or null
   int N, H, W;
   SmallGrid grid;
@@ -83,10 +83,10 @@ struct SmallBackwardLoop {
   int tile = blockIdx.x, stage = 0;
   uint32_t round = 0;
   float db[4] = {};
-  // The byte with the signs of each of the thread's fours of a tile's dy. They
-  // are those at threadIdx.x and every kThreads-th from there on, so that all
-  // are of the same channels.
-  uint8_t signs[Config::kFoursEach];
+  // The byte with the bitmask of each of the thread's fours of a tile's dy.
+  // They are those at threadIdx.x and every kThreads-th from there on, so that
+  // all are of the same channels.
+  uint8_t bitmask[Config::kFoursEach];
 
   __device__ bool there() const { return tile < p.tiles; }
   __device__ int64_t first() const {  // pixel
@@ -114,16 +114,16 @@ struct SmallBackwardLoop {
     const int place = (threadIdx.x + j * Config::kThreads) / kFours;
     return place < p.grid.box ? shared.pixel_of[p.grid.first + place] : -1;
   }
-  __device__ __forceinline__ void LoadSigns() {  // of `tile`
+  __device__ __forceinline__ void LoadBitmask() {  // of `tile`
     const uint8_t* const from =
-        p.signs + first() * (Config::kK / 8) + Four() / 2;
+        p.bitmask + first() * (Config::kK / 8) + Four() / 2;
     const int count = pixels();
 #pragma unroll
     for (int j = 0; j < Config::kFoursEach; ++j) {
       const int pixel = PixelOf(j);
-      signs[j] = pixel >= 0 && pixel < count
-                     ? __ldg(from + pixel * (Config::kK / 8))
-                     : 0;
+      bitmask[j] = pixel >= 0 && pixel < count
+                       ? __ldg(from + pixel * (Config::kK / 8))
+                       : 0;
     }
   }
   // Makes dz of what came for `tile`, adds db, stores dz where it is wanted.
@@ -138,11 +138,11 @@ struct SmallBackwardLoop {
     for (int j = 0; j < Config::kFoursEach; ++j) {
       const int i = threadIdx.x + j * Config::kThreads;
       if (i >= count) break;
-      const uint32_t four = signs[j] >> Four() % 2 * 4;
+      const uint32_t four = bitmask[j] >> Four() % 2 * 4;
       float4 v = grid[i];
       auto mask = [&](float& value, int bit) {
         value =
-            __uint_as_float(__float_as_uint(value) & SignMask<4>(four, bit));
+            __uint_as_float(__float_as_uint(value) & ReluMask<4>(four, bit));
       };
       mask(v.x, 0), mask(v.y, 1), mask(v.z, 2), mask(v.w, 3);
       db[0] += v.x, db[1] += v.y, db[2] += v.z, db[3] += v.w;
@@ -152,14 +152,14 @@ struct SmallBackwardLoop {
       if (pixel >= 0 && pixel < pixels()) dz[pixel * kFours] = v;
     }
   }
-  // Readies `tile`, and asks for the signs of the next.
+  // Readies `tile`, and asks for the bitmask of the next.
   __device__ __forceinline__ void Finish() {
     if (there()) {
       BarrierWait(SharedAddress(&shared.full[stage]), round);
       Mask();
       FenceAsyncProxy();
       tile += gridDim.x;
-      if (there()) LoadSigns();
+      if (there()) LoadBitmask();
       tile -= gridDim.x;
     }
     NamedBarrier(1, Config::kThreads);
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   FillPixels<Config::kThreads>(p.grid, p.H, p.W, shared.pixel_of);
   FenceAsyncProxy();
   __syncthreads();
-  loop.LoadSigns();
+  loop.LoadBitmask();
   float* const of_db = shared.stages + Config::kSums;
   auto write_db = [&] {  // as if its fours were in order
     constexpr int kFours = Config::kK / 4;

@@ -4,7 +4,7 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_BACKWARD_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_BACKWARD_H_
 
-#include "cuda/sm90/problem/layer_backward.h"
+#include "cuda/sm90/problem/fused_backward.h"
 
 namespace jax_convbatch::hopper {
 
@@ -15,7 +15,7 @@ inline constexpr int kMostSmallFours = 4096;
 bool HasSmallBackward(const ConvGeometry& g, Type type);
 int64_t SmallBackwardWorkspace(const ConvGeometry& g, int multiprocessors);
 
-cudaError_t SmallBackward(const LayerBackwardCall& call, int multiprocessors,
+cudaError_t SmallBackward(const FusedBackwardCall& call, int multiprocessors,
                           Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper

@@ -23,7 +23,7 @@ bool IsGridded(const ConvGeometry& g) {
 SmallGrid GridOf(const ConvGeometry& g, int64_t images) {
   const int64_t image = (g.H + 1) * (g.W + 1), box = images * image;
   const int64_t span = box - g.W - 2, blocks = (span + 63) / 64;
-  // Where the copy engine may begin.
+  // Where TMA may begin.
   const int64_t first = (g.W + 2 + 7) / 8 * 8;
   const int64_t places = first + std::max(box, blocks * 64 + g.W + 2);
   return {static_cast<int>(images), static_cast<int>(places),

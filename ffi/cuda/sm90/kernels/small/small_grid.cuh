@@ -3,10 +3,10 @@
 // have in common.
 //
 // [place][channel], swizzled: a column of zeros follows each row and a row of
-// zeros each image, which is what the copy engine gives for what lies outside
-// the image. So the place that a tap of a 3x3 filter reads is a fixed distance
-// from its pixel's, also over the edge, and a product's 64 rows are 64
-// neighbouring places from any on.
+// zeros each image, which is what TMA gives for what lies outside the image. So
+// the place that a tap of a 3x3 filter reads is a fixed distance from its
+// pixel's, also over the edge, and a product's 64 rows are 64 neighbouring
+// places from any on.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CUH_
 

@@ -1,6 +1,5 @@
-// fprop and dgrad of small f32 images, whole images at a time: the copy engine
-// brings them with the zeros around them, and a warpgroup multiplies them as
-// they lie.
+// fprop and dgrad of small f32 images, whole images at a time: TMA brings them
+// with the zeros around them, and a warpgroup multiplies them as they lie.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CONV_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CONV_CUH_
 
@@ -61,7 +60,7 @@ __device__ __forceinline__ void StoreLane(float* out, const Epilogue& e,
     for (int i = 0; i < kEach; ++i) v[i] = Activate(kActivation, v[i]);
   });
   if (at >= 0) StoreFours(out + at, v);
-  if (e.signs == nullptr) return;
+  if (e.bitmask == nullptr) return;
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) bits |= (v[i] > 0) << i;
@@ -69,7 +68,7 @@ __device__ __forceinline__ void StoreLane(float* out, const Epilogue& e,
     bits |= __shfl_down_sync(~0u, bits, 1) << 4;
     if (threadIdx.x % 2 != 0) return;
   }
-  if (at >= 0) e.signs[at / 8] = static_cast<uint8_t>(bits);
+  if (at >= 0) e.bitmask[at / 8] = static_cast<uint8_t>(bits);
 }
 
 template <int kIn, int kOut, bool kFlipped>

@@ -45,7 +45,7 @@ struct SmallConfig {
   // Whether the next tile comes while this one is multiplied: where blocks have
   // many tiles, and none of many blocks waits for its first.
   static constexpr bool kAhead = kIn * kOut > 256;
-  // Thread blocks of a multiprocessor, at most.
+  // Thread blocks of an SM, at most.
   static constexpr int kResident = kIn == 32 ? 3 : kOut == 32 ? 4 : 8;
   static_assert(kBlocks * kAcross * 8 == kOut && kEach * 4 / kAcross > 0);
 };
@@ -202,14 +202,14 @@ __device__ __forceinline__ void StoreSmall(float* out, const Epilogue& e,
     if (is_there) *reinterpret_cast<float2*>(out + at + j * 8) = v[j];
     bits |= ((v[j].x > 0) | (v[j].y > 0) << 1) << (8 * j);
   }
-  if (e.signs == nullptr) return;
+  if (e.bitmask == nullptr) return;
   bits <<= threadIdx.x % 4 * 2;
   bits |= __shfl_xor_sync(~0u, bits, 1);
   bits |= __shfl_xor_sync(~0u, bits, 2);
   if (!is_there || threadIdx.x % 4 != 0) return;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
-    e.signs[at / 8 + j] = static_cast<uint8_t>(bits >> (8 * j));
+    e.bitmask[at / 8 + j] = static_cast<uint8_t>(bits >> (8 * j));
   }
 }
 

@@ -31,7 +31,7 @@ struct SmallWgradConfig {
   static constexpr int kIn = kIn_, kOut = kOut_;
   static constexpr int kTeams = 4;  // that share a tile's pixels
   static constexpr int kThreads = 3 * kTeams * 32;
-  // Of a multiprocessor, each with as many stages as there is room for.
+  // Of an SM, each with as many stages as there is room for.
   static constexpr int kBlocks = kIn + kOut < 64 ? 2 : 1;
   static constexpr int kStages = kBlocks == 2 ? 2 : 3;
   // Words of a pixel: four neighbours' eights of channels fill all banks.

@@ -1,5 +1,5 @@
 // What wgrad of f32 has in common, as TF32 (wgrad_tf32_kernel.cuh) and by six
-// products of bf16 (six_wgrad.cuh): tiles and their rows, copies, how the
+// products of bf16 (bf16x6_wgrad.cuh): tiles and their rows, copies, how the
 // warpgroups share the work, and pieces. x is the left operand and goes through
 // registers; a warpgroup of its own makes of dy, within its stage, what is
 // multiplied. Otherwise the ring, the line of steps and the pieces are those of
@@ -202,8 +202,8 @@ __device__ __forceinline__ void ConsumeF32Wgrad(const WgradProblem& problem,
     i += steps;
     float acc[Config::kRows][Config::kN / 2];
     multiply(acc, steps, x, loader, at);
-    // Not before: blocks of the kernel that adds would fill multiprocessors
-    // that have no block here.
+    // Not before: blocks of the kernel that adds would fill SMs that have no
+    // block here.
     if (i == end) LaunchDependents();
     const bool whole = steps == problem.steps;
     float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +

@@ -4,18 +4,17 @@
 // channel], 16 images (or 8) at a time. A tap's shift by a column is then a
 // shift by whole groups of 8 rows of 128 bytes, which leaves the swizzle alone:
 // the three taps of a filter row are one operand of 3 x 64 columns whose boxes
-// begin one pixel after another, and so overlap. Padding is filled in by the
-// copy engine.
+// begin one pixel after another, and so overlap. Padding is filled in by TMA.
 //
 // A stage holds one row of a strip of x (strip + 2 pixels) and a row of dy:
 // with the two stages before it, the rows of dy that this row of x multiplies.
-// Where the filter is dilated, so is the pixel's distance from tap
-// to tap, and the rows that follow each other are those that taps connect:
-// every second, then the others. Warpgroup r multiplies with filter row r, and
-// so by the row of dy of r stages before: the first to begin is the first to
-// end, and hands on its sums while the others multiply. dw is formed transposed
-// (output channels by taps x input channels): for each 16 pixels dy is read
-// once, and 192 columns of x.
+// Where the filter is dilated, so is the pixel's distance from tap to tap, and
+// the rows that follow each other are those that taps connect: every second,
+// then the others. Warpgroup r multiplies with filter row r, and so by the row
+// of dy of r stages before: the first to begin is the first to end, and hands
+// on its sums while the others multiply. dw is formed transposed (output
+// channels by taps x input channels): for each 16 pixels dy is read once, and
+// 192 columns of x.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
 
@@ -260,8 +259,7 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   }
 }
 
-// Helpers let the tiles' owners begin at once, on the multiprocessors that they
-// leave.
+// Helpers let the tiles' owners begin at once, on the SMs that they leave.
 template <typename Config, HaloRole kRole>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WgradHaloKernel(const __grid_constant__ HaloProblem problem) {

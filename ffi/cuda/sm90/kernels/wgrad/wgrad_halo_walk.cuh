@@ -7,14 +7,14 @@
 
 namespace jax_convbatch::hopper {
 
-// kShares: the blocks share all tiles. Where tiles are
-// fewer than multiprocessors, but more than half as many, there are two
-// launches at a time: of kOwners, one block a tile, and of kHelpers, which do
-// the last steps of all tiles in turn. A helper leaves pieces; the owner waits
-// for them when it has done its own steps, and adds them in its registers.
+// kShares: the blocks share all tiles. Where tiles are fewer than SMs, but more
+// than half as many, there are two launches at a time: of kOwners, one block a
+// tile, and of kHelpers, which do the last steps of all tiles in turn. A helper
+// leaves pieces; the owner waits for them when it has done its own steps, and
+// adds them in its registers.
 //
-// kWhole: where tiles are more than blocks, and each does as many
-// (HaloRounds in wgrad_tiling.h).
+// kWhole: where tiles are more than blocks, and each does as many (HaloRounds
+// in wgrad_tiling.h).
 enum class HaloRole { kShares, kOwners, kHelpers, kWhole };
 
 template <HaloRole kRole>

@@ -88,7 +88,7 @@ struct WgradConfig {
       kGroups == 3 ? 160 : hopper::kConsumerRegisters;
   // Whether a last step of few pixels is one of its own; see wgrad_problem.h.
   static constexpr bool kRest = kGroups > 1;
-  // Small tiles share a multiprocessor.
+  // Small tiles share an SM.
   static constexpr int kResident =
       kGroups == 1 && kSharedBytes < 113 << 10 ? 2 : 1;
 

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kMostCluster = 16;
 
-// Clusters of so many blocks that an H200, whose multiprocessors lie in groups,
-// has at once.
+// Clusters of so many blocks that an H200, whose SMs lie in groups, has at
+// once.
 int64_t RoomFor(int cluster, int multiprocessors) {
   constexpr int kH200 = 132;
   constexpr int kRoom[kMostCluster + 1] = {0, 132, 66, 39, 30, 22, 17, 15, 15,

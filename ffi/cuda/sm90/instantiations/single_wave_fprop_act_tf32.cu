@@ -1,0 +1,23 @@
+#include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_launch.cuh"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t SingleWaveFpropActTf32(const ConvCall& given, Stage stage,
+                                   cudaStream_t stream) {
+  const Epilogue& epilogue = *given.epilogue;
+  if (!epilogue.is_plain() || epilogue.bitmask != nullptr) {
+    ConvCall call = given;
+    call.plan = WithTf32Epilogue(given.g, given.plan);
+    return FpropActTf32(call, stage, stream);
+  }
+  PlainEpilogue<false> after{};
+  after.bias = epilogue.bias;
+  after.relu = epilogue.activation == Activation::kRelu;
+  return RunSingleWaveTf32<Contiguous::kRows, 1>(
+      given, InputOf(given.g), OutputOf(given.g), {FpropPart(given.g)}, stage,
+      stream, after);
+}
+
+}  // namespace jax_convbatch::hopper

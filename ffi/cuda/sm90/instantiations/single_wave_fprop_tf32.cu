@@ -1,0 +1,13 @@
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_launch.cuh"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t SingleWaveFpropTf32(const ConvCall& call, Stage stage,
+                                cudaStream_t stream) {
+  return RunSingleWaveTf32<Contiguous::kRows, 1>(
+      call, InputOf(call.g), OutputOf(call.g), {FpropPart(call.g)}, stage,
+      stream);
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,23 @@
+#include "cuda/sm90/kernels/single_wave/single_wave.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_launch.cuh"
+#include "cuda/sm90/problem/given_epilogue.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+template <typename T>
+cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  return WithPlainEpilogue(call, [&](const auto& after) {
+    return RunSingleWaveFprop<T>(call, stage, stream, after);
+  });
+}
+
+}  // namespace
+
+cudaError_t SingleWaveFpropPlain(const ConvCall& call, Stage stage,
+                                 cudaStream_t stream) {
+  return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)
+                                  : Run<__half>(call, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

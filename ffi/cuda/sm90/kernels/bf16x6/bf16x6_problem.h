@@ -1,0 +1,28 @@
+// What the host tells the kernels of f32 by six products.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_
+
+#include "cuda/sm90/problem/conv_problem.h"
+
+namespace jax_convbatch::hopper {
+
+// ConvProblem with the parts of the filter for its weights, [3 x taps, depth,
+// output channels]. As in simt's problem.h, sums are formed in chunks, by one
+// block, or by as many, each to `out` + chunk * chunk_size.
+template <int kParts>
+struct Bf16x6Problem : ConvProblem<kParts> {
+  const float *in, *w;
+  float* out;
+  int taps;
+  int height, width, depth;  // of in
+  int out_height, out_width;
+  // From an output channel, and from an input channel, to the next one in w.
+  int64_t w_channel, w_depth;
+  int chunks;
+  bool split;
+  int64_t chunk_size;
+};
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_

@@ -1,0 +1,58 @@
+// What the host side of the few-channels kernels shares.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_LAUNCH_CUH_
+
+#include <algorithm>
+
+#include "cuda/sm90/arch/launch.cuh"
+#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
+#include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
+#include "cuda/sm90/kernels/few_channels/few_channels_problem.h"
+#include "cuda/sm90/problem/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+
+inline FewChannelsProblem MakeFewChannelsProblem(const ConvCall& call,
+                                                 bool wgrad) {
+  const ConvGeometry& g = call.g;
+  const FewChannelsShape shape(g);
+  const int64_t tile = call.plan.tile_m;
+  FewChannelsProblem problem{};
+  problem.x = static_cast<const uint16_t*>(call.lhs);
+  problem.H = static_cast<int>(g.H);
+  problem.image_row = static_cast<int>(g.W * g.C);
+  problem.vector = CommonVector(g.W * g.C);
+  problem.layout = {
+      static_cast<int>(shape.origin),    static_cast<int>(shape.pitch),
+      static_cast<int>(shape.first),     static_cast<int>(shape.runs),
+      static_cast<int>(shape.length),    static_cast<int>(shape.lead),
+      FastDivmod<uint32_t>(shape.pairs), FastDivmod<uint32_t>(shape.run_cols),
+      static_cast<int>(shape.run_row),   static_cast<int>(shape.run_col)};
+  problem.copied_row =
+      static_cast<int>(std::min(g.W * g.C, shape.pitch + shape.origin));
+  problem.Q = FastDivmod<uint32_t>(g.Q);
+  problem.pixels = static_cast<int>(g.P * g.Q);
+  problem.pad_h = static_cast<int>(g.pad.h);
+  problem.stride_h = static_cast<int>(g.stride.h);
+  problem.pixel_step = static_cast<int>(g.stride.w * g.C);
+  problem.K = static_cast<int>(g.K);
+  problem.tile = static_cast<int>(tile);
+  problem.rows = static_cast<int>(FewChannelsShape::Rows(g, tile));
+  problem.rows_p = static_cast<int>(FewChannelsShape::RowsOfY(g, tile));
+  const int64_t tiles_image = (g.P * g.Q + tile - 1) / tile;
+  problem.tiles_image = FastDivmod<uint32_t>(tiles_image);
+  problem.tiles = static_cast<int>(g.N * tiles_image);
+  problem.stage_bytes = static_cast<int>(shape.StageBytes(g, tile, wgrad));
+  return problem;
+}
+
+// y and dy. False where the driver refuses.
+inline bool EncodeOutput(CUtensorMap* map, const ConvCall& call,
+                         const void* data) {
+  const ConvGeometry& g = call.g;
+  return EncodeTiled(map, call.type, data, {g.K, g.P * g.Q, g.N}, {64, 64, 1});
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_LAUNCH_CUH_

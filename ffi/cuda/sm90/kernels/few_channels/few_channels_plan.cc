@@ -1,0 +1,154 @@
+#include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
+
+#include <algorithm>
+
+#include "cuda/common/most_shared.h"
+#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+constexpr int64_t kStages = 3;
+constexpr int64_t kBox = 64 * 128;
+
+int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+int64_t BestTile(const ConvGeometry& g, bool wgrad, int multiprocessors) {
+  return BestFewChannelsTile(
+      g, multiprocessors, {450, 1 / 30.0, 400}, [&](int64_t tile) {
+        return FewChannelsSharedBytes(g, tile, wgrad) <= kMostShared;
+      });
+}
+
+// Pixels of a tile where each block has one, or 0 where it does not fit.
+int64_t ShortTile(const ConvGeometry& g, int64_t n_tiles, int multiprocessors) {
+  const int64_t of_image =
+      multiprocessors / (n_tiles * std::max<int64_t>(g.N, 1));
+  if (of_image == 0) return 0;
+  const int64_t pixels = g.P * g.Q;
+  const int64_t tile =
+      std::max<int64_t>(64, RoundUp((pixels + of_image - 1) / of_image, 16));
+  const int64_t blocks = g.N * ((pixels + tile - 1) / tile) * n_tiles;
+  return IsShortFewChannels(g, tile, blocks) ? tile : 0;
+}
+
+}  // namespace
+
+FewChannelsShape::FewChannelsShape(const ConvGeometry& g) {
+  const XRuns x = RunsOfX(g);
+  runs = x.count;
+  length = x.length;
+  run_cols = x.cols;
+  const int64_t step = g.stride.w * g.C;
+  const int64_t start = -g.pad.w * g.C;
+  odd = (step | x.step_w) % 2 != 0;
+  origin = (start >= 0 ? start : start - 7) / 8 * 8;
+  lead = odd ? 0 : (start - origin) % 2;
+  first = start - origin - lead;
+  pairs = (lead + length + 1) / 2;
+  const int64_t end =
+      first + (g.Q - 1) * step + (x.cols - 1) * x.step_w + 2 * pairs + 2;
+  pitch = RoundUp(end, 8);
+  run_row = x.step_h * pitch;
+  run_col = x.step_w;
+}
+
+int64_t FewChannelsShape::RowsOfY(const ConvGeometry& g, int64_t tile) {
+  if (tile % g.Q == 0) return std::min(g.P, tile / g.Q);
+  return g.Q % tile == 0 ? 1 : std::min(g.P, (tile - 2) / g.Q + 2);
+}
+
+int64_t FewChannelsShape::Rows(const ConvGeometry& g, int64_t tile) {
+  return (RowsOfY(g, tile) - 1) * g.stride.h + (g.R - 1) * g.filter_dilation.h +
+         1;
+}
+
+int64_t FewChannelsShape::StageBytes(const ConvGeometry& g, int64_t tile,
+                                     bool dy) const {
+  const int64_t band = RoundUp(Rows(g, tile) * pitch * 2, 128);
+  return RoundUp(band + tile * 4, 1024) + (dy ? (tile + 63) / 64 * kBox : 0);
+}
+
+int FewChannelsSteps(const FewChannelsShape& shape) {
+  for (const int steps : {2, 4, 7, 10, 13}) {
+    if (shape.steps() <= steps) return steps;
+  }
+  return shape.is_full(kFullFewChannelsSteps) ? kFullFewChannelsSteps : 0;
+}
+
+int64_t FewChannelsSharedBytes(const ConvGeometry& g, int64_t tile,
+                               bool wgrad) {
+  const FewChannelsShape shape(g);
+  const int64_t stages = kStages * shape.StageBytes(g, tile, wgrad);
+  if (wgrad) {
+    // At the end it holds one warpgroup's sums.
+    return 1024 + std::max(stages, (shape.steps() + 3) / 4 * 2 * kBox);
+  }
+  const int64_t filter = (FewChannelsSteps(shape) + 3) / 4 * kBox;
+  return 1024 + (g.K + 63) / 64 * filter + 6 * kBox + stages;
+}
+
+int64_t FewChannelsShortBytes(const ConvGeometry& g, int64_t tile) {
+  return 1024 + FewChannelsShape(g).StageBytes(g, tile, true);
+}
+
+bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks) {
+  const int64_t n_tiles = (g.K + 63) / 64;
+  return blocks == g.N * ((g.P * g.Q + tile - 1) / tile) * n_tiles &&
+         tile <= kFewChannelsShortBoxes * 64 &&
+         FewChannelsShortBytes(g, tile) <= kMostShared;
+}
+
+std::optional<Plan> PlanFewChannelsFprop(const ConvGeometry& g,
+                                         int multiprocessors) {
+  if (FewChannelsSteps(FewChannelsShape(g)) == 0) return std::nullopt;
+  const int64_t tile = BestTile(g, false, multiprocessors);
+  if (tile == 0) return std::nullopt;
+  return Plan{
+      static_cast<int>(tile), 64,
+      multiprocessors,        0,
+      Path::kFewChannels,     g.taps() > 1 && (g.K % 4 == 0 || g.K <= 64)};
+}
+
+ConvGeometry DgradAsFprop(const ConvGeometry& g) {
+  ConvGeometry f = g;
+  f.H = g.P, f.W = g.Q, f.C = g.K;
+  f.P = g.H, f.Q = g.W, f.K = g.C;
+  f.pad.h = (g.R - 1) * g.filter_dilation.h - g.pad.h;
+  f.pad.w = (g.S - 1) * g.filter_dilation.w - g.pad.w;
+  return f;
+}
+
+std::optional<Plan> PlanFewChannelsDgrad(const ConvGeometry& g,
+                                         int multiprocessors) {
+  if (g.stride.h != 1 || g.stride.w != 1) return std::nullopt;
+  const ConvGeometry f = DgradAsFprop(g);
+  if (!TakesCpAsync(f)) return std::nullopt;
+  return PlanFewChannelsFprop(f, multiprocessors);
+}
+
+bool BandsOfDy(const ConvGeometry& g) {
+  return g.K < g.C && g.stride.h == 1 && g.stride.w == 1;
+}
+
+std::optional<Plan> PlanFewChannelsWgrad(const ConvGeometry& given,
+                                         int multiprocessors) {
+  const ConvGeometry g = BandsOfDy(given) ? DgradAsFprop(given) : given;
+  if (!TakesCpAsync(g)) return std::nullopt;
+  const FewChannelsShape shape(g);
+  if (FewChannelsSteps(shape) == 0 || g.K % 8 != 0) return std::nullopt;
+  const int64_t n_tiles = (g.K + 63) / 64;
+  int64_t tile = ShortTile(g, n_tiles, multiprocessors);
+  if (tile == 0) tile = BestTile(g, true, multiprocessors);
+  if (tile == 0) return std::nullopt;
+  const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+  const int64_t splits =
+      std::min(tiles, std::max<int64_t>(1, multiprocessors / n_tiles));
+  const int64_t piece = (shape.steps() + 3) / 4 * 2 * kBox;
+  const int64_t blocks = splits * n_tiles;
+  return Plan{static_cast<int>(tile),   64,
+              static_cast<int>(blocks), blocks * piece,
+              Path::kFewChannels,       g.taps() > 1};
+}
+
+}  // namespace jax_convbatch::hopper

@@ -1,0 +1,103 @@
+// Which convolutions the few-channels kernels run, and how. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// The longest columns that fprop takes: these have no padding.
+inline constexpr int kFullFewChannelsSteps = 16;
+
+// The numbers of FewChannelsLayout, and what follows from a tile's size.
+struct FewChannelsShape {
+  int64_t origin, pitch, first, runs, length, lead, pairs, run_cols;
+  int64_t run_row, run_col;
+  bool odd;
+
+  explicit FewChannelsShape(const ConvGeometry& g);
+
+  // Whether columns are so many steps, of nothing but their own elements.
+  bool is_full(int of_steps) const {
+    return !odd && lead == 0 && length % 2 == 0 &&
+           runs * length == 16 * of_steps;
+  }
+  // Of 16 elements of a column.
+  int64_t steps() const { return (runs * pairs * 2 + 15) / 16; }
+  // Rows of y that a tile may touch, and rows of its row band.
+  static int64_t RowsOfY(const ConvGeometry& g, int64_t tile);
+  static int64_t Rows(const ConvGeometry& g, int64_t tile);
+  // Of a stage without dy and with it; multiples of 1024.
+  int64_t StageBytes(const ConvGeometry& g, int64_t tile, bool dy) const;
+};
+
+// Cycles of an SM for 64 pixels, for a byte of a row band, and for a tile.
+struct FewChannelsCosts {
+  double box, byte, tile;
+};
+
+// The pixels of a tile, of those that fit, with which so many blocks are done
+// first, or 0 where none fits.
+template <typename Fits>
+int64_t BestFewChannelsTile(const ConvGeometry& g, int64_t blocks,
+                            const FewChannelsCosts& costs, Fits fits) {
+  const FewChannelsShape shape(g);
+  int64_t best = 0;
+  double least = 0;
+  for (int64_t tile = 64; tile <= 512; tile += 64) {
+    if (!fits(tile)) continue;
+    const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+    const int64_t waves = (tiles + blocks - 1) / blocks;
+    const double band = FewChannelsShape::Rows(g, tile) * shape.pitch * 2.0;
+    const double time =
+        waves *
+        (std::max(tile / 64 * costs.box, band * costs.byte) + costs.tile);
+    if (best == 0 || time < least) {
+      best = tile;
+      least = time;
+    }
+  }
+  return best;
+}
+
+// The steps that there are fprop kernels for; the least that is enough, or 0.
+int FewChannelsSteps(const FewChannelsShape& shape);
+// dgrad of unit strides as the fprop that it is, but for the order of the taps.
+ConvGeometry DgradAsFprop(const ConvGeometry& g);
+
+// Whether wgrad has row bands of dy, and x in dy's place: of fewer output
+// channels than input channels, at unit strides.
+bool BandsOfDy(const ConvGeometry& g);
+
+// Whether wgrad has a tile a block, all of it in shared memory at once, and the
+// boxes of dy that it may have there.
+inline constexpr int kFewChannelsShortBoxes = 28;
+bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks);
+
+// Shared memory of a block.
+int64_t FewChannelsShortBytes(const ConvGeometry& g, int64_t tile);
+int64_t FewChannelsSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);
+
+// For geometries that are TakesCpAsync, in bf16 and f16; nothing where the
+// kernels cannot run.
+std::optional<Plan> PlanFewChannelsFprop(const ConvGeometry& g,
+                                         int multiprocessors);
+std::optional<Plan> PlanFewChannelsDgrad(const ConvGeometry& g,
+                                         int multiprocessors);
+std::optional<Plan> PlanFewChannelsWgrad(const ConvGeometry& g,
+                                         int multiprocessors);
+
+// The kernels of a plan of the path kFewChannels; see conv.h.
+cudaError_t FewChannelsFprop(const ConvCall& call, Stage stage,
+                             cudaStream_t stream);
+cudaError_t FewChannelsDgrad(const ConvCall& call, Stage stage,
+                             cudaStream_t stream);
+cudaError_t FewChannelsWgrad(const ConvCall& call, Stage stage,
+                             cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_

@@ -1,0 +1,86 @@
+#include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/common/most_shared.h"
+#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
+#include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// The most channels: of more, boxes of 32 channels are less than mostly zeros.
+constexpr int64_t kMostChannels = 7;
+
+// Where in a row band a column's last element lies fits 16 bits.
+bool IsNear(const FewChannelsShape& shape) {
+  const int64_t rows = (shape.runs - 1) / shape.run_cols;
+  const int64_t cols = shape.run_cols - 1;
+  return 2 * (rows * shape.run_row + cols * shape.run_col + shape.length) <
+         1 << 16;
+}
+
+// How often the busiest bank is asked when a warp loads an element.
+int Conflicts(int64_t step) {
+  int most = 0, asked[32] = {};
+  int64_t last[32];
+  for (int64_t row = 0; row < 8; ++row) {
+    for (int64_t i = 0; i < 4; ++i) {
+      const int64_t word = row * step + i;
+      int& n = asked[word % 32];
+      if (n > 0 && last[word % 32] == word) continue;
+      last[word % 32] = word;
+      most = std::max(most, ++n);
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+ConvGeometry InHalves(const ConvGeometry& g) {
+  ConvGeometry halves = g;
+  halves.C = 2 * g.C;
+  return halves;
+}
+
+int StemSteps(const ConvGeometry& g) {
+  for (const int steps : kStemSteps) {
+    if (g.taps() * g.C <= 8 * steps) return steps;
+  }
+  return 0;
+}
+
+int64_t StemBytes(const ConvGeometry& g, int64_t tile) {
+  const ConvGeometry halves = InHalves(g);
+  return 1024 + StemFilterBytes(StemSteps(g)) +
+         kStemStages * FewChannelsShape(halves).StageBytes(halves, tile, false);
+}
+
+int StemApart(const ConvGeometry& g) {
+  const int64_t step = g.stride.w * g.C;
+  return Conflicts(2 * step) < Conflicts(step) ? 2 : 1;
+}
+
+std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors) {
+  const ConvGeometry halves = InHalves(g);
+  if (!TakesCpAsync(halves) || !IsStem(g) || g.taps() == 1 ||
+      g.C > kMostChannels || g.K % 4 != 0 || StemSteps(g) == 0 ||
+      !IsNear(FewChannelsShape(halves))) {
+    return std::nullopt;
+  }
+  const int64_t shares = (g.K + 63) / 64;
+  const int64_t at_once = std::max<int64_t>(1, multiprocessors / shares);
+  const FewChannelsCosts costs = {StemSteps(g) * 40.0 + 300, 1 / 20.0, 1200};
+  const int64_t tile = BestFewChannelsTile(
+      halves, at_once, costs,
+      [&](int64_t pixels) { return StemBytes(g, pixels) <= kMostShared; });
+  if (tile == 0) return std::nullopt;
+  const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+  return Plan{static_cast<int>(tile), 64,
+              static_cast<int>(std::min(tiles, at_once) * shares), 0,
+              Path::kFewChannels};
+}
+
+}  // namespace jax_convbatch::hopper

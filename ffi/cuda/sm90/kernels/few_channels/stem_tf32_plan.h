@@ -1,0 +1,39 @@
+// fprop of f32 with few input channels and large filters, stems: which
+// stem_tf32.cuh runs. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_
+
+#include <optional>
+
+#include "cuda/sm90/kernels/few_channels/stem_tf32_tiling.h"
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// Whether columns are longer than those of few_channels_tf32.cuh.
+inline bool IsStem(const ConvGeometry& g) {
+  return g.taps() * g.C > kStemLeast;
+}
+
+// Eights of a column that there are kernels for; the least that is enough, or
+// 0.
+int StemSteps(const ConvGeometry& g);
+
+// The geometry as one of elements of 16 bits.
+ConvGeometry InHalves(const ConvGeometry& g);
+
+// Shared memory of a block.
+int64_t StemBytes(const ConvGeometry& g, int64_t tile);
+
+// Pixels from a row of a product to the next.
+int StemApart(const ConvGeometry& g);
+
+std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors);
+
+// The kernel of a plan of the path kFewChannels for f32 where IsStem; see
+// conv.h.
+cudaError_t StemTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_

@@ -1,0 +1,90 @@
+// Launches plans of single_wave_plan.h.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/sm90/kernels/conv/conv_launch.cuh"
+#include "cuda/sm90/kernels/single_wave/single_wave_kernel.cuh"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
+
+namespace jax_convbatch::hopper {
+
+using SingleWaveParts = std::vector<PartAxes>;
+
+// Rows of the filter's boxes.
+template <Contiguous kWeights>
+int FilterChannels(const Plan& plan) {
+  return kWeights == Contiguous::kRows ? 64 : plan.tile_n;
+}
+
+// Calls run() with constants for a plan's tile: one of kPixels, and warpgroups
+// of 64 channels.
+template <const auto& kPixels, int kIndex = 0, typename Run>
+cudaError_t WithSingleWaveTile(const Plan& plan, Run run) {
+  if constexpr (kIndex == std::size(kPixels)) {
+    return cudaErrorInvalidValue;
+  } else if (plan.tile_m == kPixels[kIndex]) {
+    constexpr std::integral_constant<int, kPixels[kIndex]> kM;
+    return plan.tile_n == 64 ? run(kM, std::integral_constant<int, 1>())
+                             : run(kM, std::integral_constant<int, 2>());
+  } else {
+    return WithSingleWaveTile<kPixels, kIndex + 1>(plan, run);
+  }
+}
+
+// kernel: SingleWaveKernel or, in f32, SingleWaveTf32Kernel.
+template <typename Config, int kParts, typename After>
+cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kParts>, After),
+                             ConvProblem<kParts> problem, const After& after,
+                             Stage stage, cudaStream_t stream) {
+  constexpr int kBytes =
+      Config::kBarrierOffset + sizeof(SingleWaveBarriers<Config>);
+  const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
+  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
+  const int blocks = problem.tiles / int(problem.parts);
+  const int columns = problem.n_tiles;
+  // Which come first, see SingleWaveTile.
+  problem.n_tiles = std::min(columns, blocks / columns);
+  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(problem, after);
+  return cudaGetLastError();
+}
+
+// after: NoEpilogue or PlainEpilogue.
+template <typename T, Contiguous kWeights, int kParts,
+          typename After = NoEpilogue>
+cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
+                          const Activations& out, const SingleWaveParts& parts,
+                          Stage stage, cudaStream_t stream,
+                          const After& after = {}) {
+  if (!TakesSingleWave(call.type, in, out, parts)) return cudaErrorInvalidValue;
+  const int m = call.plan.tile_m;
+  ConvProblem<kParts> problem{};
+  const ConvBoxes boxes = {m, m, FilterChannels<kWeights>(call.plan),
+                           kParts > 1 ? Output::kWalk : Output::kMatrix};
+  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  return WithSingleWaveTile<kSingleWavePixels>(call.plan, [&](auto pixels,
+                                                              auto groups) {
+    using Config = SingleWaveConfig<T, decltype(pixels)::value,
+                                    decltype(groups)::value, kWeights>;
+    return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kParts, After>,
+                                    problem, after, stage, stream);
+  });
+}
+
+template <typename T, typename After = NoEpilogue>
+cudaError_t RunSingleWaveFprop(const ConvCall& call, Stage stage,
+                               cudaStream_t stream, const After& after = {}) {
+  return RunSingleWave<T, Contiguous::kRows, 1>(
+      call, InputOf(call.g), OutputOf(call.g), {FpropPart(call.g)}, stage,
+      stream, after);
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_

@@ -1,0 +1,86 @@
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "cuda/sm90/kernels/conv/odd_plan.h"
+#include "cuda/sm90/kernels/row_band/row_band_plan.h"
+#include "cuda/sm90/mainloop/sum_chunks.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+int64_t Taps(const PartAxes& part) {
+  return int64_t{part.h.taps.count} * part.w.taps.count;
+}
+
+// OrSingleWave() of sums that come in chunks, where each tile is a cluster's.
+template <typename Tiles>
+Plan OrClusters(const Plan& plan, Tiles tiles, int multiprocessors) {
+  // Some SMs are left out: of 132, 30 clusters of four run at once.
+  const int64_t room = 10 * multiprocessors / 11 / kSumChunks;
+  Plan best = plan;
+  int64_t least = tiles(plan.tile_m, plan.tile_n) <= room
+                      ? plan.tile_m + plan.tile_n
+                      : std::numeric_limits<int64_t>::max();
+  for (const int n : {64, 128}) {
+    for (const int m : kChunkPixels) {
+      if (tiles(m, n) <= room && m + n < least) {
+        best.tile_m = m, best.tile_n = n;
+        least = m + n;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+bool IsSingleWave(Type type, const Plan& plan) {
+  return type != Type::kTf32 && (plan.tile_n == 64 || plan.tile_n == 128) &&
+         std::find(std::begin(kSingleWavePixels), std::end(kSingleWavePixels),
+                   plan.tile_m) != std::end(kSingleWavePixels);
+}
+
+bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
+                     const std::vector<PartAxes>& parts) {
+  if (parts.empty() || parts.size() > kMaxSingleWaveParts) return false;
+  return std::all_of(parts.begin() + 1, parts.end(),
+                     [](const PartAxes& part) { return Taps(part) == 0; });
+}
+
+// The tile that takes in the least a stage, if one wave has all of them.
+Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
+                  const Activations& out, const std::vector<PartAxes>& parts,
+                  int multiprocessors) {
+  if (IsRowBand(plan) || !TakesSingleWave(type, in, out, parts)) return plan;
+  const int64_t pixels = out.n * parts[0].h.count * parts[0].w.count;
+  auto tiles = [&](int m, int n) {
+    return (pixels + m - 1) / m * ((out.c + n - 1) / n);
+  };
+  if (parts.size() == 1 && SumsInChunks(in, out, parts[0])) {
+    return OrClusters(plan, tiles, multiprocessors);
+  }
+  const int64_t rounds =
+      (tiles(plan.tile_m, plan.tile_n) - 1) / multiprocessors + 1;
+  // Many short tiles in turns hide how they are stored.
+  if (parts.size() == 1 && rounds > 2) return plan;
+  Plan best = plan;
+  // Of as many, a tile of an odd width takes longer.
+  int64_t least = rounds * (plan.tile_m + plan.tile_n) + IsOddTile(plan);
+  // Where pixels lie 4 KiB apart, to read many for few channels is slow.
+  const bool far = Taps(parts[0]) == 1 && in.c >= 2048;
+  for (const int n : {64, 128}) {
+    for (const int m : kSingleWavePixels) {
+      if (far && m > n) continue;
+      if (tiles(m, n) <= multiprocessors && m + n < least) {
+        best.tile_m = m, best.tile_n = n;
+        least = m + n;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace jax_convbatch::hopper

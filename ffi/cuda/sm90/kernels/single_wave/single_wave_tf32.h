@@ -1,0 +1,22 @@
+// Runs plans of single_wave_tf32_plan.h.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_H_
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// As Fprop, FpropAct and Dgrad of conv.h, of one group. An epilogue that is not
+// plain, or asks for a bitmask, has another kernel.
+cudaError_t SingleWaveFpropTf32(const ConvCall& call, Stage stage,
+                                cudaStream_t stream);
+cudaError_t SingleWaveFpropActTf32(const ConvCall& call, Stage stage,
+                                   cudaStream_t stream);
+cudaError_t SingleWaveDgradTf32(const ConvCall& call, Stage stage,
+                                cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_H_

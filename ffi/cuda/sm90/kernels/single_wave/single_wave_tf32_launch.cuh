@@ -1,0 +1,73 @@
+// Launches plans of single_wave_tf32_plan.h.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_LAUNCH_CUH_
+
+#include <vector>
+
+#include "cuda/sm90/kernels/single_wave/single_wave_launch.cuh"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_kernel.cuh"
+#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
+
+namespace jax_convbatch::hopper {
+
+template <typename Config, int kParts, typename After>
+cudaError_t LaunchSingleWaveTf32(const ConvCall& call, const Activations& in,
+                                 const Activations& out,
+                                 const std::vector<PartAxes>& parts,
+                                 Stage stage, cudaStream_t stream,
+                                 const After& after) {
+  constexpr bool kRows = Config::kWeights == Contiguous::kRows;
+  ConvProblem<kParts> problem{};
+  const ConvBoxes boxes = {Config::kBoxPixels, Config::kStorePixels,
+                           kRows ? kTf32Block : Config::kN,
+                           kTf32Output<Config, kParts>};
+  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  if constexpr (Config::kOneBox) {
+    const int64_t c = call.g.C, k = call.g.K;
+    if (!EncodeStrided(&problem.weights, call.type, call.rhs,
+                       {kTf32Block, c, k / kTf32Block, call.g.taps()},
+                       {k, kTf32Block, c * k},
+                       {kTf32Block, kTf32Block, Config::kN / kTf32Block, 1})) {
+      return cudaErrorInvalidValue;
+    }
+  }
+  return LaunchSingleWave<Config>(&SingleWaveTf32Kernel<Config, kParts, After>,
+                                  problem, after, stage, stream);
+}
+
+template <Contiguous kWeights, int kParts, typename After = NoEpilogue>
+cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
+                              const Activations& out,
+                              const std::vector<PartAxes>& parts, Stage stage,
+                              cudaStream_t stream, const After& after = {}) {
+  if (!TakesSingleWave(call.type, in, out, parts)) return cudaErrorInvalidValue;
+  return WithSingleWaveTile<kSingleWaveTf32Pixels>(
+      call.plan, [&](auto pixels, auto groups) {
+        constexpr int kM = decltype(pixels)::value;
+        constexpr int kGroups = decltype(groups)::value;
+        if constexpr (kParts == 1 && kGroups == 1) {
+          if (TapsShareInSingleWave(parts[0].w, 64)) {
+            return LaunchSingleWaveTf32<
+                SingleWaveTf32Config<kM, kGroups, kWeights, 3>, kParts>(
+                call, in, out, {WithReach(parts[0])}, stage, stream, after);
+          }
+        }
+        if constexpr (kWeights == Contiguous::kRows && kGroups == 1 &&
+                      kM <= 112 && !After::kPresent) {
+          if (call.g.K % kTf32Block == 0) {
+            using Config = SingleWaveTf32Config<kM, kGroups, kWeights, 1, true>;
+            return LaunchSingleWaveTf32<Config, kParts>(call, in, out, parts,
+                                                        stage, stream, after);
+          }
+        }
+        return LaunchSingleWaveTf32<SingleWaveTf32Config<kM, kGroups, kWeights>,
+                                    kParts>(call, in, out, parts, stage, stream,
+                                            after);
+      });
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_LAUNCH_CUH_

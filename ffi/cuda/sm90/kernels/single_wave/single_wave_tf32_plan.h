@@ -1,0 +1,39 @@
+// Which tiles fprop and dgrad of few outputs have in f32: one a block, all at
+// once (single_wave_tf32_kernel.cuh). Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
+
+#include <vector>
+
+#include "cuda/sm90/problem/conv_parts.h"
+
+namespace jax_convbatch::hopper {
+
+// Pixels of a tile, by 64 or 128 channels. No other kernel of f32 has tiles of
+// so many, so that they tell the kernel.
+inline constexpr int kSingleWaveTf32Pixels[] = {24, 40,  56,  72,
+                                                96, 104, 112, 208};
+
+bool IsSingleWaveTf32(const Plan& plan);
+
+// Whether three taps of a row share the pixels of a stage in tiles of 64
+// channels: as TapsShare, but in shorter rows, too. With 128 channels the
+// stages would be two or three.
+bool TapsShareInSingleWave(const PartAxis& w, int channels);
+
+// A plan of the kernel where it can run the parts, as TakesSingleWave says, of
+// one group and is faster than `plan` of another.
+Plan OrSingleWaveTf32(const Plan& plan, const Activations& in,
+                      const Activations& out,
+                      const std::vector<PartAxes>& parts, int multiprocessors);
+
+// Whether the other kernel's tile has an epilogue: with one, those that leave
+// less of the last wave empty would be as many kernels again.
+bool HasTf32Epilogue(const Plan& plan);
+
+// What has an epilogue in place of a plan that has none, with the same bits.
+Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
