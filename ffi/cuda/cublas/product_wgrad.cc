@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "cuda/cublas/cublas.h"
-#include "cuda/sm90/epilogue/add_parts.h"
+#include "cuda/sm90/epilogue/split_k_sum.h"
 
 namespace jax_convbatch {
 
@@ -101,8 +101,8 @@ cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
                      adds ? nullptr : workspace);
   }
   if (status != CUBLAS_STATUS_SUCCESS || !adds) return status;
-  return hopper::AddParts(type, plan.splits, gemm.stride_d, workspace, dw,
-                          stage, stream) == cudaSuccess
+  return hopper::SplitKSum(type, plan.splits, gemm.stride_d, workspace, dw,
+                           stage, stream) == cudaSuccess
              ? CUBLAS_STATUS_SUCCESS
              : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -10,7 +10,7 @@
 #include "cuda/select/paths.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/deform/deform.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/problem/fused_backward.h"
@@ -59,7 +59,7 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
     fields["backward_workspace"] = Workspace::Aligned(
         hopper::FusedBackwardWorkspace(g, type, multiprocessors));
   }
-  if (fprop && !hopper::IsDeep(g) &&
+  if (fprop && !hopper::Is3d(g) &&
       hopper::TakesParts(g, type, multiprocessors)) {
     fields["parts_workspace"] =
         hopper::ReluGradPartials(g.N * g.output_pixels(), g.K) *

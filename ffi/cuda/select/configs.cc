@@ -1,6 +1,6 @@
 #include "cuda/select/configs.h"
 
-#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
@@ -31,9 +31,9 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
     }
   }
   if (parts.size() != 1) return tiles;
-  if (SumsInChunks(in, out, parts[0])) {
+  if (SumsInKSlices(in, out, parts[0])) {
     tiles = {{64, 64}, {64, 128}, {128, 128}};
-    for (const int pixels : kChunkPixels) {
+    for (const int pixels : kSplitKPixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
     return tiles;
@@ -45,8 +45,8 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
   }
   tiles.insert(tiles.end(),
                {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
-  if (StoresLines(in, out, parts[0])) {
-    tiles.push_back({kLineTilePixels, kLineTileChannels});
+  if (StoresFullRows(in, out, parts[0])) {
+    tiles.push_back({kFullRowTilePixels, kFullRowTileChannels});
   }
   return tiles;
 }
@@ -136,8 +136,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   if (!rule) return {};
   std::vector<Plan> plans = {*rule};
   // Another plan of wgrad would have other bits, and its rule is fitted well.
-  if (op == Op::kWgrad || rule->path != Path::kCopies || IsDeep(g))
-    return plans;
+  if (op == Op::kWgrad || rule->path != Path::kCopies || Is3d(g)) return plans;
   const ConvGeometry folded = Fold(op, g, type);
   for (const Tile& tile : ConvTiles(op, folded, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&

@@ -5,7 +5,7 @@
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
-#include "cuda/sm90/mainloop/sum_chunks.h"
+#include "cuda/sm90/mainloop/k_slices.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/group_width.h"
@@ -35,9 +35,9 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
   if (out.c > 64) {
     if (tiles(all, 128, 128) >= 2 * multiprocessors) {
       // Their weights stay in shared memory.
-      if (lines && tiles(all, kLineTilePixels, kLineTileChannels) >=
+      if (lines && tiles(all, kFullRowTilePixels, kFullRowTileChannels) >=
                        16 * multiprocessors) {
-        return {kLineTilePixels, kLineTileChannels, multiprocessors, 0};
+        return {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0};
       }
       if (parts == 1 && part.taps == 1 && part.stages <= 2) {
         return {64, 128, multiprocessors, 0};
@@ -180,19 +180,19 @@ Plan BestTile(const ConvGeometry& g, Type type, const Activations& in,
         PixelsOfRowBands(g, type, in, out, parts[0], multiprocessors);
     if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
   }
-  const bool lines = count == 1 && StoresLines(in, out, parts[0]);
+  const bool lines = count == 1 && StoresFullRows(in, out, parts[0]);
   const Heaviest part = HeaviestOf(in, out, parts[0]);
   Plan plan = LargestTile(out, part, count, lines, multiprocessors);
-  const bool chunks = count == 1 && SumsInChunks(in, out, parts[0]);
-  if (count == 1 && !chunks && part.stages >= kLongSum) {
+  const bool k_slices = count == 1 && SumsInKSlices(in, out, parts[0]);
+  if (count == 1 && !k_slices && part.stages >= kLongSum) {
     return FullerTile(out, plan, multiprocessors);
   }
-  if (chunks) {
+  if (k_slices) {
     // What there is: a cluster's blocks for each tile if one round has room for
     // them, and no tiles that are as wide or as high.
     const int64_t tiles =
         (out.n * out.h * out.w + 63) / 64 * ((out.c + 127) / 128);
-    if (kSumChunks * tiles <= multiprocessors)
+    if (kSumKSlices * tiles <= multiprocessors)
       plan.tile_m = 64, plan.tile_n = 128;
     if (plan.tile_n == 256) plan.tile_n = 128;
     if (plan.tile_m == 256) plan.tile_m = 64;

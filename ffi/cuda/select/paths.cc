@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
@@ -105,7 +105,7 @@ cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
 }  // namespace
 
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
-  if (IsDeep(g)) return g;
+  if (Is3d(g)) return g;
   // Patches are folded where their pixels are read; dgrad writes them.
   if (type == Type::kTf32 || !IsPatches(g)) return FoldColumns(g, type);
   return op == Op::kDgrad ? g : FoldPatches(g, type);
@@ -128,7 +128,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                ? PlanCopies(op, geometry, type, multiprocessors)
                : std::nullopt;
   }
-  if (IsDeep(geometry)) return PlanDeep(op, geometry, type, multiprocessors);
+  if (Is3d(geometry)) return Plan3d(op, geometry, type, multiprocessors);
   const ConvGeometry g = Fold(op, geometry, type);
   if (type == Type::kTf32 && IsPlain2d(g, type) && !PrefersCopies(op, g)) {
     const auto plan = ByOp(op, PlanSmallFprop, PlanSmallDgrad, PlanSmallWgrad);
@@ -173,7 +173,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
-  if (g.groups > 1 || IsDeep(g)) return false;
+  if (g.groups > 1 || Is3d(g)) return false;
   switch (plan.path) {
     case Path::kCopies:
     case Path::kSmall:
@@ -215,7 +215,7 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
         !HasReluBitmask(call.plan, given.g, call.type)))) {
     return cudaErrorInvalidValue;
   }
-  if (IsDeep(given.g)) return RunDeep(op, call, stage, stream);
+  if (Is3d(given.g)) return Run3d(op, call, stage, stream);
   switch (given.plan.path) {
     case Path::kCopies:
       return RunCopies(op, call, stage, stream);

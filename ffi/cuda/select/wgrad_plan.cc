@@ -33,7 +33,7 @@ struct Tiles {
     return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
   }
   bool small() const { return m * n <= kSmallTile; }
-  int64_t piece_bytes() const {
+  int64_t partial_bytes() const {
     return static_cast<int64_t>(in_dw * rows * n * sizeof(float));
   }
 };
@@ -45,14 +45,14 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   constexpr double kCyclesPerMicrosecond = 1755;
   constexpr double kPerStep = 42.9, kOneWarpgroup = 46.8;
   // Bytes a microsecond. Of several groups, fewer tiles share what they copy,
-  // and pieces are few.
+  // and partials are few.
   const double copy_rate = g.groups == 1 ? 11.30e6 : 8.5e6;
-  const double pieces_rate = g.groups == 1 ? 1.36e6 : 2.2e6;
+  const double partials_rate = g.groups == 1 ? 1.36e6 : 2.2e6;
   const double add_launch = g.groups == 1 ? 0.9 : 2.5;
   constexpr double kCopiedForBoth = 0.466;
   constexpr double kMemoryRate = 4.06e6;
   constexpr double kTwoResident = 1.05;  // times as much
-  constexpr double kAddPiece = 0.000156;
+  constexpr double kAddPartial = 0.000156;
   constexpr double kExchange = 0.998, kExchangeBlock = 0.0597;
   constexpr double kAddInTwo = 1.82, kAddInTwoByte = 2.01e-6;
   constexpr double kAddInTwoMore = 60e-6;
@@ -98,7 +98,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   const double memory = (read(BytesRead(g), tiles.n_tiles, pair_x) +
                          read(2.0 * g.y_size(), tiles.m_tiles, pair_dy)) /
                         (kMemoryRate * (resident > 1 ? kTwoResident : 1));
-  const double bytes = static_cast<double>(tiles.piece_bytes());
+  const double bytes = static_cast<double>(tiles.partial_bytes());
   double time =
       std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
                    std::pow(memory, kOverlap),
@@ -120,10 +120,11 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   }
   if (plan.workspace == 0) return time + kWholeByte * bytes;
   const int64_t split_tiles = count - sharing.whole;
-  const int64_t pieces =
+  const int64_t partials =
       even ? split_tiles * sharing.splits / plan.cluster : plan.blocks + count;
-  return time + static_cast<double>(pieces) * bytes / pieces_rate + add_launch +
-         kAddPiece * even * static_cast<double>(pieces) /
+  return time + static_cast<double>(partials) * bytes / partials_rate +
+         add_launch +
+         kAddPartial * even * static_cast<double>(partials) /
              static_cast<double>(split_tiles);
 }
 
@@ -188,10 +189,10 @@ std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
     const Sharing sharing = tiles.sharing(blocks);
     if (count % blocks != 0 && sharing.splits != cluster &&
         HaloRounds::Of(g, Type::kBf16, plan).whole == 0) {
-      const int64_t pieces = sharing.splits > 0 ? (count - sharing.whole) *
-                                                      sharing.splits / cluster
-                                                : 2 * blocks;
-      plan.workspace = pieces * tiles.m * tiles.n * int64_t{sizeof(float)};
+      const int64_t partials = sharing.splits > 0 ? (count - sharing.whole) *
+                                                        sharing.splits / cluster
+                                                  : 2 * blocks;
+      plan.workspace = partials * tiles.m * tiles.n * int64_t{sizeof(float)};
     }
     plans.push_back(plan);
   };
@@ -223,7 +224,7 @@ std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
       auto add_splits = [&](int64_t blocks) {
         const int64_t splits =
             std::min(blocks / count, tiles.steps) / cluster * cluster;
-        // Large tiles' sums are added in two. Where pieces are left all the
+        // Large tiles' sums are added in two. Where partials are left all the
         // same it pays only if one sum has as many as there are.
         const bool one_sum = count == 1 && tiles.m == kHaloM;
         if (splits == 0 ||

@@ -16,8 +16,8 @@ double EstimateTime(const WgradTiling& tiling, const Plan& plan) {
   constexpr double kCyclesPerMultiplication = 0.9 / 1024;
   // Where blocks start tiles together, they find each other's pixels in the L2.
   constexpr double kApart = 1.15;
-  constexpr double kPiecesRate = 4e6;  // bytes a microsecond
-  constexpr double kPiecesLaunch = 4;
+  constexpr double kPartialsRate = 4e6;  // bytes a microsecond
+  constexpr double kPartialsLaunch = 4;
 
   const int lines =
       plan.tile_m == kTapRowTile ? 2 * (32 + kTapReach) : plan.tile_m;
@@ -28,8 +28,9 @@ double EstimateTime(const WgradTiling& tiling, const Plan& plan) {
   const bool together = plan.blocks % tiling.tiles() == 0;
   return static_cast<double>((line - 1) / plan.blocks + 1) * cycles *
              (together ? 1 : kApart) / kCyclesPerMicrosecond +
-         (plan.workspace == 0 ? 0
-                              : plan.workspace / kPiecesRate + kPiecesLaunch);
+         (plan.workspace == 0
+              ? 0
+              : plan.workspace / kPartialsRate + kPartialsLaunch);
 }
 
 // The same of tiles of all nine taps.
@@ -39,8 +40,8 @@ double EstimateHaloTime(const ConvGeometry& g, const HaloTiling& tiling,
   constexpr double kCyclesPerMultiplication = 640;
   constexpr double kCyclesPerRun = 2000;
   constexpr double kApart = 1.03;
-  constexpr double kPiecesRate = 4e6;
-  constexpr double kPiecesLaunch = 4;
+  constexpr double kPartialsRate = 4e6;
+  constexpr double kPartialsLaunch = 4;
 
   // Rows of padding are not multiplied: two of three rows at either end.
   const auto rows = static_cast<double>(g.P);
@@ -51,8 +52,9 @@ double EstimateHaloTime(const ConvGeometry& g, const HaloTiling& tiling,
   const bool together = plan.blocks % tiling.tiles() == 0;
   return static_cast<double>((line - 1) / plan.blocks + 1) * cycles *
              (together ? 1 : kApart) / kCyclesPerMicrosecond +
-         (plan.workspace == 0 ? 0
-                              : plan.workspace / kPiecesRate + kPiecesLaunch);
+         (plan.workspace == 0
+              ? 0
+              : plan.workspace / kPartialsRate + kPartialsLaunch);
 }
 
 }  // namespace
@@ -99,8 +101,8 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
   for_blocks(tiling.tiles(), tiling.steps, [&](int blocks) {
     Plan plan{kHaloM, kHaloN, blocks, 0};
     if (tiling.tiles() % blocks != 0) {
-      const int64_t pieces = blocks % tiling.tiles() == 0 ? 1 : 2;
-      plan.workspace = pieces * blocks * kHaloM * kHaloN * sizeof(float);
+      const int64_t partials = blocks % tiling.tiles() == 0 ? 1 : 2;
+      plan.workspace = partials * blocks * kHaloM * kHaloN * sizeof(float);
     }
     take(plan, EstimateHaloTime(g, tiling, plan));
   });

@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
     ConvKernel(const __grid_constant__ ConvProblem p) {
   extern __shared__ float4 shared[];
   float* const ring = reinterpret_cast<float*>(shared);
-  const int chunk = blockIdx.x / p.tiles;
-  const int tile = blockIdx.x - chunk * p.tiles;
+  const int k_slice = blockIdx.x / p.tiles;
+  const int tile = blockIdx.x - k_slice * p.tiles;
   const int m_tile = tile / p.n_tiles;
   int number = 0;
   while (number + 1 < p.parts && p.part[number + 1].first_tile <= m_tile) {
@@ -199,10 +199,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
   const Part& part = p.part[number];
   const int first_pixel = (m_tile - part.first_tile) * T::kM;
   const int first_channel = (tile - m_tile * p.n_tiles) * T::kN;
-  auto chunk_begin = [&](int i) { return part.steps * i / p.chunks; };
-  const int begin = p.split ? chunk_begin(chunk) : 0;
-  const int end = p.split ? chunk_begin(chunk + 1) : part.steps;
-  float* const out = p.out + (p.split ? chunk * p.chunk_size : 0);
+  auto k_slice_begin = [&](int i) { return part.steps * i / p.k_slices; };
+  const int begin = p.split ? k_slice_begin(k_slice) : 0;
+  const int end = p.split ? k_slice_begin(k_slice + 1) : part.steps;
+  float* const out = p.out + (p.split ? k_slice * p.k_slice_size : 0);
 
   Sums<T> sums;
   sums.Clear();
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
   PixelCopies<T> pixels(p, part, first_pixel);
   WeightCopies<T, kDgrad> weights(p, part, first_channel);
   bool new_tap = true, adds = false;
-  int now = 0, chunk_end = p.split ? end : chunk_begin(1);
+  int now = 0, k_slice_end = p.split ? end : k_slice_begin(1);
   RunStages<T>(
       ring, end - begin, sums,
       [&](float* stage) {
@@ -223,11 +223,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
         new_tap = step.Next(p, part);
       },
       [&](int i) {
-        if (begin + i + 1 != chunk_end || chunk_end == end) return;
+        if (begin + i + 1 != k_slice_end || k_slice_end == end) return;
         StoreConv<T>(p, part, out, first_pixel, first_channel, adds, sums);
         sums.Clear();
         adds = true;
-        chunk_end = chunk_begin(++now + 1);
+        k_slice_end = k_slice_begin(++now + 1);
       });
   StoreConv<T>(p, part, out, first_pixel, first_channel, adds, sums);
 }

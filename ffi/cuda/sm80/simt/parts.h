@@ -19,10 +19,10 @@ std::vector<hopper::PartAxes> PartsOf(Op op, const ConvGeometry& g);
 // Of kDepth of the reduction each.
 int Steps(const hopper::PartAxes& part, int64_t in_channels);
 
-// How many chunks a sum is formed in: enough to fill the GPU with a batch of
+// How many K slices a sum is formed in: enough to fill the GPU with a batch of
 // eight. It does not depend on N, so that a sample's bits do not.
-int Chunks(Op op, const ConvGeometry& g,
-           const std::vector<hopper::PartAxes>& parts);
+int KSlices(Op op, const ConvGeometry& g,
+            const std::vector<hopper::PartAxes>& parts);
 
 }  // namespace jax_convbatch::simt
 

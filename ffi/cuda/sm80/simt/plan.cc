@@ -80,9 +80,9 @@ std::vector<Plan> Sorted(std::vector<Candidate> candidates) {
   return plans;
 }
 
-// One block forms all chunks of a tile, or each its own.
-std::vector<int> Splits(int chunks) {
-  return chunks > 1 ? std::vector<int>{1, chunks} : std::vector<int>{1};
+// One block forms all K slices of a tile, or each its own.
+std::vector<int> Splits(int k_slices) {
+  return k_slices > 1 ? std::vector<int>{1, k_slices} : std::vector<int>{1};
 }
 
 std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
@@ -104,7 +104,7 @@ std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
       stages += static_cast<double>(of_part * Steps(part, in_channels));
     }
     stages /= static_cast<double>(tiles);
-    for (const int splits : Splits(Chunks(op, g, parts))) {
+    for (const int splits : Splits(KSlices(op, g, parts))) {
       const int64_t workspace = splits > 1 ? Aligned(size * splits * 4) : 0;
       if (workspace > kMostPartialBytes) continue;
       const Plan plan{tile.m,    tile.n,
@@ -151,10 +151,11 @@ std::vector<Plan> OfBf16x6(Op op, const ConvGeometry& g, int multiprocessors) {
   std::vector<Plan> plans;
   for (const hopper::Bf16x6Plan& bf16x6 :
        hopper::Bf16x6Plans(Bf16x6Op(op), g, multiprocessors)) {
-    Plan plan{bf16x6.tile_m, bf16x6.tile_n,    bf16x6.split ? bf16x6.chunks : 1,
-              bf16x6.blocks, bf16x6.workspace, true};
+    Plan plan{
+        bf16x6.tile_m, bf16x6.tile_n,    bf16x6.split ? bf16x6.k_slices : 1,
+        bf16x6.blocks, bf16x6.workspace, true};
     plan.bf16x6 = true;
-    plan.chunks = bf16x6.chunks;
+    plan.k_slices = bf16x6.k_slices;
     plans.push_back(plan);
   }
   return plans;
@@ -173,7 +174,7 @@ bool Fits(const ConvGeometry& g) {
     return images * (1.0 * h * w * c);
   };
   // Tiles of 64 pixels, the last of each part cut off, by 32 channels, in eight
-  // chunks.
+  // K slices.
   auto blocks = [&](int64_t pixels, int64_t channels) {
     return (1.0 * g.N * pixels / 64 + kMostParts) *
            static_cast<double>(channels / 32 + 1) * 8;
@@ -204,8 +205,8 @@ int Steps(const hopper::PartAxes& part, int64_t in_channels) {
                           CeilDiv(in_channels, kDepth));
 }
 
-int Chunks(Op op, const ConvGeometry& g,
-           const std::vector<hopper::PartAxes>& parts) {
+int KSlices(Op op, const ConvGeometry& g,
+            const std::vector<hopper::PartAxes>& parts) {
   // Blocks that a batch of eight should give, and steps that pay for one.
   constexpr int64_t kBlocks = 528, kLeast = 16, kMost = 8;
   const bool fprop = op == Op::kFprop;

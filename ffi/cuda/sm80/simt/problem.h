@@ -30,9 +30,9 @@ struct Part {
 // fprop's words; dgrad has dy for `in`, dx for `out`, and w's channels
 // exchanged.
 //
-// The sum is formed in `chunks`, each from zero, which are added in order. A
-// block forms all of a tile's chunks and adds them up in `out`; or, where the
-// blocks are split, one, which it writes to `out` + chunk * chunk_size.
+// The sum is formed in `k_slices`, each from zero, which are added in order. A
+// block forms all of a tile's K slices and adds them up in `out`; or, where the
+// blocks are split, one, which it writes to `out` + k_slice * k_slice_size.
 struct ConvProblem {
   const float *in, *w;
   float* out;
@@ -40,11 +40,11 @@ struct ConvProblem {
   int out_height, out_width, out_channels;  // of out
   int filter_width;
   int depth_blocks;  // of kDepth input channels
-  int parts, chunks;
+  int parts, k_slices;
   bool split;
-  int64_t chunk_size;
+  int64_t k_slice_size;
   Divisor n_tiles;  // along the output channels
-  Divisor tiles;    // of a chunk
+  Divisor tiles;    // of a K slice
   Part part[kMostParts];
 };
 

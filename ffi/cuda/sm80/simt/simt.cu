@@ -52,8 +52,8 @@ ConvProblem MakeConv(Op op, const Call& call, float* out_data) {
   p.filter_width = static_cast<int>(g.S);
   p.depth_blocks = static_cast<int>((in.c + kDepth - 1) / kDepth);
   p.parts = static_cast<int>(parts.size());
-  p.chunks = Chunks(op, g, parts);
-  p.chunk_size = out.n * out.h * out.w * out.c;
+  p.k_slices = KSlices(op, g, parts);
+  p.k_slice_size = out.n * out.h * out.w * out.c;
   p.n_tiles =
       static_cast<int>((out.c + call.plan.tile_n - 1) / call.plan.tile_n);
   int tiles = 0;
@@ -94,15 +94,15 @@ WgradProblem MakeWgrad(const Call& call, float* dw) {
   return p;
 }
 
-// Adds a sum's chunks, in order.
+// Adds a sum's K slices, in order.
 __global__ void __launch_bounds__(256)
-    AddChunks(int chunks, int64_t size, const float4* __restrict__ partials,
-              float4* __restrict__ out) {
+    AddKSlices(int k_slices, int64_t size, const float4* __restrict__ partials,
+               float4* __restrict__ out) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < size;
        at += step) {
     float4 sum = partials[at];
-    for (int i = 1; i < chunks; ++i) {
+    for (int i = 1; i < k_slices; ++i) {
       const float4 next = partials[i * size + at];
       sum = make_float4(sum.x + next.x, sum.y + next.y, sum.z + next.z,
                         sum.w + next.w);
@@ -111,15 +111,15 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-cudaError_t RunAddChunks(int chunks, int64_t size, const float* partials,
-                         void* result, Stage stage, cudaStream_t stream) {
+cudaError_t RunAddKSlices(int k_slices, int64_t size, const float* partials,
+                          void* result, Stage stage, cudaStream_t stream) {
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, &AddChunks);
+    return cudaFuncGetAttributes(&loads, &AddKSlices);
   }
   const int64_t blocks = std::min<int64_t>((size / 4 + 255) / 256, 1 << 16);
-  AddChunks<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-      chunks, size / 4, reinterpret_cast<const float4*>(partials),
+  AddKSlices<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
+      k_slices, size / 4, reinterpret_cast<const float4*>(partials),
       static_cast<float4*>(result));
   return cudaGetLastError();
 }
@@ -154,14 +154,14 @@ cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
   return RunTile<LargeTile>(op, call, out, stage, stream);
 }
 
-// Whose sums of chunks, where blocks share them, follow the filter's parts.
+// Whose sums of K slices, where blocks share them, follow the filter's parts.
 cudaError_t RunBf16x6(Op op, const Call& call, Stage stage,
                       cudaStream_t stream) {
   const ConvGeometry& g = call.g;
   const Plan& plan = call.plan;
   const hopper::Bf16x6Call bf16x6{
       g,
-      {plan.tile_m, plan.tile_n, plan.chunks, plan.blocks, plan.splits > 1,
+      {plan.tile_m, plan.tile_n, plan.k_slices, plan.blocks, plan.splits > 1,
        plan.workspace},
       call.lhs,
       call.rhs,
@@ -170,7 +170,7 @@ cudaError_t RunBf16x6(Op op, const Call& call, Stage stage,
   const cudaError_t error =
       hopper::RunBf16x6(Bf16x6Op(op), bf16x6, stage, stream);
   if (error != cudaSuccess || plan.splits == 1) return error;
-  return RunAddChunks(
+  return RunAddKSlices(
       plan.splits, op == Op::kFprop ? g.y_size() : g.x_size(),
       static_cast<const float*>(call.workspace) +
           hopper::Bf16x6FilterBytes(Bf16x6Op(op), g) / int64_t{sizeof(float)},
@@ -190,7 +190,7 @@ cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream) {
   if (error != cudaSuccess || splits == 1) return error;
   if (op != Op::kWgrad) {
     const int64_t size = op == Op::kFprop ? g.y_size() : g.x_size();
-    return RunAddChunks(splits, size, partials, call.result, stage, stream);
+    return RunAddKSlices(splits, size, partials, call.result, stage, stream);
   }
   return direct::AddPartialsOrPrepare<float>(splits, g.w_size(), partials,
                                              call.result, stage, stream);

@@ -27,18 +27,18 @@ inline constexpr int kDepth = 16;
 inline constexpr int kMostParts = 16;
 
 // How a convolution runs. fprop and dgrad: tiles of tile_m pixels by tile_n
-// channels, whose sums are formed in `splits` chunks by as many blocks, or in
-// the same chunks by one block: bits do not depend on the plan. wgrad: tiles of
-// tile_m filter rows (taps x C) by tile_n channels, whose pixels `splits`
+// channels, whose sums are formed in `splits` K slices by as many blocks, or in
+// the same K slices by one block: bits do not depend on the plan. wgrad: tiles
+// of tile_m filter rows (taps x C) by tile_n channels, whose pixels `splits`
 // blocks share: bits depend on it.
 struct Plan {
   int tile_m, tile_n, splits, blocks;
   int64_t workspace;
   // Whether it is at least as fast as columns in memory.
   bool preferred;
-  // On tensor cores, by bf16x6.h, with so many chunks.
+  // On tensor cores, by bf16x6.h, with so many K slices.
   bool bf16x6 = false;
-  int chunks = 1;
+  int k_slices = 1;
 };
 
 // Every plan that may be chosen on a GPU of so many SMs, the one to take where

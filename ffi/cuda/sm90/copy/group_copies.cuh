@@ -3,7 +3,7 @@
 #define JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_
 
 #include "cuda/sm90/arch/ptx.cuh"
-#include "cuda/sm90/copy/depth_copies.cuh"
+#include "cuda/sm90/copy/copies_3d.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ void LoadGroupIm2col(uint32_t to,
                                                 int h, int n, int group,
                                                 int offset_w, int offset_h) {
   // The engine takes the group for an image, and n for the outermost axis.
-  LoadDeepIm2col(to, map, barrier, c, w, h, n, group, offset_w, offset_h, 0);
+  Load3dIm2col(to, map, barrier, c, w, h, n, group, offset_w, offset_h, 0);
 }
 
 __device__ __forceinline__ void StoreGroupIm2col(const CUtensorMap& map,

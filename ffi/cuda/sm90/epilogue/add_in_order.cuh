@@ -21,7 +21,7 @@ __device__ __forceinline__ void Add(float4* sum, const float4& v) {
 
 // Where a thread finds its quads of the parts that it adds: the first, and how
 // far it is from there to the second, and from then on to the next.
-struct PartLine {
+struct PartialLine {
   const float4* at;
   int64_t first_step, step;
   int count;
@@ -30,8 +30,9 @@ struct PartLine {
 // Adds parts in order: kEach quads of each, kSpacing apart. `meanwhile` runs
 // when the first are on the way.
 template <int kEach, int kSpacing, typename Meanwhile>
-__device__ __forceinline__ void AddInOrder(float4 (&sum)[kEach], PartLine line,
-                                           AddRing& ring, Meanwhile meanwhile) {
+__device__ __forceinline__ void AddInOrder(float4 (&sum)[kEach],
+                                           PartialLine line, AddRing& ring,
+                                           Meanwhile meanwhile) {
   constexpr int kParts = kAddAhead / kEach;
   auto copy = [&](int part) {
     if (part < line.count) {

@@ -1,6 +1,6 @@
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
-#include "cuda/sm90/kernels/conv/odd_plan.h"
+#include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -16,12 +16,12 @@ Plan TileOf(const ConvCall& call) {
   if (IsRowBand(plan) && (e.residual != nullptr || e.z != nullptr)) {
     plan.tile_m = 256;
   }
-  const bool lines = plan.tile_m == kLineTilePixels;
+  const bool lines = plan.tile_m == kFullRowTilePixels;
   const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
   if (plan.tile_n == 256 && (lines || stages <= kPacedIterations)) {
     plan.tile_n = 128;
   }
-  if (IsOddTile(plan)) {
+  if (IsResidueNTile(plan)) {
     const bool narrow = call.g.K <= 64;
     plan.tile_m = narrow ? 256 : 128;
     plan.tile_n = narrow ? 64 : 128;
@@ -32,7 +32,7 @@ Plan TileOf(const ConvCall& call) {
 // Whether kernels of a plain epilogue alone run it.
 bool IsPlain(const ConvCall& call) {
   return call.epilogue->is_plain() &&
-         !SumsInChunks(InputOf(call.g), OutputOf(call.g), FpropPart(call.g));
+         !SumsInKSlices(InputOf(call.g), OutputOf(call.g), FpropPart(call.g));
 }
 
 template <typename T>

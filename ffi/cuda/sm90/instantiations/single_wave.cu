@@ -9,7 +9,7 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr Contiguous kWeights = Contiguous::kReduction;
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
   const SingleWaveParts parts = DgradParts(call.g);
-  if (parts.size() == 1 && SumsInChunks(in, out, parts[0])) {
+  if (parts.size() == 1 && SumsInKSlices(in, out, parts[0])) {
     return SingleWaveSplitK(call, true, stage, stream);
   }
   return parts.size() == 1 ? RunSingleWave<T, kWeights, 1>(call, in, out, parts,
@@ -22,7 +22,7 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 cudaError_t SingleWaveFprop(const ConvCall& call, Stage stage,
                             cudaStream_t stream) {
-  if (SumsInChunks(InputOf(call.g), OutputOf(call.g), FpropPart(call.g))) {
+  if (SumsInKSlices(InputOf(call.g), OutputOf(call.g), FpropPart(call.g))) {
     return SingleWaveSplitK(call, false, stage, stream);
   }
   return call.type == Type::kBf16

@@ -14,9 +14,9 @@ cudaError_t Launch(const ConvProblem<1>& problem, Stage stage,
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   return LaunchKernel(kernel,
-                      {int64_t{kSumChunks} * problem.tiles, Config::kThreads,
-                       Start::kInOrder, kBytes, kSumChunks},
-                      stream, problem, MakeChunks(problem));
+                      {int64_t{kSumKSlices} * problem.tiles, Config::kThreads,
+                       Start::kInOrder, kBytes, kSumKSlices},
+                      stream, problem, MakeKSlices(problem));
 }
 
 template <typename T, Contiguous kWeights>
@@ -31,8 +31,8 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
           &problem)) {
     return cudaErrorInvalidValue;
   }
-  return WithSingleWaveTile<kChunkPixels>(call.plan, [&](auto pixels,
-                                                         auto groups) {
+  return WithSingleWaveTile<kSplitKPixels>(call.plan, [&](auto pixels,
+                                                          auto groups) {
     return Launch<SingleWaveSplitKConfig<T, decltype(pixels)::value,
                                          decltype(groups)::value, kWeights>>(
         problem, stage, stream);

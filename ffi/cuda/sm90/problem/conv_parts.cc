@@ -166,16 +166,16 @@ Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
           h.output_step, w.output_step, pixels,          groups};
 }
 
-bool SumsInChunks(const Activations& in, const Activations& out,
-                  const PartAxes& part) {
+bool SumsInKSlices(const Activations& in, const Activations& out,
+                   const PartAxes& part) {
   const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
   return taps * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
 }
 
-bool StoresLines(const Activations& in, const Activations& out,
-                 const PartAxes& part) {
+bool StoresFullRows(const Activations& in, const Activations& out,
+                    const PartAxes& part) {
   return part.h.taps.count == 1 && part.w.taps.count == 1 && in.c <= 64 &&
-         out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kLineTileChannels;
+         out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kFullRowTileChannels;
 }
 
 bool IsWalkable(Type type, const Activations& in, const Activations& out,

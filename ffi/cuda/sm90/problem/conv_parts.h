@@ -84,19 +84,19 @@ Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels,
 Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
                       int64_t groups = 1);
 
-// Tiles that are stored as whole lines of channels, Output::kLines.
-inline constexpr int kLineTilePixels = 64, kLineTileChannels = 256;
+// Tiles that are stored as whole lines of channels, Output::kFullRows.
+inline constexpr int kFullRowTilePixels = 64, kFullRowTileChannels = 256;
 
 // Whether the convolution kernel has them for the only part: 1x1 filters that
 // one stage of a tile holds whole, and channels in whole boxes. Not for TF32.
-bool StoresLines(const Activations& in, const Activations& out,
-                 const PartAxes& part);
+bool StoresFullRows(const Activations& in, const Activations& out,
+                    const PartAxes& part);
 
-// Whether the sums of the only part are formed in chunks (conv_chunks.cuh):
+// Whether the sums of the only part are formed in K slices (conv_k_slices.cuh):
 // long ones of few outputs an image, whatever the number of images. Not for
 // TF32.
-bool SumsInChunks(const Activations& in, const Activations& out,
-                  const PartAxes& part);
+bool SumsInKSlices(const Activations& in, const Activations& out,
+                   const PartAxes& part);
 
 // Whether the tiles of a stride's parts come part by part, those of most taps
 // first, on so many blocks; else parts take turns, so that what lies side by

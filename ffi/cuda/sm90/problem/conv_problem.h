@@ -15,12 +15,12 @@
 namespace jax_convbatch::hopper {
 
 // How a part's pixels are stored: as rows of one matrix, by boxes of 64
-// channels; the same by boxes of kLinePixels whole lines of up to 256 channels;
-// as they are walked, or by threads where the walk passes the image's border.
-// (TMA traps where a walk that is stored passes it, or a tile begins before
-// it.)
-enum class Output { kMatrix, kLines, kWalk, kThreads };
-inline constexpr int kLinePixels = 32;
+// channels; the same by boxes of kFullRowPixels whole lines of up to 256
+// channels; as they are walked, or by threads where the walk passes the image's
+// border. (TMA traps where a walk that is stored passes it, or a tile begins
+// before it.)
+enum class Output { kMatrix, kFullRows, kWalk, kThreads };
+inline constexpr int kFullRowPixels = 32;
 
 // Pixels of the output that use the same taps: all of them, or in a strided
 // dgrad those of one residue class. They form a grid of rows x cols an image.

@@ -64,14 +64,14 @@ struct CpAsyncConvProblem {
 };
 
 // dw: filter rows (the chunks of the runs) by output channels, summed over
-// pixels in `splits` pieces of `steps_each` steps of 64.
+// pixels in `splits` partials of `steps_each` steps of 64.
 struct CpAsyncWgradProblem {
   CpAsyncSource x, dy;
   int channels;  // of x
   CpAsyncGrid grid;
   CpAsyncRuns runs;
   void* dw;
-  float* pieces;
+  float* partials;
   int K, n_tiles, tiles;
   int steps, splits, steps_each;
 };

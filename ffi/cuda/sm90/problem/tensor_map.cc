@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm90/problem/box_map.h"
-#include "cuda/sm90/problem/depth_map.h"
+#include "cuda/sm90/problem/tensor_map_3d.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -120,7 +120,7 @@ bool IsEncodable(Type type, const Im2colWalk& walk) {
   return IsPlaneEncodable(type, walk, walk.groups > 1 ? 5 : 4);
 }
 
-bool IsEncodable(Type type, const DeepWalk& walk) {
+bool IsEncodable(Type type, const Walk3d& walk) {
   constexpr double kMaxStride = int64_t{1} << 40;
   const Im2colWalk& plane = walk.plane;
   return IsPlaneEncodable(type, plane, 5) &&
@@ -175,8 +175,8 @@ bool EncodeQuarterLines(CUtensorMap* map, Type type, const void* data,
                      CU_TENSOR_MAP_SWIZZLE_32B);
 }
 
-bool EncodeDeepIm2col(CUtensorMap* map, Type type, const void* data,
-                      const DeepWalk& walk) {
+bool Encode3dIm2col(CUtensorMap* map, Type type, const void* data,
+                    const Walk3d& walk) {
   const Im2colWalk& plane = walk.plane;
   const cuuint64_t sizes[] = {U64(plane.c), U64(plane.w), U64(plane.h),
                               U64(walk.d), U64(plane.n)};

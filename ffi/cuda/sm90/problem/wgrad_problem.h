@@ -14,13 +14,13 @@ namespace jax_convbatch::hopper {
 // dw in tiles (wgrad_tiling.h). The steps of a tile are dealt out to classes in
 // turns; the classes of all tiles lie in one line, cut evenly among the blocks
 // of the launch, so that blocks that work at the same time read about the same
-// pixels. A tile that one block does whole goes to dw; the pieces of the others
-// go to `pieces`, to be added in order. Where whole_each > 0 only the tiles
-// from first_shared on are shared; after its share a block does so many whole
-// ones.
+// pixels. A tile that one block does whole goes to dw; the partials of the
+// others go to `partials`, to be added in order. Where whole_each > 0 only the
+// tiles from first_shared on are shared; after its share a block does so many
+// whole ones.
 struct WgradTiles {
   void* dw;
-  float* pieces;
+  float* partials;
   int C, K;  // of dw: the input channels of a group
   int taps, filter_width, channel_blocks;
   int n_tiles, tiles;
@@ -80,8 +80,8 @@ struct HaloProblem : WgradTiles {
   int tap_bytes;  // from a pixel to the next tap's
   int x_bytes, dy_bytes;
   int stages;
-  // Of tiles that have helpers (wgrad_halo_walk.cuh): so many blocks do all
-  // steps but the first own_steps.
+  // Of tiles that have helpers (wgrad_halo_scheduler.cuh): so many blocks do
+  // all steps but the first own_steps.
   int own_steps, helpers;
   int whole_tiles;  // of HaloRounds in wgrad_tiling.h
 };

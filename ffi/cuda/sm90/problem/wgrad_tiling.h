@@ -198,7 +198,7 @@ struct HaloTiling {
 
 // Tiles of 576x64 that are fewer than blocks, but more than half as many: each
 // has a block of its own that does its first steps; the blocks that are left do
-// the others (wgrad_halo_walk.cuh).
+// the others (wgrad_halo_scheduler.cuh).
 struct HaloHelpers {
   int64_t own_steps, count;
 
@@ -210,13 +210,13 @@ struct HaloHelpers {
         count >= tiles) {
       return {0, 0};
     }
-    // What it takes, in steps, to begin and to leave a piece.
-    constexpr double kPiece = 2;
-    const double pieces =
+    // What it takes, in steps, to begin and to leave a partial.
+    constexpr double kPartial = 2;
+    const double partials =
         static_cast<double>(tiles) / static_cast<double>(count);
     const double own =
-        (static_cast<double>(tiling.steps) * pieces + kPiece * pieces) /
-        (1 + pieces);
+        (static_cast<double>(tiling.steps) * partials + kPartial * partials) /
+        (1 + partials);
     const auto own_steps = static_cast<int64_t>(own + 0.5);
     return own_steps >= tiling.steps ? HaloHelpers{0, 0}
                                      : HaloHelpers{own_steps, count};

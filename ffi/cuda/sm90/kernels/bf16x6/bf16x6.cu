@@ -48,11 +48,11 @@ bool MakeBf16x6Problem(Op op, const Bf16x6Call& call, const Parts& parts,
   p->in = static_cast<const float*>(call.lhs);
   p->w = static_cast<const float*>(call.rhs);
   p->split = call.plan.split;
-  p->chunks = call.plan.chunks;
+  p->k_slices = call.plan.k_slices;
   p->out = p->split ? reinterpret_cast<float*>(
                           static_cast<char*>(call.workspace) + filter_bytes)
                     : static_cast<float*>(call.result);
-  p->chunk_size = out.n * out.h * out.w * out.c;
+  p->k_slice_size = out.n * out.h * out.w * out.c;
   p->taps = static_cast<int>(g.taps());
   p->height = static_cast<int>(in.h);
   p->width = static_cast<int>(in.w);
@@ -111,10 +111,11 @@ cudaError_t LaunchBf16x6(const Bf16x6Problem<kParts>& p, int blocks,
   const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   // Pixels are loaded while the filter is being cut.
-  return LaunchKernel(kernel,
-                      {std::min(p.split ? p.tiles * p.chunks : p.tiles, blocks),
-                       kThreads, Start::kEarly, Config::kSharedBytes},
-                      stream, p);
+  return LaunchKernel(
+      kernel,
+      {std::min(p.split ? p.tiles * p.k_slices : p.tiles, blocks), kThreads,
+       Start::kEarly, Config::kSharedBytes},
+      stream, p);
 }
 
 template <int kParts, typename Parts>
@@ -159,7 +160,7 @@ cudaError_t RunBf16x6Wgrad(const Bf16x6Call& call, Stage stage,
     const auto kernel = &Bf16x6WgradKernel<Config>;
     const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
     if (error != cudaSuccess) return error;
-    const auto adds = &AddPiecesBf16x6<Config>;
+    const auto adds = &AddWgradPartialsBf16x6<Config>;
     if (stage == Stage::kPrepare) {
       cudaFuncAttributes loads;
       return cudaFuncGetAttributes(&loads, adds);

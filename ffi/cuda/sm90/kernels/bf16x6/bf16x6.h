@@ -16,10 +16,10 @@
 namespace jax_convbatch::hopper {
 
 // fprop and dgrad: tiles of tile_m pixels by tile_n channels, whose sums are
-// formed in `chunks`, by one block, or, where `split`, by as many. wgrad: tiles
-// of tile_m filter rows by tile_n channels, whose pixels `blocks` share.
+// formed in `k_slices`, by one block, or, where `split`, by as many. wgrad:
+// tiles of tile_m filter rows by tile_n channels, whose pixels `blocks` share.
 struct Bf16x6Plan {
-  int tile_m, tile_n, chunks, blocks;
+  int tile_m, tile_n, k_slices, blocks;
   bool split;
   int64_t workspace;
 };
@@ -30,7 +30,8 @@ struct Bf16x6Plan {
 std::vector<Bf16x6Plan> Bf16x6Plans(Op op, const ConvGeometry& g,
                                     int multiprocessors);
 
-// Of the filter's parts; after them come the chunks' sums, or wgrad's pieces.
+// Of the filter's parts; after them come the K slices' sums, or wgrad's
+// partials.
 int64_t Bf16x6FilterBytes(Op op, const ConvGeometry& g);
 
 // lhs, rhs and result as in conv.h.

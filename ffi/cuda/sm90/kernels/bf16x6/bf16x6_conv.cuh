@@ -24,28 +24,28 @@ struct Bf16x6Config {
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
 };
 
-// A tile, and the chunks of its sums that a block forms: [first, last).
+// A tile, and the K slices of its sums that a block forms: [first, last).
 struct Bf16x6Work {
   ConvTile tile;
-  int first_chunk, last_chunk;
+  int first_k_slice, last_k_slice;
 };
 
 template <typename Config, int kParts>
 __device__ __forceinline__ Bf16x6Work
 Bf16x6WorkAt(const Bf16x6Problem<kParts>& p, int unit) {
-  const int chunk = p.split ? unit / p.tiles : 0;
-  return {TileAt<Config>(p, unit - chunk * p.tiles), chunk,
-          p.split ? chunk + 1 : p.chunks};
+  const int k_slice = p.split ? unit / p.tiles : 0;
+  return {TileAt<Config>(p, unit - k_slice * p.tiles), k_slice,
+          p.split ? k_slice + 1 : p.k_slices};
 }
 
 template <int kParts>
 __device__ __forceinline__ int Bf16x6Units(const Bf16x6Problem<kParts>& p) {
-  return p.split ? p.tiles * p.chunks : p.tiles;
+  return p.split ? p.tiles * p.k_slices : p.tiles;
 }
 
-__device__ __forceinline__ int ChunkBegin(int iterations, int chunk,
-                                          int chunks) {
-  return iterations * chunk / chunks;
+__device__ __forceinline__ int KSliceBegin(int iterations, int k_slice,
+                                           int k_slices) {
+  return iterations * k_slice / k_slices;
 }
 
 template <typename Config, bool kInput, int kParts>
@@ -64,8 +64,9 @@ __device__ __forceinline__ void IssueBf16x6Copies(
     const int w =
         part.input_w + (tile.pixel - row * part.cols) * part.input_step_w;
     const int h = part.input_h + (row - image * part.rows) * part.input_step_h;
-    const int begin = ChunkBegin(tile.iterations, work.first_chunk, p.chunks);
-    const int end = ChunkBegin(tile.iterations, work.last_chunk, p.chunks);
+    const int begin =
+        KSliceBegin(tile.iterations, work.first_k_slice, p.k_slices);
+    const int end = KSliceBegin(tile.iterations, work.last_k_slice, p.k_slices);
     const int tap = begin / p.channel_blocks;
     int block = begin - tap * p.channel_blocks;
     int r = part.taps_w.count > 0 ? tap / part.taps_w.count : 0;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void IssueBf16x6Copies(
   }
 }
 
-// A chunk's sum itself for two neighbours in `out`; padding is zeros as
+// A K slice's sum itself for two neighbours in `out`; padding is zeros as
 // elsewhere.
 template <int kParts>
 __device__ __noinline__ float2 DirectPair(const Bf16x6Problem<kParts>& p,
@@ -137,8 +138,8 @@ __device__ __noinline__ float2 DirectPair(const Bf16x6Problem<kParts>& p,
   return sum;
 }
 
-// Adds a chunk of a tile to what is there, or writes it. What is not finite is
-// summed again: parts of infinities, and of numbers next to them, are nan.
+// Adds a K slice of a tile to what is there, or writes it. What is not finite
+// is summed again: parts of infinities, and of numbers next to them, are nan.
 template <typename Config, int kParts>
 __device__ __forceinline__ void StoreBf16x6(
     const Bf16x6Problem<kParts>& p, const ConvTile& tile, int first_pixel,
@@ -190,20 +191,21 @@ __device__ __forceinline__ void ConsumeBf16x6(
   // together find other banks. The filter's rows are in the order in which
   // lanes take channels, 4 neighbours each (bf16x6_filter.cuh).
   const int line = group * Config::kGroupM + warp * 16 + g % 2 * 4 + g / 2;
-  uint32_t chunk[kBf16x6Steps];
+  uint32_t k_slice[kBf16x6Steps];
 #pragma unroll
   for (int k = 0; k < kBf16x6Steps; ++k) {
-    chunk[k] = line * 128 + ((4 * k + t ^ line % 8) << 4);
+    k_slice[k] = line * 128 + ((4 * k + t ^ line % 8) << 4);
   }
   RingPosition<Config::kStages> at;
   const int units = Bf16x6Units(p);
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const Bf16x6Work work = Bf16x6WorkAt<Config>(p, unit);
     const int iterations = work.tile.iterations;
-    float* const out = p.out + (p.split ? work.first_chunk * p.chunk_size : 0);
-    for (int c = work.first_chunk; c < work.last_chunk; ++c) {
-      const int begin = ChunkBegin(iterations, c, p.chunks);
-      const int end = ChunkBegin(iterations, c + 1, p.chunks);
+    float* const out =
+        p.out + (p.split ? work.first_k_slice * p.k_slice_size : 0);
+    for (int c = work.first_k_slice; c < work.last_k_slice; ++c) {
+      const int begin = KSliceBegin(iterations, c, p.k_slices);
+      const int end = KSliceBegin(iterations, c + 1, p.k_slices);
       float sum[kBlocks][Config::kN / 2];
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
@@ -221,7 +223,7 @@ __device__ __forceinline__ void ConsumeBf16x6(
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
               const float4 v =
-                  LoadShared4(stage + chunk[k] + (m * 64 + half * 8) * 128);
+                  LoadShared4(stage + k_slice[k] + (m * 64 + half * 8) * 128);
               a.Set(k, m, half, v.x, v.y);
               a.Set(k, m, half + 2, v.z, v.w);
             }
@@ -235,7 +237,7 @@ __device__ __forceinline__ void ConsumeBf16x6(
         at.Advance();
       }
       StoreBf16x6<Config>(p, work.tile, work.tile.pixel + line, out,
-                          c > work.first_chunk, begin, end, sum);
+                          c > work.first_k_slice, begin, end, sum);
     }
   }
 }

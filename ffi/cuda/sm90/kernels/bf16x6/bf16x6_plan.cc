@@ -52,10 +52,10 @@ double TileCycles(const TileSize& tile, double stages) {
   return tile.m * tile.n * (stages * kPerTerms * tile.slower + kPerResult);
 }
 
-// Parts of which a batch of eight would give too few blocks are summed in
-// chunks. It does not depend on N, so that a sample's bits do not.
-int ChunksOf(const Activations& out, const std::vector<PartAxes>& parts,
-             int64_t channel_blocks) {
+// Parts of which a batch of eight would give too few blocks are summed in K
+// slices. It does not depend on N, so that a sample's bits do not.
+int KSlicesOf(const Activations& out, const std::vector<PartAxes>& parts,
+              int64_t channel_blocks) {
   constexpr int64_t kBlocks = 132, kLeastStages = 12, kMost = 8;
   const int64_t tiles = CeilDiv(8 * out.h * out.w, 128) * CeilDiv(out.c, 64);
   int64_t least = kMost * kLeastStages;
@@ -82,9 +82,10 @@ std::vector<Bf16x6Plan> ConvPlans(Op op, const ConvGeometry& g,
     if (!IsWalkable(Type::kTf32, in, out, part)) return {};
   }
   const int64_t channel_blocks = CeilDiv(in.c, 32);
-  const int chunks = ChunksOf(out, parts, channel_blocks);
+  const int k_slices = KSlicesOf(out, parts, channel_blocks);
   const int64_t filter_bytes = Bf16x6FilterBytes(op, g);
-  const int64_t sum_bytes = Aligned(out.n * out.h * out.w * out.c * 4 * chunks);
+  const int64_t sum_bytes =
+      Aligned(out.n * out.h * out.w * out.c * 4 * k_slices);
   std::vector<Candidate> candidates;
   for (const TileSize& tile : kTiles) {
     const int m = tile.m, n = tile.n;
@@ -98,7 +99,8 @@ std::vector<Bf16x6Plan> ConvPlans(Op op, const ConvGeometry& g,
                                     part.w.taps.count * channel_blocks);
     }
     stages /= static_cast<double>(tiles);
-    for (int splits = 1; splits <= chunks; splits += std::max(chunks - 1, 1)) {
+    for (int splits = 1; splits <= k_slices;
+         splits += std::max(k_slices - 1, 1)) {
       const bool split = splits > 1;
       if (split && sum_bytes > kMostPartialBytes) break;
       const int64_t units = tiles * splits;
@@ -108,7 +110,7 @@ std::vector<Bf16x6Plan> ConvPlans(Op op, const ConvGeometry& g,
           split ? kLaunch + 2 * static_cast<double>(sum_bytes) / kBytes : 0;
       candidates.push_back(
           {rounds * TileCycles(tile, stages / splits) + adding,
-           {m, n, chunks,
+           {m, n, k_slices,
             static_cast<int>(std::min<int64_t>(units, multiprocessors)), split,
             filter_bytes + (split ? sum_bytes : 0)}});
     }

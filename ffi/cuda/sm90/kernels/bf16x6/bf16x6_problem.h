@@ -7,8 +7,8 @@
 namespace jax_convbatch::hopper {
 
 // ConvProblem with the parts of the filter for its weights, [3 x taps, depth,
-// output channels]. As in simt's problem.h, sums are formed in chunks, by one
-// block, or by as many, each to `out` + chunk * chunk_size.
+// output channels]. As in simt's problem.h, sums are formed in K slices, by one
+// block, or by as many, each to `out` + k_slice * k_slice_size.
 template <int kParts>
 struct Bf16x6Problem : ConvProblem<kParts> {
   const float *in, *w;
@@ -18,9 +18,9 @@ struct Bf16x6Problem : ConvProblem<kParts> {
   int out_height, out_width;
   // From an output channel, and from an input channel, to the next one in w.
   int64_t w_channel, w_depth;
-  int chunks;
+  int k_slices;
   bool split;
-  int64_t chunk_size;
+  int64_t k_slice_size;
 };
 
 }  // namespace jax_convbatch::hopper

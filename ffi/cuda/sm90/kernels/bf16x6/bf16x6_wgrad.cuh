@@ -152,7 +152,7 @@ __device__ __forceinline__ void CutDy(const WgradProblem& problem,
   }
 }
 
-// The six products of a piece's stages.
+// The six products of a partial's stages.
 template <typename Config, typename Loader>
 __device__ __forceinline__ void MultiplyBf16x6Stages(
     float (&sum)[Config::kRows][Config::kN / 2], int steps, uint32_t x,
@@ -225,11 +225,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <typename Config>
 __global__ void __launch_bounds__(Config::kMultiplierThreads)
-    AddPiecesBf16x6(const __grid_constant__ Bf16x6WgradProblem problem) {
+    AddWgradPartialsBf16x6(const __grid_constant__ Bf16x6WgradProblem problem) {
   const int tile = blockIdx.x / Config::kQuads;
   const int quad = blockIdx.x % Config::kQuads;
   float4 sum;
-  if (SumPieces<Config>(problem, tile, quad, &sum)) {
+  if (SumPartials<Config>(problem, tile, quad, &sum)) {
     WriteBf16x6Quad<Config>(problem, tile, quad, threadIdx.x, sum);
   }
 }

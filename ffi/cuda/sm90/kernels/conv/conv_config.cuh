@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cuda/sm90/epilogue/store_tile.cuh"
-#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 #include "cuda/sm90/problem/group_width.h"
 
@@ -16,20 +16,19 @@ namespace jax_convbatch::hopper {
 // other multiplies, or multiply the halves of one tile together.
 enum class Work { kInTurns, kTogether };
 
-// How a tile's sum is formed: in one go, or in chunks (conv_chunks.cuh).
-enum class Sum { kWhole, kChunks };
+// How a tile's sum is formed: in one go, or in K slices (conv_k_slices.cuh).
+enum class Sum { kWhole, kKSlices };
 
 // kStores: buffers for finished tiles. kZeros: whether there may be parts that
 // no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
-// kReduction where input channels are (dgrad).
-// kResident: stages of weights that stay in shared memory, all that a tile
-// sums, where every tile of a block has the same channels; 0: they come anew.
-// kLines: tiles are written and stored as whole rows of kN channels, not as
-// boxes of 64 channels.
-// kWidth: how the groups' channels lie in tiles, see group_width.h.
+// kReduction where input channels are (dgrad). kResident: stages of weights
+// that stay in shared memory, all that a tile sums, where every tile of a block
+// has the same channels; 0: they come anew. kFullRows: tiles are written and
+// stored as whole rows of kN channels, not as boxes of 64 channels. kWidth: how
+// the groups' channels lie in tiles, see group_width.h.
 template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
           bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
-          bool kLines_ = false, int kWidth_ = kOneGroup>
+          bool kFullRows_ = false, int kWidth_ = kOneGroup>
 struct ConvConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
@@ -42,9 +41,9 @@ struct ConvConfig {
   static constexpr bool kSumsApart = false;
   static constexpr int kSumBytes = 0;
   static constexpr int kResident = kResident_;
-  static constexpr bool kLines = kLines_;
+  static constexpr bool kFullRows = kFullRows_;
   static constexpr int kWidth = kWidth_;
-  static constexpr bool kDeep = false;
+  static constexpr bool k3d = false;
   static_assert(!kIsNarrow<kWidth> || (kN == 64 && kResident == 0));
 
   static constexpr int kInputBytes = kM * 128;
@@ -63,7 +62,7 @@ struct ConvConfig {
 // Of three axes.
 template <typename Config>
 struct InDepth : Config {
-  static constexpr bool kDeep = true;
+  static constexpr bool k3d = true;
 };
 
 // fprop's tiles of 160 channels with their filter in boxes of 64, of whose last
@@ -85,16 +84,16 @@ inline constexpr int kFilterBox<InWholeBoxes<T>> = 64;
 
 // Of a small tile, a warpgroup keeps what it has added so far in registers.
 template <typename Config>
-struct InChunks : Config {
-  static constexpr Sum kSum = Sum::kChunks;
+struct InKSlices : Config {
+  static constexpr Sum kSum = Sum::kKSlices;
 };
 
-// Of a large one, the warpgroups take turns with the chunks, which they add up
-// in shared memory: in the buffer of the finished tile, or apart from it.
+// Of a large one, the warpgroups take turns with the K slices, which they add
+// up in shared memory: in the buffer of the finished tile, or apart from it.
 template <typename T, Contiguous kWeights, bool kApart>
-struct LargeInChunks : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
-                                  1, false, kWeights> {
-  static constexpr Sum kSum = Sum::kChunks;
+struct LargeInKSlices : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
+                                   1, false, kWeights> {
+  static constexpr Sum kSum = Sum::kKSlices;
   static constexpr bool kSumsApart = kApart;
   static constexpr int kSumBytes = 128 * 128 * 4;
 };
@@ -132,7 +131,7 @@ struct ConvBarriers {
   uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
   uint64_t residual[Config::kStores];  // it is in the buffer
   uint64_t resident;                   // the weights that stay are there
-  uint64_t sums[kConsumers];           // a warpgroup has added a chunk
+  uint64_t sums[kConsumers];           // a warpgroup has added a K slice
 
   // Of the first stages, and of all else; each by one thread.
   __device__ void InitFirst() {

@@ -2,13 +2,13 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 
-#include "cuda/sm90/copy/depth_copies.cuh"
+#include "cuda/sm90/copy/copies_3d.cuh"
 #include "cuda/sm90/copy/group_copies.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
-#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
-#include "cuda/sm90/problem/tail_problem.h"
+#include "cuda/sm90/problem/residue_k_problem.h"
 
 namespace jax_convbatch::hopper {
 
@@ -39,7 +39,7 @@ struct StageWalk {
       block = 0;
       if (++s == part.taps_w.count) {
         s = 0;
-        if (++r == part.taps_h.count && Config::kDeep) {
+        if (++r == part.taps_h.count && Config::k3d) {
           r = 0;
           ++t;
         }
@@ -52,7 +52,7 @@ template <typename Config, int kParts>
 __device__ __forceinline__ StageWalk
 FirstStage(const ConvProblem<kParts>& problem, const ConvTile& tile) {
   StageWalk walk(*tile.part, tile.pixel);
-  if constexpr (Config::kDeep) walk.EnterSlice(problem.depth);
+  if constexpr (Config::k3d) walk.EnterSlice(problem.depth);
   return walk;
 }
 
@@ -70,20 +70,20 @@ __device__ __forceinline__ void CopyInput(const Problem& problem,
   const ConvPart& part = *tile.part;
   const int offset_w = walk.s * part.taps_w.offset_step;
   const int offset_h = walk.r * part.taps_h.offset_step;
-  if constexpr (kIsTailed<Problem>) {
-    const ConvTails& tails = problem.tails;
-    if (walk.block == tails.block) {
-      BarrierArriveExpect(full, Config::kM * 2 * tails.channels);
-      LoadIm2col(to, tails.input, full, walk.block * 64, walk.w, walk.h,
+  if constexpr (kHasResidueK<Problem>) {
+    const ConvResidueK& residue_k = problem.residue_k;
+    if (walk.block == residue_k.block) {
+      BarrierArriveExpect(full, Config::kM * 2 * residue_k.channels);
+      LoadIm2col(to, residue_k.input, full, walk.block * 64, walk.w, walk.h,
                  walk.image, offset_w, offset_h);
       return;
     }
   }
   BarrierArriveExpect(full, Config::kInputBytes);
-  if constexpr (Config::kDeep) {
-    LoadDeepIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
-                   walk.d, walk.image, offset_w, offset_h,
-                   walk.t * problem.depth.taps.offset_step);
+  if constexpr (Config::k3d) {
+    Load3dIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h, walk.d,
+                 walk.image, offset_w, offset_h,
+                 walk.t * problem.depth.taps.offset_step);
     return;
   }
   if constexpr (Config::kWidth == kAnyGroups) {
@@ -131,15 +131,15 @@ __device__ __forceinline__ void CopyWeights(const Problem& problem,
   int tap =
       (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
       part.taps_w.tap + walk.s * part.taps_w.tap_step;
-  if constexpr (Config::kDeep) {
+  if constexpr (Config::k3d) {
     const ConvDepth& depth = problem.depth;
     tap += (depth.taps.tap + walk.t * depth.taps.tap_step) * depth.slice_taps;
   }
-  if constexpr (kIsTailed<Problem>) {
-    const ConvTails& tails = problem.tails;
-    if (walk.block == tails.block) {
-      BarrierArriveExpect(full, Config::kWeightBytes / 64 * tails.channels);
-      LoadWeights<Config>(tile, to, full, walk.block, tap, tails.weights);
+  if constexpr (kHasResidueK<Problem>) {
+    const ConvResidueK& residue_k = problem.residue_k;
+    if (walk.block == residue_k.block) {
+      BarrierArriveExpect(full, Config::kWeightBytes / 64 * residue_k.channels);
+      LoadWeights<Config>(tile, to, full, walk.block, tap, residue_k.weights);
       return;
     }
   }

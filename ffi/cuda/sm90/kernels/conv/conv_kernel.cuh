@@ -12,18 +12,18 @@
 //
 // Every tile shape adds in the same order, so that results do not depend on the
 // tile, nor on the batch that led to its choice. Where a geometry's sums come
-// in chunks, they do in all its tiles.
+// in K slices, they do in all its tiles.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_KERNEL_CUH_
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
-#include "cuda/sm90/kernels/conv/conv_chunks.cuh"
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
 #include "cuda/sm90/kernels/conv/conv_copies.cuh"
+#include "cuda/sm90/kernels/conv/conv_k_slices.cuh"
 #include "cuda/sm90/kernels/conv/epilogue_tile.cuh"
-#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
-#include "cuda/sm90/kernels/conv/tail_stages.cuh"
+#include "cuda/sm90/kernels/conv/residue_k_stages.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/mainloop/group_stages.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 
@@ -33,17 +33,17 @@ namespace jax_convbatch::hopper {
 // whatever else the block needs; all mbarriers stand.
 inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 
-// What the kernel is told: with stages of tail_stages.cuh or without. There are
-// none before an epilogue of any kind, as two ways to multiply and all of that
-// are much code, nor where warpgroups share a stage's pixels, tiles are stored
-// as lines or sums come in chunks.
+// What the kernel is told: with stages of residue_k_stages.cuh or without.
+// There are none before an epilogue of any kind, as two ways to multiply and
+// all of that are much code, nor where warpgroups share a stage's pixels, tiles
+// are stored as lines or sums come in K slices.
 template <typename Config, int kParts, typename After>
 using ProblemOf =
-    std::conditional_t<kParts == 1 && !Config::kTogether && !Config::kDeep &&
-                           !Config::kLines && Config::kWidth == kOneGroup &&
+    std::conditional_t<kParts == 1 && !Config::kTogether && !Config::k3d &&
+                           !Config::kFullRows && Config::kWidth == kOneGroup &&
                            Config::kSum == Sum::kWhole &&
                            (After::kPlain || !After::kPresent),
-                       TailedProblem, ConvProblem<kParts>>;
+                       ResidueKProblem, ConvProblem<kParts>>;
 
 // The first channel of the tile that a warpgroup has after one that begins with
 // `channel`.
@@ -57,7 +57,7 @@ __device__ __forceinline__ int NextChannel(const ConvProblem<1>& problem,
 }
 
 // After: what follows the convolution, NoEpilogue, Epilogue or PlainEpilogue. A
-// sum begins with the bias, unless it comes in chunks or is scaled.
+// sum begins with the bias, unless it comes in K slices or is scaled.
 template <typename Config, typename Problem, typename After>
 __device__ __forceinline__ void Consume(const Problem& problem,
                                         const After& after, int group,
@@ -81,9 +81,9 @@ __device__ __forceinline__ void Consume(const Problem& problem,
   RingPosition<Config::kStages> at;
   int turns = 0;
   using T = typename Config::T;
-  constexpr bool kChunks = Config::kSum == Sum::kChunks;
-  static_assert(!(kChunks && After::kPlain));
-  [[maybe_unused]] TileBias<T, Config::kN / 8> bias{kChunks};
+  constexpr bool kKSlices = Config::kSum == Sum::kKSlices;
+  static_assert(!(kKSlices && After::kPlain));
+  [[maybe_unused]] TileBias<T, Config::kN / 8> bias{kKSlices};
   if constexpr (After::kPresent) {
     if constexpr (!After::kPlain) bias.is_added |= after.scale != nullptr;
     const int first = blockIdx.x + (kTogether ? 0 : group * gridDim.x);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       }
     };
     float acc[kGroupM / 64][Config::kN / 2];
-    if constexpr (kChunks) {
+    if constexpr (kKSlices) {
       wait_turn();
       AddInRegisters(
           acc, tile.iterations,
@@ -144,8 +144,8 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       }
       wait_turn();
       auto add_whole = [&] {
-        if constexpr (kIsOdd<Config::kN>) {
-          AddOddStages<T, Config::kWeights, kHalfBoxes>(
+        if constexpr (kIsResidueN<Config::kN>) {
+          AddResidueNStages<T, Config::kWeights, kHalfBoxes>(
               acc, tile.iterations, input, weights, Config::kStageBytes,
               barriers.ring, at, issued);
         } else {
@@ -158,10 +158,10 @@ __device__ __forceinline__ void Consume(const Problem& problem,
         AddGroupStages<T, Config::kWeights, Config::kWidth>(
             acc, tile.iterations, input, weights, Config::kStageBytes,
             barriers.ring, at, issued);
-      } else if constexpr (kIsTailed<Problem>) {
-        const int channels = problem.tails.channels;
+      } else if constexpr (kHasResidueK<Problem>) {
+        const int channels = problem.residue_k.channels;
         if (channels > 0) {
-          AddTailStages<T, Config::kWeights, kResident, kHalfBoxes>(
+          AddResidueKStages<T, Config::kWeights, kResident, kHalfBoxes>(
               acc, tile.iterations, problem.channel_blocks, channels, input,
               weights, Config::kStageBytes, barriers.ring, at, issued);
         } else {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
                               problem.channels};
     if constexpr (After::kPlain) {
       wait_free();
-      WritePlainTile<T, Config::kLines>(after, acc, to, written, place);
+      WritePlainTile<T, Config::kFullRows>(after, acc, to, written, place);
     } else if constexpr (After::kPresent) {
       if (after.residual != nullptr) {
         BarrierWait(SharedAddress(&barriers.residual[buffer]),
@@ -198,10 +198,10 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       WriteLayerTile<T>(after, acc, to, written, place);
     } else {
       wait_free();
-      if constexpr (kIsOdd<Config::kN>) {
-        WriteOddTile<T>(acc, to, written);
+      if constexpr (kIsResidueN<Config::kN>) {
+        WriteResidueNTile<T>(acc, to, written);
       } else {
-        WriteTile<T, Config::kLines>(acc, to, written);
+        WriteTile<T, Config::kFullRows>(acc, to, written);
       }
     }
   });
@@ -266,11 +266,11 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       const int buffer = turns % kStores;
       BarrierWait(SharedAddress(&written[buffer]), turns / kStores & 1);
       const uint32_t from = stores + buffer * Config::kTileBytes;
-      if constexpr (Config::kLines) {
-        StoreLines<kM, kN>(*tile.part, from, tile.pixel, tile.channel);
-      } else if constexpr (kIsOdd<kN>) {
-        StoreOddTile<kM, kN>(*tile.part, from, paced, tile.pixel, tile.channel,
-                             problem.channels);
+      if constexpr (Config::kFullRows) {
+        StoreFullRows<kM, kN>(*tile.part, from, tile.pixel, tile.channel);
+      } else if constexpr (kIsResidueN<kN>) {
+        StoreResidueNTile<kM, kN>(*tile.part, from, paced, tile.pixel,
+                                  tile.channel, problem.channels);
       } else {
         StoreTile<kM, kN, kParts == 1, kGroups>(
             *tile.part, from, kBoxBytes, paced, tile.pixel,
@@ -281,7 +281,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       // What was written kStores - 1 turns before this one has been read.
       if (++turns >= kStores) {
         for (int group = 0; group < kConsumers; ++group) {
-          // Of a tile whose chunks they share, the first waits.
+          // Of a tile whose K slices they share, the first waits.
           if (Config::kTogether ||
               group == (Config::kSumBytes > 0 ? 0 : turns % kConsumers)) {
             BarrierArrive(SharedAddress(&free[group]));
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kTrades) TakeRegisters<kConsumerRegisters>();
     const int group = threadIdx.x / kWarpgroup - 1;
     if constexpr (Config::kSumBytes > 0) {
-      ConsumeChunks<Config>(problem, after, group, shared, barriers);
+      ConsumeKSlices<Config>(problem, after, group, shared, barriers);
     } else {
       Consume<Config>(problem, after, group, shared, barriers);
     }

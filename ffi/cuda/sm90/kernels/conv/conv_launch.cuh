@@ -6,8 +6,8 @@
 
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
-#include "cuda/sm90/kernels/conv/conv_split_kernel.cuh"
-#include "cuda/sm90/kernels/conv/odd_plan.h"
+#include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/problem/box_map.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/conv_part_axes.h"
@@ -42,7 +42,7 @@ bool AddPart(const ConvCall& call, const Activations& in,
   const int channels = 128 / ElementBytes(call.type);
   switch (boxes.output) {
     case Output::kMatrix:
-      if (IsOddTile(call.plan)) {
+      if (IsResidueNTile(call.plan)) {
         return EncodeHalfLines(&part.output, call.type, call.result,
                                {out.c, part.pixels}, {32, boxes.store_pixels},
                                Copy::kStore);
@@ -56,11 +56,12 @@ bool AddPart(const ConvCall& call, const Activations& in,
       return EncodeTiled(&part.output, call.type, call.result,
                          {out.c, part.pixels}, {channels, boxes.store_pixels},
                          Copy::kStore);
-    case Output::kLines:  // box by box of 64 channels within a line
+    case Output::kFullRows:  // box by box of 64 channels within a line
       return EncodeStrided(
           &part.output, call.type, call.result,
           {channels, out.c / channels, part.pixels}, {channels, out.c},
-          {channels, call.plan.tile_n / channels, kLinePixels}, Copy::kStore);
+          {channels, call.plan.tile_n / channels, kFullRowPixels},
+          Copy::kStore);
     case Output::kThreads:
       part.output_data = call.result;
       return true;
@@ -117,29 +118,29 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
 // The maps of stages of so many channels; `filter` as in ConvBoxes. False where
 // the driver refuses.
 template <Contiguous kWeights>
-bool MakeTails(const ConvCall& call, const Activations& in,
-               const PartAxes& axes, int filter_channels, int channels,
-               int block, ConvTails* tails) {
-  tails->channels = channels;
-  tails->block = block;
-  if (!EncodeNarrowIm2col(&tails->input, call.type, call.lhs,
+bool MakeResidueK(const ConvCall& call, const Activations& in,
+                  const PartAxes& axes, int filter_channels, int channels,
+                  int block, ConvResidueK* residue_k) {
+  residue_k->channels = channels;
+  residue_k->block = block;
+  if (!EncodeNarrowIm2col(&residue_k->input, call.type, call.lhs,
                           InputWalk(in, axes, call.plan.tile_m), channels)) {
     return false;
   }
   const ConvGeometry& g = call.g;
   const std::initializer_list<int64_t> sizes = {g.K, g.C, g.taps()};
   if (kWeights == Contiguous::kRows) {
-    return IsOddTile(call.plan) && !HasWholeBoxes(g, call.plan)
-               ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
-                                 {32, channels, 1}, Copy::kLoad)
-               : EncodeTiled(&tails->weights, call.type, call.rhs, sizes,
+    return IsResidueNTile(call.plan) && !HasWholeBoxes(g, call.plan)
+               ? EncodeHalfLines(&residue_k->weights, call.type, call.rhs,
+                                 sizes, {32, channels, 1}, Copy::kLoad)
+               : EncodeTiled(&residue_k->weights, call.type, call.rhs, sizes,
                              {64, channels, 1});
   }
   return channels == 32
-             ? EncodeHalfLines(&tails->weights, call.type, call.rhs, sizes,
+             ? EncodeHalfLines(&residue_k->weights, call.type, call.rhs, sizes,
                                {channels, filter_channels, 1}, Copy::kLoad)
-             : EncodeQuarterLines(&tails->weights, call.type, call.rhs, sizes,
-                                  {channels, filter_channels, 1});
+             : EncodeQuarterLines(&residue_k->weights, call.type, call.rhs,
+                                  sizes, {channels, filter_channels, 1});
 }
 
 template <typename Config, int kParts, typename After>
@@ -158,30 +159,30 @@ cudaError_t LaunchConv(const ProblemOf<Config, kParts, After>& problem,
   return cudaGetLastError();
 }
 
-inline ConvChunks MakeChunks(const ConvProblem<1>& problem) {
+inline ConvKSlices MakeKSlices(const ConvProblem<1>& problem) {
   const ConvPart& part = problem.part[0];
-  ConvChunks chunks{};
-  for (int i = 0; i < kSumChunks; ++i) {
-    const int begin = ChunkBegin(part.iterations, i);
+  ConvKSlices k_slices{};
+  for (int i = 0; i < kSumKSlices; ++i) {
+    const int begin = KSliceBegin(part.iterations, i);
     const int tap = begin / problem.channel_blocks;
-    chunks.chunk[i] = {tap / part.taps_w.count, tap % part.taps_w.count,
-                       begin % problem.channel_blocks,
-                       ChunkBegin(part.iterations, i + 1) - begin};
+    k_slices.k_slice[i] = {tap / part.taps_w.count, tap % part.taps_w.count,
+                           begin % problem.channel_blocks,
+                           KSliceBegin(part.iterations, i + 1) - begin};
   }
-  return chunks;
+  return k_slices;
 }
 
 template <typename Config, typename After>
 cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
                         Stage stage, cudaStream_t stream) {
-  const auto kernel = &ConvSplitKernel<Config, After>;
+  const auto kernel = &ConvSplitKKernel<Config, After>;
   constexpr int kBytes = Config::kBarrierOffset + sizeof(SplitBarriers<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   return LaunchKernel(kernel,
-                      {int64_t{kSumChunks} * problem.tiles, Config::kThreads,
-                       Start::kInOrder, kBytes, kSumChunks},
-                      stream, problem, MakeChunks(problem), after);
+                      {int64_t{kSumKSlices} * problem.tiles, Config::kThreads,
+                       Start::kInOrder, kBytes, kSumKSlices},
+                      stream, problem, MakeKSlices(problem), after);
 }
 
 // The filter is copied in boxes of box_c input channels.
@@ -191,24 +192,25 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Parts& parts, int box_c,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
   // Of a kernel that has no tails, what it is given of this has none either.
-  std::conditional_t<kParts == 1, TailedProblem, ConvProblem<kParts>> problem{};
-  const bool lines = call.plan.tile_m == kLineTilePixels &&
-                     call.plan.tile_n == kLineTileChannels;
+  std::conditional_t<kParts == 1, ResidueKProblem, ConvProblem<kParts>>
+      problem{};
+  const bool lines = call.plan.tile_m == kFullRowTilePixels &&
+                     call.plan.tile_n == kFullRowTileChannels;
   const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
                            kParts > 1 ? Output::kWalk
-                           : lines    ? Output::kLines
+                           : lines    ? Output::kFullRows
                                       : Output::kMatrix,
                            kWeights == Contiguous::kRows &&
-                               IsOddTile(call.plan) &&
+                               IsResidueNTile(call.plan) &&
                                !HasWholeBoxes(call.g, call.plan)};
   if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
   if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
-    const int tail = TailChannels(in.c);
-    if (tail > 0 &&
-        !MakeTails<kWeights>(call, in, parts[0], box_c, tail,
-                             problem.channel_blocks - 1, &problem.tails)) {
+    const int tail = ResidueKChannels(in.c);
+    if (tail > 0 && !MakeResidueK<kWeights>(call, in, parts[0], box_c, tail,
+                                            problem.channel_blocks - 1,
+                                            &problem.residue_k)) {
       return cudaErrorInvalidValue;
     }
   }
@@ -230,24 +232,24 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
   constexpr bool kZeros = kParts > 1;
   constexpr int kStores = kZeros ? 1 : 2;
-  // Chunks are never summed for a plain epilogue alone.
+  // K slices are never summed for a plain epilogue alone.
   if constexpr (kParts == 1 && !After::kPlain) {
-    if (SumsInChunks(in, out, parts[0])) {
+    if (SumsInKSlices(in, out, parts[0])) {
       if (m == 64 && n == 64) {
         return launch(
-            InChunks<
+            InKSlices<
                 ConvConfig<T, 64, 64, kInTurns, 12, 2, false, kWeights>>());
       }
       if (m == 64 && n == 128) {
         // One round of clusters is faster than blocks that are half as many.
-        return kSumChunks * problem.tiles <= call.plan.blocks
+        return kSumKSlices * problem.tiles <= call.plan.blocks
                    ? LaunchSplit<SplitConfig<T, kWeights>>(problem, after,
                                                            stage, stream)
-                   : launch(InChunks<ConvConfig<T, 64, 128, kInTurns, 8, 2,
-                                                false, kWeights>>());
+                   : launch(InKSlices<ConvConfig<T, 64, 128, kInTurns, 8, 2,
+                                                 false, kWeights>>());
       }
       return m == 128 && n == 128
-                 ? launch(LargeInChunks<T, kWeights, After::kPresent>())
+                 ? launch(LargeInKSlices<T, kWeights, After::kPresent>())
                  : cudaErrorInvalidValue;
     }
   }
@@ -290,9 +292,9 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     }
   }
   if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
-    if (lines && StoresLines(in, out, parts[0])) {
-      return launch(ConvConfig<T, kLineTilePixels, kLineTileChannels, kInTurns,
-                               8, 4, false, kWeights, 1, true>());
+    if (lines && StoresFullRows(in, out, parts[0])) {
+      return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
+                               kInTurns, 8, 4, false, kWeights, 1, true>());
     }
   }
   if (m == 256 && n == 64) {

@@ -6,7 +6,7 @@
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
-#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ void WriteBitmask(
 
 // Writes the activations of a warpgroup's tile to a buffer in shared memory
 // that is laid out as by WriteTile of store_tile.cuh.
-template <typename T, int kRows, int kHalfN, bool kLines>
+template <typename T, int kRows, int kHalfN, bool kFullRows>
 struct LayerTile {
   static constexpr int kBoxes = kHalfN / 32;  // along the channels
   static constexpr int kEights = kHalfN / 4;
@@ -95,11 +95,11 @@ struct LayerTile {
   // Of a lane's row of its warp's 16: of 8 columns, and 8 more.
   __device__ __forceinline__ uint32_t Address(int m, int j) const {
     const int row = warp_row + lane % 16;
-    if constexpr (kIsOdd<2 * kHalfN>) {
-      return buffer + OddTileOffset<kHalfN>(m, row, j + lane / 16);
+    if constexpr (kIsResidueN<2 * kHalfN>) {
+      return buffer + ResidueNTileOffset<kHalfN>(m, row, j + lane / 16);
     }
-    const int line = kLines ? (m * 64 + row) * kBoxes + j / 8
-                            : (m * kBoxes + j / 8) * 64 + row;
+    const int line = kFullRows ? (m * 64 + row) * kBoxes + j / 8
+                               : (m * kBoxes + j / 8) * 64 + row;
     const int eight = j % 8 + lane / 16;
     return buffer + line * 128 + ((eight ^ line % 8) << 4);
   }
@@ -178,19 +178,19 @@ struct PackReluOf {
 };
 
 // Of sums that began with the bias.
-template <typename T, bool kLines, bool kBitmask, int kRows, int kHalfN>
+template <typename T, bool kFullRows, bool kBitmask, int kRows, int kHalfN>
 __device__ __forceinline__ void WritePlainTile(
     const PlainEpilogue<kBitmask>& after, const float (&acc)[kRows][kHalfN],
     uint32_t buffer, uint64_t* written, const LayerPlace& tile) {
-  const LayerTile<T, kRows, kHalfN, kLines> out{buffer, written};
+  const LayerTile<T, kRows, kHalfN, kFullRows> out{buffer, written};
   if constexpr (kBitmask) {
     out.StoreWithBitmask(acc, PackReluOf<T>{}, after.bitmask, tile);
   } else if (after.relu) {
     out.StorePairs(acc, PackReluOf<T>{});
-  } else if constexpr (kIsOdd<2 * kHalfN>) {
-    WriteOddTile<T>(acc, buffer, written);
+  } else if constexpr (kIsResidueN<2 * kHalfN>) {
+    WriteResidueNTile<T>(acc, buffer, written);
   } else {
-    WriteTile<T, kLines>(acc, buffer, written);
+    WriteTile<T, kFullRows>(acc, buffer, written);
   }
 }
 

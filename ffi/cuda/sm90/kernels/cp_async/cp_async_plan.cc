@@ -55,10 +55,10 @@ bool IsFastWgrad(const ConvGeometry& g) {
          ((g.C % 4 == 0 && g.K % 4 == 0) || g.K <= 65);
 }
 
-// In how many pieces a tile's steps are done: what takes the fewest steps one
+// In how many partials a tile's steps are done: what takes the fewest steps one
 // after another.
 int64_t Splits(const CpAsyncTiling& tiling, int64_t most, int multiprocessors) {
-  // What a piece costs besides its steps.
+  // What a partial costs besides its steps.
   constexpr int64_t kFixed = 8;
   int64_t best = 1, least = 0;
   for (int64_t s = 1; s <= std::min(most, tiling.steps); ++s) {
@@ -111,17 +111,17 @@ std::optional<Plan> PlanCpAsyncDgrad(const ConvGeometry& g,
 std::optional<Plan> PlanCpAsyncWgrad(const ConvGeometry& g,
                                      int multiprocessors) {
   const int n = TileN(g.K);
-  const int64_t piece = int64_t{4} * kTileM * n;
+  const int64_t partial = int64_t{4} * kTileM * n;
   const CpAsyncTiling tiling(g, kTileM, n);
   const int64_t most =
-      std::max<int64_t>(1, kWgradWorkspace / (piece * tiling.tiles()));
+      std::max<int64_t>(1, kWgradWorkspace / (partial * tiling.tiles()));
   const int64_t splits = Splits(
       tiling, std::min<int64_t>(most, 4 * multiprocessors), multiprocessors);
   const int64_t blocks = tiling.tiles() * splits;
   return Plan{kTileM,
               n,
               static_cast<int>(blocks),
-              splits == 1 ? 0 : blocks * piece,
+              splits == 1 ? 0 : blocks * partial,
               Path::kCpAsync,
               IsFastWgrad(g)};
 }

@@ -12,7 +12,7 @@ cudaError_t Launch(const CpAsyncWgradProblem& problem, Stage stage,
   const auto kernel = &CpAsyncWgradKernel<Config>;
   const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (error != cudaSuccess) return error;
-  const auto adds = &AddCpAsyncPieces<Config>;
+  const auto adds = &AddCpAsyncPartials<Config>;
   return MultiplyThenAdd(
       stage, problem.splits == 1, adds,
       [&] {
@@ -41,7 +41,7 @@ cudaError_t CpAsyncWgrad(const ConvCall& call, Stage stage,
   problem.grid = MakeGrid(FpropPart(g), g.N);
   problem.runs = MakeRuns(RunsOfX(g));
   problem.dw = call.result;
-  problem.pieces = static_cast<float*>(call.workspace);
+  problem.partials = static_cast<float*>(call.workspace);
   problem.K = static_cast<int>(g.K);
   problem.n_tiles = static_cast<int>(tiling.n_tiles);
   problem.tiles = static_cast<int>(tiling.tiles());

@@ -1,5 +1,5 @@
 // wgrad where TMA cannot read the operands: as wgrad_kernel.cuh, with the
-// gathering of cp_async_im2col.cuh. A block does one piece of one tile.
+// gathering of cp_async_im2col.cuh. A block does one partial of one tile.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_WGRAD_CUH_
 
@@ -14,7 +14,7 @@ struct CpAsyncWgradConfig {
   static constexpr int kXBytes = kM * 128;
   static constexpr int kStageBytes = kXBytes + kN * 128;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
-  // Of a piece: four accumulators of every multiplying thread at a time.
+  // Of a partial: four accumulators of every multiplying thread at a time.
   static constexpr int kQuads = kN / 8;
 };
 
@@ -109,8 +109,8 @@ __device__ __forceinline__ void ConsumeCpAsyncWgrad(
   MultiplyStages<typename Config::T, Contiguous::kRows, Contiguous::kRows>(
       acc, count, ring + thread / kWarpgroup * kBoxBytes,
       ring + Config::kXBytes, Config::kStageBytes, barriers, at);
-  float4* pieces =
-      reinterpret_cast<float4*>(problem.pieces) +
+  float4* partials =
+      reinterpret_cast<float4*>(problem.partials) +
       int64_t{blockIdx.x} * Config::kQuads * kConsumers * kWarpgroup + thread;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; ++quad) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void ConsumeCpAsyncWgrad(
     if (problem.splits == 1) {
       WriteCpAsyncQuad<Config>(problem, tile, quad, thread, v);
     } else {
-      pieces[quad * kConsumers * kWarpgroup] = v;
+      partials[quad * kConsumers * kWarpgroup] = v;
     }
   }
 }
@@ -157,21 +157,21 @@ __global__ void __launch_bounds__(kCpAsyncThreads, 1)
   }
 }
 
-// Adds the pieces of a tile in order: a grid of tiles x quads.
+// Adds the partials of a tile in order: a grid of tiles x quads.
 template <typename Config>
 __global__ void __launch_bounds__(kConsumers* kWarpgroup)
-    AddCpAsyncPieces(const __grid_constant__ CpAsyncWgradProblem problem) {
+    AddCpAsyncPartials(const __grid_constant__ CpAsyncWgradProblem problem) {
   const int tile = blockIdx.x / Config::kQuads;
   const int quad = blockIdx.x % Config::kQuads;
-  constexpr int kPiece = Config::kQuads * kConsumers * kWarpgroup;
-  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
-                         int64_t{tile} * kPiece +
-                         quad * kConsumers * kWarpgroup + threadIdx.x;
-  const int64_t step = int64_t{problem.tiles} * kPiece;
-  float4 sum = pieces[0];
+  constexpr int kPartial = Config::kQuads * kConsumers * kWarpgroup;
+  const float4* partials = reinterpret_cast<const float4*>(problem.partials) +
+                           int64_t{tile} * kPartial +
+                           quad * kConsumers * kWarpgroup + threadIdx.x;
+  const int64_t step = int64_t{problem.tiles} * kPartial;
+  float4 sum = partials[0];
 #pragma unroll 16
   for (int split = 1; split < problem.splits; ++split) {
-    const float4 v = pieces[split * step];
+    const float4 v = partials[split * step];
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   }
   WriteCpAsyncQuad<Config>(problem, tile, quad, threadIdx.x, sum);

@@ -144,10 +144,10 @@ std::optional<Plan> PlanFewChannelsWgrad(const ConvGeometry& given,
   const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
   const int64_t splits =
       std::min(tiles, std::max<int64_t>(1, multiprocessors / n_tiles));
-  const int64_t piece = (shape.steps() + 3) / 4 * 2 * kBox;
+  const int64_t partial = (shape.steps() + 3) / 4 * 2 * kBox;
   const int64_t blocks = splits * n_tiles;
   return Plan{static_cast<int>(tile),   64,
-              static_cast<int>(blocks), blocks * piece,
+              static_cast<int>(blocks), blocks * partial,
               Path::kFewChannels,       g.taps() > 1};
 }
 

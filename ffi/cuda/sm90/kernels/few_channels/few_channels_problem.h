@@ -54,7 +54,7 @@ struct FewChannelsProblem {
   // wgrad
   CUtensorMap dy_map;  // as y_map
   void* dw;
-  float* pieces;
+  float* partials;
   int n_tiles, splits;
 };
 

@@ -26,7 +26,7 @@ cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
                    {kTf32Block, p.band.cols, p.band.rows, 1})) {
     return cudaErrorInvalidValue;
   }
-  p.pieces = static_cast<float*>(call.workspace);
+  p.partials = static_cast<float*>(call.workspace);
   p.elements = static_cast<int>(g.taps() * g.C);
   p.eights = FastDivmod<uint32_t>(shape.cols / 8);
   const int m_tiles = (p.elements - 1) / Config::kElements + 1;

@@ -20,7 +20,7 @@ namespace jax_convbatch::hopper {
 struct FewChannelsTf32WgradProblem {
   FewChannelsTf32Problem band;
   CUtensorMap dy;               // boxes of 32 channels of a tile
-  float* pieces;                // [splits, elements, K]
+  float* partials;              // [splits, elements, K]
   int elements;                 // of a column
   int stage;                    // floats: dy of a tile, then its row band
   FastDivmod<uint32_t> eights;  // of pixels, in a tile's row
@@ -257,12 +257,12 @@ __global__ void __launch_bounds__(kFewChannelsTf32Threads, 1)
     stage = 1 - stage;
   }
   JoinTeams<Config>(few_channels_tf32_wgrad_shared, side, team, sums);
-  float* const piece = p.pieces + int64_t{split} * p.elements * s.out_c;
+  float* const partial = p.partials + int64_t{split} * p.elements * s.out_c;
   const int k = channel + threadIdx.x % 16 * 4;
   for (int i = threadIdx.x / 16; i < Config::kElements;
        i += kFewChannelsTf32Threads / 16) {
     if (element + i < p.elements && k < s.out_c) {
-      *reinterpret_cast<float4*>(piece + int64_t{element + i} * s.out_c + k) =
+      *reinterpret_cast<float4*>(partial + int64_t{element + i} * s.out_c + k) =
           reinterpret_cast<const float4*>(
               few_channels_tf32_wgrad_shared)[i * 16 + threadIdx.x % 16];
     }

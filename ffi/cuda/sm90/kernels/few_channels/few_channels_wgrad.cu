@@ -31,7 +31,7 @@ cudaError_t LaunchWgrad(const ConvCall& call, const FewChannelsProblem& problem,
                : FewChannelsSharedBytes(call.g, problem.tile, true));
   const cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
   if (error != cudaSuccess) return error;
-  const auto adds = &AddFewChannelsPieces<Config>;
+  const auto adds = &AddFewChannelsPartials<Config>;
   return MultiplyThenAdd(
       stage, /*whole=*/false, adds,
       [&] {
@@ -85,7 +85,7 @@ cudaError_t Run(const ConvCall& call, int flipped, Stage stage,
   problem.taps = static_cast<int>(call.g.taps());
   problem.flipped = flipped;
   problem.dw = call.result;
-  problem.pieces = static_cast<float*>(call.workspace);
+  problem.partials = static_cast<float*>(call.workspace);
   problem.n_tiles = static_cast<int>((call.g.K + 63) / 64);
   problem.splits = call.plan.blocks / problem.n_tiles;
   if (!EncodeOutput(&problem.dy_map, call, call.rhs)) {

@@ -18,7 +18,7 @@ struct FewChannelsWgradConfig {
   using T = T_;
   static constexpr bool kOdd = kOdd_;
   static constexpr int kBlocks = kBlocks_;
-  // Of a piece: four accumulators of a warpgroup at a time.
+  // Of a partial: four accumulators of a warpgroup at a time.
   static constexpr int kQuads = kBlocks * 8;
 };
 
@@ -33,11 +33,11 @@ __device__ __forceinline__ bool HasFewChannelsQuad(
   return FilterRow(layout, j) >= 0 || FilterRow(layout, j + 1) >= 0;
 }
 
-// A block's piece.
+// A block's partial.
 template <typename Config>
-__device__ __forceinline__ float4* FewChannelsPiece(
+__device__ __forceinline__ float4* FewChannelsPartial(
     const FewChannelsProblem& problem, int block) {
-  return reinterpret_cast<float4*>(problem.pieces) +
+  return reinterpret_cast<float4*>(problem.partials) +
          int64_t{block} * Config::kQuads * kWarpgroup;
 }
 
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       reinterpret_cast<float4*>(shared + (ring - SharedAddress(shared))) +
       thread;
   NamedBarrier(1, kConsumers * kWarpgroup);  // the ring has been read
-  float4* piece = FewChannelsPiece<Config>(problem, blockIdx.x) + thread;
+  float4* partial = FewChannelsPartial<Config>(problem, blockIdx.x) + thread;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; ++quad) {
     const float* v = &acc[quad / 8][quad % 8 * 4];
@@ -230,16 +230,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int quad = 0; quad < Config::kQuads; ++quad) {
     const float* v = &acc[quad / 8][quad % 8 * 4];
     const float4 other = sums[quad * kWarpgroup];
-    piece[quad * kWarpgroup] = make_float4(v[0] + other.x, v[1] + other.y,
-                                           v[2] + other.z, v[3] + other.w);
+    partial[quad * kWarpgroup] = make_float4(v[0] + other.x, v[1] + other.y,
+                                             v[2] + other.z, v[3] + other.w);
   }
 }
 
-// Adds the pieces in order. A block has teams.lanes() of a tile's quads.
+// Adds the partials in order. A block has teams.lanes() of a tile's quads.
 template <typename Config>
 __global__ void __launch_bounds__(kAddThreads)
-    AddFewChannelsPieces(const __grid_constant__ FewChannelsProblem problem,
-                         AddTeams teams) {
+    AddFewChannelsPartials(const __grid_constant__ FewChannelsProblem problem,
+                           AddTeams teams) {
   constexpr int kTileQuads = Config::kQuads * kWarpgroup;
   __shared__ AddRing ring;
   const unsigned tile_blocks = kTileQuads >> teams.lane_bits;
@@ -250,10 +250,10 @@ __global__ void __launch_bounds__(kAddThreads)
   const bool has = HasFewChannelsQuad(problem.layout, quad, thread);
   const int begin = teams.Begin(teams.group(), problem.splits);
   const int end = teams.Begin(teams.group() + 1, problem.splits);
-  PartLine line;
+  PartialLine line;
   line.step = line.first_step = int64_t{problem.n_tiles} * kTileQuads;
   line.at =
-      FewChannelsPiece<Config>(problem, n_tile) + begin * line.step + of_tile;
+      FewChannelsPartial<Config>(problem, n_tile) + begin * line.step + of_tile;
   line.count = has ? end - begin : 0;
   float4 sum[1];
   WaitForPrimary();

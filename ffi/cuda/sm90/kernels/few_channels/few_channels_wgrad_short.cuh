@@ -208,11 +208,11 @@ __global__ void __launch_bounds__(kFewChannelsShortThreads<Config>, 1)
   // tile, and leave the others idle.
   LaunchDependents();
   if (!HasFewChannelsQuad(problem.layout, m * 8, thread)) return;
-  float4* piece = FewChannelsPiece<Config>(problem, blockIdx.x) +
-                  m * 8 * kWarpgroup + thread;
+  float4* partial = FewChannelsPartial<Config>(problem, blockIdx.x) +
+                    m * 8 * kWarpgroup + thread;
 #pragma unroll
   for (int quad = 0; quad < 8; ++quad) {
-    piece[quad * kWarpgroup] = make_float4(
+    partial[quad * kWarpgroup] = make_float4(
         acc[quad * 4], acc[quad * 4 + 1], acc[quad * 4 + 2], acc[quad * 4 + 3]);
   }
 }

@@ -20,7 +20,7 @@ struct DwStationaryProblem {
   // residue class of the stride.
   CUtensorMap dx[kBackwardParts];
   const uint8_t* bitmask;
-  float* pieces;
+  float* partials;
   int pixels, tiles;
   int slices, blocks;  // of channels; of each slice
   bool stores_dz;
@@ -57,7 +57,7 @@ struct DwStationaryConfig {
   // Sums of a thread in quads: of eight columns two, of two rows.
   static constexpr int kQuads = kRowBoxes * kN / 8;
   // Of a block: dw as the threads have it, then db.
-  static constexpr int kPiece = kC * kK + kK;
+  static constexpr int kPartial = kC * kK + kK;
   static constexpr int kChunks = kK / 8;  // of 16 bytes in a row of dy
   // Threads that make dz of a tile; a team has a row.
   static constexpr int kMaskThreads = kHalves * kWarpgroup;
@@ -67,8 +67,8 @@ struct DwStationaryConfig {
                 kSumBytes + 2 * kWarpgroup * 32 <= kStages * kStageBytes);
 };
 
-// Writes the block's piece; where the warpgroups do not share tiles their sums
-// are added.
+// Writes the block's partial; where the warpgroups do not share tiles their
+// sums are added.
 template <typename Config>
 __device__ __forceinline__ void WriteSums(
     const DwStationaryProblem& problem, uint32_t ring, int group, int thread,
@@ -96,9 +96,9 @@ __device__ __forceinline__ void WriteSums(
   NamedBarrier(1, kAll);
   const int64_t number =
       int64_t{problem.Slice()} * problem.blocks + problem.FirstTile();
-  float* const piece = problem.pieces + number * Config::kPiece;
+  float* const partial = problem.partials + number * Config::kPartial;
   float4* const quads =
-      reinterpret_cast<float4*>(piece) +
+      reinterpret_cast<float4*>(partial) +
       (Config::kShared ? group * Config::kQuads * kWarpgroup : 0) + thread;
   if (Config::kShared || group == 0) {
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ __forceinline__ void WriteSums(
           : "memory");
       sum += v;
     }
-    piece[Config::kC * Config::kK + k] = sum;
+    partial[Config::kC * Config::kK + k] = sum;
   }
 }
 
@@ -133,17 +133,17 @@ inline constexpr int kSumQuads = 32, kSumLanes = 8;
 // Of AddLayerSums, for each slice.
 template <typename Config>
 inline constexpr int kSumBlocks =
-    (Config::kPiece / 4 + kSumQuads - 1) / kSumQuads;
+    (Config::kPartial / 4 + kSumQuads - 1) / kSumQuads;
 
-// Adds the blocks' pieces in order, a quad by kSumLanes threads.
+// Adds the blocks' partials in order, a quad by kSumLanes threads.
 template <typename Config>
 __global__ void __launch_bounds__(kSumQuads* kSumLanes)
-    AddLayerSums(const float* __restrict__ pieces, int blocks,
+    AddLayerSums(const float* __restrict__ partials, int blocks,
                  typename Config::T* __restrict__ dw,
                  typename Config::T* __restrict__ db) {
   using T = typename Config::T;
   constexpr int kOfDw = Config::kC * Config::kK / 4;
-  constexpr int kAll = Config::kPiece / 4;
+  constexpr int kAll = Config::kPartial / 4;
   const int slice = blockIdx.x / kSumBlocks<Config>;
   const int quad =
       blockIdx.x % kSumBlocks<Config> * kSumQuads + threadIdx.x % kSumQuads;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kSumQuads* kSumLanes)
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   };
   if (quad < kAll) {
-    const float4* from = reinterpret_cast<const float4*>(pieces) +
+    const float4* from = reinterpret_cast<const float4*>(partials) +
                          int64_t{slice} * blocks * kAll + quad;
 #pragma unroll 8
     for (int b = lane; b < blocks; b += kSumLanes) add(from[int64_t{b} * kAll]);

@@ -26,7 +26,7 @@ cudaError_t Launch(const FusedBackwardCall& call, int multiprocessors,
   const int64_t pixels = g.N * g.output_pixels(), C = g.C, K = g.K;
   DwStationaryProblem problem{};
   problem.bitmask = static_cast<const uint8_t*>(call.bitmask);
-  problem.pieces = static_cast<float*>(call.workspace);
+  problem.partials = static_cast<float*>(call.workspace);
   problem.pixels = static_cast<int>(pixels);
   problem.tiles =
       static_cast<int>((pixels + kBackwardPixels - 1) / kBackwardPixels);
@@ -51,7 +51,7 @@ cudaError_t Launch(const FusedBackwardCall& call, int multiprocessors,
   return LaunchKernel(AddLayerSums<Config>,
                       {int64_t{problem.slices} * kSumBlocks<Config>,
                        kSumQuads * kSumLanes, Start::kEarly},
-                      stream, problem.pieces, problem.blocks,
+                      stream, problem.partials, problem.blocks,
                       static_cast<T*>(call.dw), static_cast<T*>(call.db));
 }
 

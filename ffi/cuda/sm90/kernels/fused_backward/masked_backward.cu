@@ -53,7 +53,7 @@ cudaError_t LaunchWgrad(const FusedBackwardCall& call, int multiprocessors,
     cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
     if (error != cudaSuccess) return error;
     cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, &AddMaskedPieces<T>);
+    return cudaFuncGetAttributes(&loads, &AddMaskedPartials<T>);
   }
   const ConvGeometry& g = call.g;
   const int64_t pixels = g.N * g.output_pixels();
@@ -65,8 +65,8 @@ cudaError_t LaunchWgrad(const FusedBackwardCall& call, int multiprocessors,
   problem.cluster = problem.splits % 2 == 0 ? 2 : 1;
   problem.k_tiles = static_cast<int>(g.K / kMaskedRows);
   problem.tiles = static_cast<int>(g.C / kMaskedColumns) * problem.k_tiles;
-  problem.pieces = static_cast<float*>(call.workspace);
-  problem.db_pieces = problem.pieces + problem.splits * g.C * g.K;
+  problem.partials = static_cast<float*>(call.workspace);
+  problem.db_partials = problem.partials + problem.splits * g.C * g.K;
   problem.walk = StridedPixelsOf(g);
   const bool encoded =
       EncodeTiled(&problem.dy, call.type, call.dy, {g.K, pixels}, {64, 64}) &&
@@ -80,7 +80,7 @@ cudaError_t LaunchWgrad(const FusedBackwardCall& call, int multiprocessors,
                     Config::kSharedBytes, problem.cluster},
                    stream, problem);
   if (error != cudaSuccess) return error;
-  return LaunchKernel(AddMaskedPieces<T>,
+  return LaunchKernel(AddMaskedPartials<T>,
                       {int64_t{problem.tiles} * kMaskedQuads + g.K / kWarpgroup,
                        kWarpgroup, Start::kEarly},
                       stream, problem, static_cast<T*>(call.dw),

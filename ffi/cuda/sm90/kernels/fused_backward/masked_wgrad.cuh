@@ -20,7 +20,7 @@ namespace jax_convbatch::hopper {
 
 struct MaskedWgradProblem {
   CUtensorMap dy, x, bitmask;  // boxes of 64 pixels; of 8 words of 16 bits
-  float *pieces, *db_pieces;
+  float *partials, *db_partials;
   int C, K, steps, splits;
   int cluster;  // blocks, of consecutive runs, that add their sums: one or two
   int k_tiles, tiles;
@@ -180,17 +180,17 @@ __device__ __forceinline__ void ConsumeMaskedWgrad(
   if (share.steps % 2 != 0) multiply(dz[0]);
   WgmmaWait<0>();
   constexpr int kQuads = kMaskedColumns / 8, kHalf = kQuads / 2;
-  float4* const piece = reinterpret_cast<float4*>(problem.pieces) +
-                        int64_t{blockIdx.x / problem.cluster} *
-                            (kMaskedRows * kMaskedColumns / 4) +
-                        group * (64 * kMaskedColumns / 4) + thread;
+  float4* const partial = reinterpret_cast<float4*>(problem.partials) +
+                          int64_t{blockIdx.x / problem.cluster} *
+                              (kMaskedRows * kMaskedColumns / 4) +
+                          group * (64 * kMaskedColumns / 4) + thread;
   auto quad = [&](int i) {
     return make_float4(acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2],
                        acc[i * 4 + 3]);
   };
   if (problem.cluster == 1) {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) piece[i * kWarpgroup] = quad(i);
+    for (int i = 0; i < kQuads; ++i) partial[i * kWarpgroup] = quad(i);
   } else {
     // Each adds one half of the columns, and sends the other.
     const int rank = blockIdx.x % 2;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void ConsumeMaskedWgrad(
       StoreShared4(slot + i * kStep, rank == 0 ? quad(kHalf + i) : quad(i));
     }
     ClusterBarrier();
-    float4* const to = piece + rank * kHalf * kWarpgroup;
+    float4* const to = partial + rank * kHalf * kWarpgroup;
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
       const float4 own = rank == 0 ? quad(i) : quad(kHalf + i);
@@ -217,8 +217,8 @@ __device__ __forceinline__ void ConsumeMaskedWgrad(
   for (int half = 0; half < 2; ++half) {
     const float sum = DbOfFour(db[half]);
     if (lane % 4 != 0) continue;
-    problem.db_pieces[int64_t{share.split} * problem.K + share.k + group * 64 +
-                      warp * 16 + half * 8 + lane / 4] = sum;
+    problem.db_partials[int64_t{share.split} * problem.K + share.k +
+                        group * 64 + warp * 16 + half * 8 + lane / 4] = sum;
   }
 }
 
@@ -262,14 +262,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   ConsumeMaskedWgrad<Config>(problem, shared, group, barriers);
 }
 
-// Blocks of AddMaskedPieces: of dw, a quad of each thread of a warpgroup.
+// Blocks of AddMaskedPartials: of dw, a quad of each thread of a warpgroup.
 inline constexpr int kMaskedQuads =
     kMaskedRows * kMaskedColumns / 4 / kWarpgroup;
 
 template <typename T>
 __global__ void __launch_bounds__(kWarpgroup)
-    AddMaskedPieces(const __grid_constant__ MaskedWgradProblem problem,
-                    T* __restrict__ dw, T* __restrict__ db) {
+    AddMaskedPartials(const __grid_constant__ MaskedWgradProblem problem,
+                      T* __restrict__ dw, T* __restrict__ db) {
   constexpr int kBatch = 16;
   __shared__ __align__(16) T rows[8][64];
   const int thread = threadIdx.x;
@@ -279,26 +279,26 @@ __global__ void __launch_bounds__(kWarpgroup)
     const int k = (blockIdx.x - tile * kMaskedQuads) * kWarpgroup + thread;
     float sum = 0.0f;
     for (int i = 0; i < problem.splits; ++i) {
-      sum += problem.db_pieces[int64_t{i} * problem.K + k];
+      sum += problem.db_partials[int64_t{i} * problem.K + k];
     }
     db[k] = static_cast<T>(sum);
     return;
   }
   const int64_t stride =
       int64_t{problem.tiles} * (kMaskedRows * kMaskedColumns / 4);
-  const float4* from = reinterpret_cast<const float4*>(problem.pieces) +
+  const float4* from = reinterpret_cast<const float4*>(problem.partials) +
                        int64_t{blockIdx.x} * kWarpgroup + thread;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const int pieces = problem.splits / problem.cluster;
-  for (int first = 0; first < pieces; first += kBatch) {
+  const int partials = problem.splits / problem.cluster;
+  for (int first = 0; first < partials; first += kBatch) {
     float4 v[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (first + i < pieces) v[i] = from[(first + i) * stride];
+      if (first + i < partials) v[i] = from[(first + i) * stride];
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (first + i >= pieces) continue;
+      if (first + i >= partials) continue;
       sum.x += v[i].x, sum.y += v[i].y, sum.z += v[i].z, sum.w += v[i].w;
     }
   }

@@ -80,7 +80,7 @@ cudaError_t RunOneRowsBackward(const FusedBackwardCall& call,
   if (raised != cudaSuccess) return raised;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, &AddRowPieces);
+    return cudaFuncGetAttributes(&loads, &AddRowPartials);
   }
   OneRowsProblem p = MakeBackward(call.g, multiprocessors);
   p.x = static_cast<const float*>(call.x);
@@ -89,16 +89,16 @@ cudaError_t RunOneRowsBackward(const FusedBackwardCall& call,
   p.bitmask = static_cast<const uint8_t*>(call.bitmask);
   p.dx = static_cast<float*>(call.dx);
   p.dz = static_cast<float*>(call.dz);
-  p.pieces = static_cast<float*>(call.workspace);
+  p.partials = static_cast<float*>(call.workspace);
   const int blocks = BackwardBlocks(p, multiprocessors);
   kernel<<<blocks, kRowThreads, kBytes, stream>>>(p);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   constexpr int kSums = 10 * 4 * kQuads;
-  return LaunchKernel(AddRowPieces,
+  return LaunchKernel(AddRowPartials,
                       {(kSums + kRowColumns - 1) / kRowColumns,
                        kRowColumns * kRowTeams, Start::kEarly},
-                      stream, p.pieces, blocks, 4 * kQuads,
+                      stream, p.partials, blocks, 4 * kQuads,
                       static_cast<float*>(call.dw),
                       static_cast<float*>(call.db));
 }

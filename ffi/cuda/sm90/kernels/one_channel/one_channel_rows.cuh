@@ -23,7 +23,7 @@ inline constexpr int kRowWarps = 8, kRowThreads = 32 * kRowWarps;
 struct OneRowsProblem {
   const float *x, *w, *dy;
   const uint8_t* bitmask;
-  float *y, *dx, *dz, *pieces;  // dz or null
+  float *y, *dx, *dz, *partials;  // dz or null
   int H, W;
   int rows;    // of a tile, which is as wide as the image
   int chunks;  // tiles of an image
@@ -289,17 +289,17 @@ __global__ void __launch_bounds__(kRowThreads, 1)
       total = make_float4(total.x + add.x, total.y + add.y, total.z + add.z,
                           total.w + add.w);
     }
-    reinterpret_cast<float4*>(p.pieces)[int64_t{blockIdx.x} * kSums + i] =
+    reinterpret_cast<float4*>(p.partials)[int64_t{blockIdx.x} * kSums + i] =
         total;
   }
 }
 
 inline constexpr int kRowColumns = 32, kRowTeams = 16;
 
-// Adds the blocks' pieces in order.
+// Adds the blocks' partials in order.
 __global__ void __launch_bounds__(kRowColumns* kRowTeams)
-    AddRowPieces(const float* __restrict__ pieces, int blocks, int channels,
-                 float* __restrict__ dw, float* __restrict__ db) {
+    AddRowPartials(const float* __restrict__ partials, int blocks, int channels,
+                   float* __restrict__ dw, float* __restrict__ db) {
   __shared__ float sums[kRowTeams][kRowColumns];
   const int column = threadIdx.x % kRowColumns;
   const int team = threadIdx.x / kRowColumns;
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kRowColumns* kRowTeams)
   if (at < size) {
 #pragma unroll 8
     for (int b = team; b < blocks; b += kRowTeams) {
-      sum += pieces[int64_t{b} * size + at];
+      sum += partials[int64_t{b} * size + at];
     }
   }
   sums[team][column] = sum;

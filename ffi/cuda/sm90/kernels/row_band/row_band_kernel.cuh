@@ -223,7 +223,7 @@ __device__ __forceinline__ void RowBandProduct(float (&d)[kHalf], uint64_t a,
 }
 
 template <typename T, Contiguous kWeights, bool kColumnStrips, int kWidth,
-          bool kDeep, typename After>
+          bool kTwoBoxes, typename After>
 __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
                                                  const After& after, int group,
                                                  uint32_t filter, uint32_t ring,
@@ -236,7 +236,7 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const bool signals = threadIdx.x % 32 == 0;
   constexpr uint64_t kFilterStep =
-      kDeep ? 16 * 64 >> 4 : kReductionStep<kWeights>;
+      kTwoBoxes ? 16 * 64 >> 4 : kReductionStep<kWeights>;
   const uint64_t next_box = tiling.class_bytes >> 4;
   // The filter's rows that dgrad's products read behind a tap's give channels
   // that are not stored.
@@ -264,8 +264,8 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
       auto add_taps = [&](auto reduction_steps) {
         // Of 32 output channels, as 64 rows of a product, all twice.
-        uint64_t a = kDeep ? HalfLineDescriptor(filter, /*box_stride=*/0)
-                           : Descriptor(filter);
+        uint64_t a = kTwoBoxes ? HalfLineDescriptor(filter, /*box_stride=*/0)
+                               : Descriptor(filter);
         uint64_t b = groups | (band & 0x3FFFF) >> 4;
         for (int tap = 0, s = 0; tap < taps; ++tap) {
           BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
@@ -293,7 +293,7 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
       };
       // A loop each: what decides within one holds the multiplier up.
       const int steps = problem.reduction_steps;
-      if constexpr (kDeep) {
+      if constexpr (kTwoBoxes) {
         if (steps == 8) {
           add_taps(std::integral_constant<int, 8>());
         } else {
@@ -333,10 +333,10 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
   });
 }
 
-// kWidth: see group_width.h; narrow groups have group_row_band.cuh. kDeep: see
-// HasTwoBoxes.
+// kWidth: see group_width.h; narrow groups have group_row_band.cuh. kTwoBoxes:
+// see HasTwoBoxes.
 template <typename T, Contiguous kWeights, bool kColumnStrips, typename After,
-          int kWidth = kOneGroup, bool kDeep = false>
+          int kWidth = kOneGroup, bool kTwoBoxes = false>
 __global__ void __launch_bounds__(kThreads, 1)
     RowBandKernel(const __grid_constant__ RowBandProblem problem,
                   const __grid_constant__ After after) {
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    MultiplyRowBands<T, kWeights, kColumnStrips, kWidth, kDeep>(
+    MultiplyRowBands<T, kWeights, kColumnStrips, kWidth, kTwoBoxes>(
         problem, after, warpgroup - 1, filter, ring, barriers);
   }
 }

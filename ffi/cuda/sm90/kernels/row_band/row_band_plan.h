@@ -27,7 +27,7 @@ inline int RowBandSteps(const Activations& in) {
 bool HasTwoBoxes(const ConvGeometry& g, const Activations& in);
 
 // A tap of the filter in shared memory: input channels, for two products of 16
-// or more, by 64 output channels, or by 32 where row bands are deep.
+// or more, by 64 output channels, or by 32 where row bands have two boxes.
 struct RowBandFilter {
   int rows, row_bytes;
 };
@@ -35,10 +35,10 @@ RowBandFilter RowBandFilterOf(const ConvGeometry& g, const Activations& in);
 
 // For products of kRowBandPixels or kColumnStripPixels, or for those of narrow
 // groups of kGroupRowBandPixels. Nothing where the kernel cannot run the part:
-// it takes 16-bit types, up to 64 input channels but where row bands are deep,
-// at most kMaxRowBandTaps taps (of several groups kMaxGroupRowBandTaps) whose
-// filter leaves room for two tiles, stride 1 (of narrow groups also 2) and, if
-// whole, rows of which at least one fits a product.
+// it takes 16-bit types, up to 64 input channels but where row bands have two
+// boxes, at most kMaxRowBandTaps taps (of several groups kMaxGroupRowBandTaps)
+// whose filter leaves room for two tiles, stride 1 (of narrow groups also 2)
+// and, if whole, rows of which at least one fits a product.
 std::optional<RowBandTiling> TileRowBand(const ConvGeometry& g, Type type,
                                          const Activations& in,
                                          const Activations& out,

@@ -14,7 +14,7 @@ cudaError_t SingleWaveFprop(const ConvCall& call, Stage stage,
 cudaError_t SingleWaveDgrad(const ConvCall& call, Stage stage,
                             cudaStream_t stream);
 
-// Of sums that come in chunks.
+// Of sums that come in K slices.
 cudaError_t SingleWaveSplitK(const ConvCall& call, bool dgrad, Stage stage,
                              cudaStream_t stream);
 

@@ -25,7 +25,7 @@ struct SingleWaveConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool kDeep = false;
+  static constexpr bool k3d = false;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;

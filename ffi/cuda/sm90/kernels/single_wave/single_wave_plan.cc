@@ -4,9 +4,9 @@
 #include <iterator>
 #include <limits>
 
-#include "cuda/sm90/kernels/conv/odd_plan.h"
+#include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
-#include "cuda/sm90/mainloop/sum_chunks.h"
+#include "cuda/sm90/mainloop/k_slices.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -15,17 +15,17 @@ int64_t Taps(const PartAxes& part) {
   return int64_t{part.h.taps.count} * part.w.taps.count;
 }
 
-// OrSingleWave() of sums that come in chunks, where each tile is a cluster's.
+// OrSingleWave() of sums that come in K slices, where each tile is a cluster's.
 template <typename Tiles>
 Plan OrClusters(const Plan& plan, Tiles tiles, int multiprocessors) {
   // Some SMs are left out: of 132, 30 clusters of four run at once.
-  const int64_t room = 10 * multiprocessors / 11 / kSumChunks;
+  const int64_t room = 10 * multiprocessors / 11 / kSumKSlices;
   Plan best = plan;
   int64_t least = tiles(plan.tile_m, plan.tile_n) <= room
                       ? plan.tile_m + plan.tile_n
                       : std::numeric_limits<int64_t>::max();
   for (const int n : {64, 128}) {
-    for (const int m : kChunkPixels) {
+    for (const int m : kSplitKPixels) {
       if (tiles(m, n) <= room && m + n < least) {
         best.tile_m = m, best.tile_n = n;
         least = m + n;
@@ -59,7 +59,7 @@ Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
   auto tiles = [&](int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };
-  if (parts.size() == 1 && SumsInChunks(in, out, parts[0])) {
+  if (parts.size() == 1 && SumsInKSlices(in, out, parts[0])) {
     return OrClusters(plan, tiles, multiprocessors);
   }
   const int64_t rounds =
@@ -68,7 +68,7 @@ Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
   if (parts.size() == 1 && rounds > 2) return plan;
   Plan best = plan;
   // Of as many, a tile of an odd width takes longer.
-  int64_t least = rounds * (plan.tile_m + plan.tile_n) + IsOddTile(plan);
+  int64_t least = rounds * (plan.tile_m + plan.tile_n) + IsResidueNTile(plan);
   // Where pixels lie 4 KiB apart, to read many for few channels is slow.
   const bool far = Taps(parts[0]) == 1 && in.c >= 2048;
   for (const int n : {64, 128}) {

@@ -13,9 +13,9 @@ namespace jax_convbatch::hopper {
 // tiles of so many, so that they tell the kernel.
 inline constexpr int kSingleWavePixels[] = {32, 48, 56, 96, 104, 192};
 inline constexpr int kMaxSingleWaveParts = 4;  // of a stride
-// Where sums come in chunks, of which the blocks of a cluster form one each
+// Where sums come in K slices, of which the blocks of a cluster form one each
 // (single_wave_split_k_kernel.cuh): of images of 7x7 pixels.
-inline constexpr int kChunkPixels[] = {56, 104};
+inline constexpr int kSplitKPixels[] = {56, 104};
 
 bool IsSingleWave(Type type, const Plan& plan);
 

@@ -1,15 +1,15 @@
 // fprop and dgrad of few outputs and long sums, as single_wave_kernel.cuh has
-// tiles: a cluster of blocks forms a tile, each block a chunk of its sum. Each
-// then adds all chunks, in order, for some of the tile's channels, and stores
-// those: what a block sends through distributed shared memory, some 15 bytes a
-// cycle, is what takes longest after the products.
+// tiles: a cluster of blocks forms a tile, each block a K slice of its sum.
+// Each then adds all K slices, in order, for some of the tile's channels, and
+// stores those: what a block sends through distributed shared memory, some 15
+// bytes a cycle, is what takes longest after the products.
 //
-// conv_chunks.cuh adds the same chunks in the same order.
+// conv_k_slices.cuh adds the same K slices in the same order.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_SPLIT_K_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_SPLIT_K_KERNEL_CUH_
 
 #include "cuda/sm90/arch/clusters.cuh"
-#include "cuda/sm90/kernels/conv/conv_split_kernel.cuh"
+#include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
 #include "cuda/sm90/kernels/single_wave/single_wave_kernel.cuh"
 
 namespace jax_convbatch::hopper {
@@ -21,16 +21,16 @@ struct SingleWaveSplitKConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool kDeep = false;
+  static constexpr bool k3d = false;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
   static constexpr int kIssuers = 2;
   static constexpr int kWarps = kGroups * kWarpgroup / 32;  // that multiply
-  static constexpr int kOwn = kWarps / kSumChunks;  // whose sums a block adds
-  static constexpr int kSumBytes = kM * 16 * 4;     // of a warp
+  static constexpr int kOwn = kWarps / kSumKSlices;  // whose sums a block adds
+  static constexpr int kSumBytes = kM * 16 * 4;      // of a warp
   static constexpr int kTileBytes = (kM + 15) / 16 * 16 * 16 * 2;
-  static constexpr int kSent = (kSumChunks - 1) * kOwn * kSumBytes;
+  static constexpr int kSent = (kSumKSlices - 1) * kOwn * kSumBytes;
   static constexpr int kStages = std::min(
       16, (kMostShared - 1024 - kSent - kOwn * kTileBytes) / kStageBytes);
   static constexpr int kThreads = kWarps * 32 + 64;
@@ -58,27 +58,27 @@ struct SingleWaveSplitKBarriers {
   }
 };
 
-// Adds all chunks of a warp's sums, in order; `others` are those of other
+// Adds all K slices of a warp's sums, in order; `others` are those of other
 // blocks, from the lane's first on.
 template <typename Config>
-__device__ __forceinline__ void AddWarpChunks(float (&acc)[Config::kM / 2],
-                                              int rank, uint32_t others) {
+__device__ __forceinline__ void AddWarpKSlices(float (&acc)[Config::kM / 2],
+                                               int rank, uint32_t others) {
 #pragma unroll
   for (int i = 0; i < Config::kM / 8; ++i) {
     float* v = &acc[4 * i];
     const float4 own = make_float4(v[0], v[1], v[2], v[3]);
-    float4 other[kSumChunks - 1];
+    float4 other[kSumKSlices - 1];
 #pragma unroll
-    for (int j = 0; j < kSumChunks - 1; ++j) {
+    for (int j = 0; j < kSumKSlices - 1; ++j) {
       other[j] =
           LoadShared4(others + j * Config::kOwn * Config::kSumBytes + i * 512);
     }
     float4 sum = rank == 0 ? own : other[0];
 #pragma unroll
-    for (int j = 1; j < kSumChunks; ++j) {
+    for (int j = 1; j < kSumKSlices; ++j) {
       const float4 next = j == rank  ? own
                           : j > rank ? other[j - 1]
-                                     : other[j % (kSumChunks - 1)];
+                                     : other[j % (kSumKSlices - 1)];
       sum.x += next.x;
       sum.y += next.y;
       sum.z += next.z;
@@ -120,39 +120,39 @@ __device__ __forceinline__ void StoreWarpColumns(
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     SingleWaveSplitKKernel(const __grid_constant__ ConvProblem<1> problem,
-                           const __grid_constant__ ConvChunks chunks) {
+                           const __grid_constant__ ConvKSlices k_slices) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SingleWaveSplitKBarriers<Config>*>(
       memory + Config::kBarrierOffset);
   const uint32_t shared = SharedAddress(memory);
   const ConvPart& part = problem.part[0];
-  const int rank = blockIdx.x % kSumChunks;
-  const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumChunks);
+  const int rank = blockIdx.x % kSumKSlices;
+  const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumKSlices);
   // As in ConvKernel.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (warp >= Config::kWarps) {
-    const ConvChunk& chunk = chunks.chunk[rank];
+    const ConvKSlice& k_slice = k_slices.k_slice[rank];
     RingPosition<Config::kStages> at;
     if (warp == Config::kWarps) {
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-      const StageWalk walk = ChunkWalk(part, tile.pixel, chunk);
+      const StageWalk walk = KSliceWalk(part, tile.pixel, k_slice);
       if (ElectOne()) {
-        CopyFirstStages<Config>(problem, tile, walk, chunk.count, shared,
+        CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
                                 barriers.ring);
       }
       NamedBarrier(kRestBarrier, 64);
       ClusterArrive();
       CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
-                                          chunk.count, shared, barriers.ring,
+                                          k_slice.count, shared, barriers.ring,
                                           at);
     } else {
-      const StageWalk walk = ChunkWalk(part, tile.pixel, chunk);
+      const StageWalk walk = KSliceWalk(part, tile.pixel, k_slice);
       NamedBarrier(kFirstBarrier, Config::kThreads);
       ClusterArrive();
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
-                                            chunk.count, shared, barriers.ring,
-                                            at);
+                                            k_slice.count, shared,
+                                            barriers.ring, at);
     }
     ClusterWait();
     return;
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   NamedBarrier(kFirstBarrier, Config::kThreads);
   ClusterArrive();
   MultiplySingleWave<Config>(
-      acc, chunks.chunk[rank].count, shared,
+      acc, k_slices.k_slice[rank].count, shared,
       shared + Config::kInputBytes + warp / (kWarpgroup / 32) * kBoxBytes,
       barriers.ring);
   ClusterWait();  // the others' barriers stand
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return;
   }
   BarrierWait(SharedAddress(&barriers.arrived), 0);
-  AddWarpChunks<Config>(acc, rank, sums);
+  AddWarpKSlices<Config>(acc, rank, sums);
   StoreWarpColumns<Config>(
       acc, shared + Config::kTileOffset + own * Config::kTileBytes, part,
       tile.pixel, tile.channel + warp * 16, problem.channels);

@@ -68,7 +68,7 @@ std::optional<Plan> PlanRing(const ConvGeometry& g,
   const auto blocks = static_cast<int>(
       std::min<int64_t>(CeilDiv(Pixels(g), ring.pixels()), multiprocessors));
   return Plan{ring.pixels(), static_cast<int>(g.K), blocks,
-              blocks * ring.piece_bytes(), Path::kSmall};
+              blocks * ring.partial_bytes(), Path::kSmall};
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ SkinnyRing::SkinnyRing(const SkinnyWgradShape& shape, Type type, int run)
   ring = std::min(kSkinnyStages, kMostShared / stage_bytes);
 }
 
-int64_t SkinnyRing::piece_bytes() const {
+int64_t SkinnyRing::partial_bytes() const {
   return int64_t{a_blocks} * 16 * columns * int64_t{sizeof(float)};
 }
 

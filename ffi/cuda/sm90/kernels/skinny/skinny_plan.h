@@ -40,7 +40,7 @@ struct SkinnyRing {
 
   int pixels() const { return kSkinnyRuns * run; }  // of a stage
   int shared_bytes() const { return ring * stage_bytes; }
-  int64_t piece_bytes() const;
+  int64_t partial_bytes() const;
 };
 
 // For geometries that are IsPlain2d; nothing where the kernels cannot run or

@@ -24,7 +24,7 @@ struct SkinnyProblem {
 // of the two operands, `a`, and its columns those of the other, `b`.
 struct SkinnyWgradProblem {
   const void *a, *b;
-  float* pieces;  // [blocks, C, K]
+  float* partials;  // [blocks, C, K]
   int64_t pixels;
   int a_channels, b_channels;
   bool flipped;  // a is dy

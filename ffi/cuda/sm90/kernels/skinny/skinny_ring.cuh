@@ -173,11 +173,11 @@ struct SkinnySums {
 
   // As the sums lie in registers: AddSkinny knows where they belong.
   __device__ __forceinline__ void Write(const SkinnyRingProblem& p,
-                                        float4* piece) const {
+                                        float4* partial) const {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       if (FirstOfB<T>(n) >= p.b_channels) break;
-      piece[n * 32] =
+      partial[n * 32] =
           make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
     }
   }
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kSkinnyRingThreads, 1)
   }
   LaunchDependents();
   const int64_t quads = int64_t{p.a_blocks} * kColumns * 32;
-  sums.Write(p, reinterpret_cast<float4*>(p.pieces) + blockIdx.x * quads +
+  sums.Write(p, reinterpret_cast<float4*>(p.partials) + blockIdx.x * quads +
                     warp * kColumns * 32 + threadIdx.x % 32);
 }
 
@@ -243,14 +243,14 @@ __global__ void __launch_bounds__(kAddThreads, 1)
   if (FirstOfB<T>(n) >= p.b_channels) return;
   const int64_t quads = int64_t{p.a_blocks} * p.columns * 32;
   const float4* const from =
-      reinterpret_cast<const float4*>(p.pieces) + first + lane;
+      reinterpret_cast<const float4*>(p.partials) + first + lane;
   float sum[4] = {};
   WaitForPrimary();
-  for (int piece = team; piece < blocks; piece += kUnroll * kTeams) {
+  for (int partial = team; partial < blocks; partial += kUnroll * kTeams) {
     float4 loaded[kUnroll] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int of = piece + u * kTeams;
+      const int of = partial + u * kTeams;
       if (of < blocks) loaded[u] = LoadInOrder(from + of * quads);
     }
 #pragma unroll

@@ -14,7 +14,7 @@ SkinnyWgradProblem ProblemOf(const ConvCall& call,
   SkinnyWgradProblem p{};
   p.a = shape.flipped ? call.rhs : call.lhs;
   p.b = shape.flipped ? call.lhs : call.rhs;
-  p.pieces = static_cast<float*>(call.workspace);
+  p.partials = static_cast<float*>(call.workspace);
   p.pixels = call.g.N * call.g.output_pixels();
   p.a_channels = shape.a_channels;
   p.b_channels = shape.b_channels;
@@ -37,7 +37,7 @@ cudaError_t Launch(const ConvCall& call, const SkinnyWgradShape& shape,
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return LaunchAddChunks<T>(stream, 1, call.plan.blocks, call.g.w_size(),
-                            p.pieces, static_cast<T*>(call.result));
+                            p.partials, static_cast<T*>(call.result));
 }
 
 template <typename T, int kColumns>

@@ -196,14 +196,14 @@ __global__ void __launch_bounds__(kSkinnyThreads, Config::kResident)
     }
   }
   __syncthreads();
-  float* const piece = p.pieces + int64_t{blockIdx.x} * size;
+  float* const partial = p.partials + int64_t{blockIdx.x} * size;
   for (int i = threadIdx.x; i < size; i += kSkinnyThreads) {
     float sum = skinny_wgrad_shared[i];
 #pragma unroll
     for (int w = 1; w < kSkinnyWarps; ++w) {
       sum += skinny_wgrad_shared[w * size + i];
     }
-    piece[i] = sum;
+    partial[i] = sum;
   }
 }
 

@@ -21,7 +21,7 @@ cudaError_t Launch(const FusedBackwardCall& call, int multiprocessors,
   if (raised != cudaSuccess) return raised;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
-    return cudaFuncGetAttributes(&loads, &AddSmallPieces<Config>);
+    return cudaFuncGetAttributes(&loads, &AddSmallPartials<Config>);
   }
   if (!EncodeGrid(&p.dy, g, p.grid, g.K, call.dy, /*rounded=*/false) ||
       !EncodeGrid(&p.x, g, p.grid, g.C, call.x, /*rounded=*/true)) {
@@ -31,7 +31,7 @@ cudaError_t Launch(const FusedBackwardCall& call, int multiprocessors,
   p.bitmask = static_cast<const uint8_t*>(call.bitmask);
   p.dx = static_cast<float*>(call.dx);
   p.dz = static_cast<float*>(call.dz);
-  p.pieces = static_cast<float*>(call.workspace);
+  p.partials = static_cast<float*>(call.workspace);
   p.N = static_cast<int>(g.N);
   p.H = static_cast<int>(g.H);
   p.W = static_cast<int>(g.W);
@@ -40,11 +40,11 @@ cudaError_t Launch(const FusedBackwardCall& call, int multiprocessors,
   kernel<<<blocks, Config::kThreads, bytes, stream>>>(p);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  constexpr int kQuads = Config::kPiece / 4;
-  return LaunchKernel(AddSmallPieces<Config>,
+  constexpr int kQuads = Config::kPartial / 4;
+  return LaunchKernel(AddSmallPartials<Config>,
                       {(kQuads + kAddColumns - 1) / kAddColumns,
                        kAddColumns * kAddTeams, Start::kEarly},
-                      stream, p.pieces, blocks, static_cast<float*>(call.dw),
+                      stream, p.partials, blocks, static_cast<float*>(call.dw),
                       static_cast<float*>(call.db));
 }
 

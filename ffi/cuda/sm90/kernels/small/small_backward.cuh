@@ -33,7 +33,7 @@ struct SmallBackwardConfig {
   // Fours that a thread has of a tile's dy.
   static constexpr int kFoursEach = (kMostSmallFours + kThreads - 1) / kThreads;
   static constexpr int kSums = 9 * kC * kK;
-  static constexpr int kPiece = kSums + kK;  // dw, then db
+  static constexpr int kPartial = kSums + kK;  // dw, then db
   // What a block adds up when it is done.
   static constexpr int kEndWords = kSums + 4 * kThreads;
   // Fours of dw that a thread has.
@@ -44,7 +44,7 @@ struct SmallBackwardProblem {
   CUtensorMap dy, x;
   const float* w;
   const uint8_t* bitmask;
-  float *dx, *dz, *pieces;  // dz or null
+  float *dx, *dz, *partials;  // dz or null
   int N, H, W;
   SmallGrid grid;
   int tiles;
@@ -254,9 +254,9 @@ __device__ __forceinline__ void MultiplyInput(SmallBackwardLoop<Config>& loop,
   }
 }
 
-// Writes the block's piece, in shared memory first: the teams' sums one after
-// the other. dw lies as a warp has it, see AddSmallPieces. `sums`: of the warps
-// that have dw.
+// Writes the block's partial, in shared memory first: the teams' sums one after
+// the other. dw lies as a warp has it, see AddSmallPartials. `sums`: of the
+// warps that have dw.
 template <typename Config>
 __device__ __forceinline__ void WriteSmallTeams(
     float* all, int share, int team, const SmallBackwardSums<Config>& sums) {
@@ -283,7 +283,7 @@ __device__ __forceinline__ void WriteSmallTeams(
 }
 
 template <typename Config>
-__device__ __forceinline__ void WriteSmallPiece(const float* all, float* to) {
+__device__ __forceinline__ void WriteSmallPartial(const float* all, float* to) {
   constexpr int kK = Config::kK;
   const float* const of_db = all + Config::kSums;
   for (int i = threadIdx.x; i < Config::kSums / 4; i += Config::kThreads) {
@@ -340,19 +340,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     write_db();
   }
   __syncthreads();
-  WriteSmallPiece<Config>(shared.stages,
-                          p.pieces + int64_t{blockIdx.x} * Config::kPiece);
+  WriteSmallPartial<Config>(
+      shared.stages, p.partials + int64_t{blockIdx.x} * Config::kPartial);
 }
 
 inline constexpr int kAddColumns = 32, kAddTeams = 8;
 
-// Adds the blocks' pieces in order, four neighbouring sums by kAddTeams
+// Adds the blocks' partials in order, four neighbouring sums by kAddTeams
 // threads.
 template <typename Config>
 __global__ void __launch_bounds__(kAddColumns* kAddTeams)
-    AddSmallPieces(const float* __restrict__ pieces, int blocks,
-                   float* __restrict__ dw, float* __restrict__ db) {
-  constexpr int kAll = Config::kPiece / 4;
+    AddSmallPartials(const float* __restrict__ partials, int blocks,
+                     float* __restrict__ dw, float* __restrict__ db) {
+  constexpr int kAll = Config::kPartial / 4;
   const int column = threadIdx.x % kAddColumns;
   const int quad = blockIdx.x * kAddColumns + column;
   const int team = threadIdx.x / kAddColumns;
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kAddColumns* kAddTeams)
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   };
   if (quad < kAll) {
-    const float4* from = reinterpret_cast<const float4*>(pieces) + quad;
+    const float4* from = reinterpret_cast<const float4*>(partials) + quad;
 #pragma unroll 8
     for (int b = team; b < blocks; b += kAddTeams) {
       add(from[int64_t{b} * kAll]);

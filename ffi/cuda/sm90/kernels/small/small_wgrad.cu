@@ -30,7 +30,7 @@ cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
   SmallWgradProblem p{};
   p.x = static_cast<const float*>(call.lhs);
   p.dy = static_cast<const float*>(call.rhs);
-  p.pieces = static_cast<float*>(call.workspace);
+  p.partials = static_cast<float*>(call.workspace);
   p.H = static_cast<int>(g.H);
   p.W = static_cast<int>(g.W);
   p.P = static_cast<int>(g.P);

@@ -15,7 +15,7 @@ namespace jax_convbatch::hopper {
 
 struct SmallWgradProblem {
   const float *x, *dy;
-  float* pieces;  // [blocks, taps, C, K]
+  float* partials;  // [blocks, taps, C, K]
   int H, W, P, Q, pad_h, pad_w;
   int rows;                   // of a tile
   FastDivmod<uint32_t> down;  // tiles of an image
@@ -202,10 +202,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     }
   }
   __syncthreads();
-  auto* const piece =
-      reinterpret_cast<float4*>(p.pieces + int64_t{blockIdx.x} * Config::kSums);
+  auto* const partial = reinterpret_cast<float4*>(
+      p.partials + int64_t{blockIdx.x} * Config::kSums);
   for (int i = threadIdx.x; i < Config::kSums / 4; i += Config::kThreads) {
-    piece[i] = reinterpret_cast<const float4*>(stages)[i];
+    partial[i] = reinterpret_cast<const float4*>(stages)[i];
   }
 }
 

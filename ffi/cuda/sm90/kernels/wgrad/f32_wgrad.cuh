@@ -1,9 +1,9 @@
 // What wgrad of f32 has in common, as TF32 (wgrad_tf32_kernel.cuh) and by six
 // products of bf16 (bf16x6_wgrad.cuh): tiles and their rows, copies, how the
-// warpgroups share the work, and pieces. x is the left operand and goes through
-// registers; a warpgroup of its own makes of dy, within its stage, what is
-// multiplied. Otherwise the ring, the line of steps and the pieces are those of
-// wgrad_kernel.cuh, with stages of 32 pixels.
+// warpgroups share the work, and partials. x is the left operand and goes
+// through registers; a warpgroup of its own makes of dy, within its stage, what
+// is multiplied. Otherwise the ring, the line of steps and the partials are
+// those of wgrad_kernel.cuh, with stages of 32 pixels.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_F32_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_F32_WGRAD_CUH_
 
@@ -35,9 +35,9 @@ struct F32WgradTile {
   static constexpr int kXBytes = kXBoxes * kXBoxBytes;
   static constexpr int kDyBytes = kN / kTf32Block * kTf32BoxBytes;
   static constexpr int kIssuers = 4;
-  // Of a piece: four accumulators of every multiplying thread at a time.
+  // Of a partial: four accumulators of every multiplying thread at a time.
   static constexpr int kQuads = kRows * kN / 8;
-  static constexpr int kPieceFloats = kM * kN;
+  static constexpr int kPartialFloats = kM * kN;
 };
 
 // Where a tile lies among a group's filter rows, and its first output channel,
@@ -97,9 +97,9 @@ __device__ __forceinline__ void IssueF32WgradCopies(
   RingPosition<Config::kStages> at;
   const int64_t end = problem.Begin(blockIdx.x + 1);
   for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    i += piece.end - piece.begin;
-    const F32TilePlace<Config> place(problem, piece.tile);
+    const WgradPartial partial = PartialAt(problem, i, end);
+    i += partial.end - partial.begin;
+    const F32TilePlace<Config> place(problem, partial.tile);
     const int channel = place.k, m_tile = place.m;
     const int channels = min(Config::kN, place.k_end - channel);
     // As in wgrad_kernel.cuh, boxes past the last tap or channel are left out.
@@ -133,7 +133,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
     }
     const int bytes = x_boxes * Config::kXBoxBytes +
                       (channels + kTf32Block - 1) / kTf32Block * kTf32BoxBytes;
-    for (int step = piece.begin; step < piece.end; ++step) {
+    for (int step = partial.begin; step < partial.end; ++step) {
       const unsigned pixel = step * unsigned{kTf32Block};
       const unsigned line = pixel / unsigned(problem.cols);
       const int image = line / unsigned(problem.rows);
@@ -175,10 +175,10 @@ __device__ __forceinline__ void IssueF32WgradCopies(
   }
 }
 
-// The pieces of a block, by the warpgroups that multiply:
-// `multiply(accumulators, steps, x, loader, at)` does the stages of a piece,
+// The partials of a block, by the warpgroups that multiply:
+// `multiply(accumulators, steps, x, loader, at)` does the stages of a partial,
 // and the accumulators that `quad_of` picks go to the workspace, or, where the
-// piece is a whole tile, to dw by `write(tile, quad, thread, v)`.
+// partial is a whole tile, to dw by `write(tile, quad, thread, v)`.
 template <typename Config, typename Multiply, typename QuadOf, typename Write>
 __device__ __forceinline__ void ConsumeF32Wgrad(const WgradProblem& problem,
                                                 uint32_t ring,
@@ -197,8 +197,8 @@ __device__ __forceinline__ void ConsumeF32Wgrad(const WgradProblem& problem,
   RingPosition<Config::kStages> at;
   const int64_t end = problem.Begin(blockIdx.x + 1);
   for (int64_t i = problem.Begin(blockIdx.x); i < end;) {
-    const WgradPiece piece = PieceAt(problem, i, end);
-    const int steps = piece.end - piece.begin;
+    const WgradPartial partial = PartialAt(problem, i, end);
+    const int steps = partial.end - partial.begin;
     i += steps;
     float acc[Config::kRows][Config::kN / 2];
     multiply(acc, steps, x, loader, at);
@@ -206,17 +206,17 @@ __device__ __forceinline__ void ConsumeF32Wgrad(const WgradProblem& problem,
     // block here.
     if (i == end) LaunchDependents();
     const bool whole = steps == problem.steps;
-    float4* piece_at = reinterpret_cast<float4*>(problem.pieces) +
-                       PieceSlot(problem, blockIdx.x, piece.tile) *
-                           (Config::kPieceFloats / 4) +
-                       thread;
+    float4* partial_at = reinterpret_cast<float4*>(problem.partials) +
+                         PartialSlot(problem, blockIdx.x, partial.tile) *
+                             (Config::kPartialFloats / 4) +
+                         thread;
 #pragma unroll
     for (int quad = 0; quad < Config::kQuads; ++quad) {
       const float4 v = quad_of(acc, quad);
       if (whole) {
-        write(piece.tile, quad, thread, v);
+        write(partial.tile, quad, thread, v);
       } else {
-        piece_at[quad * Config::kMultiplierThreads] = v;
+        partial_at[quad * Config::kMultiplierThreads] = v;
       }
     }
   }
@@ -260,11 +260,11 @@ __device__ __forceinline__ void RunF32Wgrad(const WgradProblem& problem,
   }
 }
 
-// The sum of a quad's pieces, in order. False where the tile was in one piece,
-// which is in dw already.
+// The sum of a quad's partials, in order. False where the tile was in one
+// partial, which is in dw already.
 template <typename Config>
-__device__ __forceinline__ bool SumPieces(const WgradProblem& problem, int tile,
-                                          int quad, float4* sum) {
+__device__ __forceinline__ bool SumPartials(const WgradProblem& problem,
+                                            int tile, int quad, float4* sum) {
   const int64_t line_begin = int64_t{tile} * problem.steps;
   const int64_t line_end = line_begin + problem.steps;
   auto holder = [&](int64_t step) {
@@ -276,17 +276,17 @@ __device__ __forceinline__ bool SumPieces(const WgradProblem& problem, int tile,
   const int first = holder(line_begin);
   const int last = holder(line_end - 1);
   if (first == last) return false;
-  const float4* pieces = reinterpret_cast<const float4*>(problem.pieces) +
-                         quad * Config::kMultiplierThreads + threadIdx.x;
-  auto piece = [&](int64_t slot) {
-    return pieces[slot * (Config::kPieceFloats / 4)];
+  const float4* partials = reinterpret_cast<const float4*>(problem.partials) +
+                           quad * Config::kMultiplierThreads + threadIdx.x;
+  auto partial = [&](int64_t slot) {
+    return partials[slot * (Config::kPartialFloats / 4)];
   };
   const bool second = problem.Begin(first) < line_begin;
   WaitForPrimary();
-  *sum = piece(2 * first + second);
+  *sum = partial(2 * first + second);
 #pragma unroll 16
   for (int block = first + 1; block <= last; ++block) {
-    const float4 v = piece(2 * block);
+    const float4 v = partial(2 * block);
     sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
   }
   return true;

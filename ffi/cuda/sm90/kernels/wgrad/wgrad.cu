@@ -36,12 +36,12 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
                        {64, tiling.images, tiling.strip, 1});
 }
 
-// The quads that a thread of AddPieces has where there are so many threads that
-// instructions count.
+// The quads that a thread of AddWgradPartials has where there are so many
+// threads that instructions count.
 constexpr int kAddEach = 2;
 constexpr int64_t kManyThreads = 1 << 17;
 
-// The kernel, then the sums of its pieces.
+// The kernel, then the sums of its partials.
 template <typename Config, typename Problem>
 cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
                    const Problem& problem, Stage stage, cudaStream_t stream) {
@@ -53,8 +53,8 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
   const int64_t quads = int64_t{Config::kQuads} * Config::kConsumed;
   const int64_t sums = (problem.tiles - problem.first_shared) * quads;
   const bool many = sums * TeamsOf(problem, quads).groups() >= kManyThreads;
-  const auto adds = many ? &AddPieces<typename Config::Layout, kAddEach>
-                         : &AddPieces<typename Config::Layout, 1>;
+  const auto adds = many ? &AddWgradPartials<typename Config::Layout, kAddEach>
+                         : &AddWgradPartials<typename Config::Layout, 1>;
   return MultiplyThenAdd(
       stage, whole, adds,
       [&] {
@@ -65,8 +65,8 @@ cudaError_t Launch(void (*kernel)(Problem), int threads, int shared_bytes,
             stream, problem);
       },
       [&] {
-        return LaunchAddPieces(adds, many ? kAddEach : 1, quads, problem,
-                               stream);
+        return LaunchAddWgradPartials(adds, many ? kAddEach : 1, quads, problem,
+                                      stream);
       });
 }
 

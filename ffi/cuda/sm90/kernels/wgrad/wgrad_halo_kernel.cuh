@@ -20,8 +20,8 @@
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_halo_sums.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_halo_walk.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_halo_cluster_reduce.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_halo_scheduler.cuh"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -49,7 +49,7 @@ __device__ __forceinline__ int HaloInput(const WgradTiles& tiles, int tile) {
 template <typename T_, int kMultiplications_, int kWidth_ = kOneGroup>
 struct HaloConfig {
   using T = T_;
-  using Layout = HaloConfig<T_, 7, kWidth_>;  // AddPieces'
+  using Layout = HaloConfig<T_, 7, kWidth_>;  // AddWgradPartials'
   static constexpr int kWidth = kWidth_;
   static constexpr int kMultiplications = kMultiplications_;  // of a step
   static constexpr int kTaps = 3;  // of a filter row; and filter rows
@@ -79,7 +79,7 @@ struct HaloRun {
   int image, col, row, count;
 };
 
-// The run that begins at `step` of a tile, of a piece that ends at `end`.
+// The run that begins at `step` of a tile, of a partial that ends at `end`.
 __device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
                                          int end) {
   const int strip = step / problem.rows;
@@ -106,11 +106,11 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
                                                 HaloBarriers& barriers) {
   HaloRing at{problem.stages};
   HaloWalk<kRole> walk(problem);
-  for (WgradPiece piece; walk.Next(&piece);) {
-    const int c = HaloInput<Config::kWidth>(problem, piece.tile);
-    const int k = Config::Origin(problem, piece.tile, 0, 0).k;
-    for (int step = piece.begin; step < piece.end;) {
-      const HaloRun run = RunAt(problem, step, piece.end);
+  for (WgradPartial partial; walk.Next(&partial);) {
+    const int c = HaloInput<Config::kWidth>(problem, partial.tile);
+    const int k = Config::Origin(problem, partial.tile, 0, 0).k;
+    for (int step = partial.begin; step < partial.end;) {
+      const HaloRun run = RunAt(problem, step, partial.end);
       step += run.count;
       for (int row = 0; row < run.count + 2; ++row) {
         const uint32_t full = SharedAddress(&barriers.ring.full[at.stage]);
@@ -145,11 +145,12 @@ __device__ __forceinline__ void AddHelped(const HaloProblem& problem, int tile,
                                           int thread, float (&acc)[kSums]) {
   constexpr int kBatch = 8;  // loads at a time
   static_assert(Config::kQuads % kBatch == 0 && kSums == 4 * Config::kQuads);
-  const int pieces = SecondPiece(problem, tile) > 0 ? 2 : 1;
+  const int partials = SecondPartial(problem, tile) > 0 ? 2 : 1;
   WaitForPrimary();
 #pragma unroll 1
-  for (int piece = 0; piece < pieces; ++piece) {
-    const float4* from = HelperPiece<Config>(problem, tile, piece > 0, thread);
+  for (int partial = 0; partial < partials; ++partial) {
+    const float4* from =
+        HelperPartial<Config>(problem, tile, partial > 0, thread);
 #pragma unroll
     for (int first = 0; first < Config::kQuads; first += kBatch) {
       float4 v[kBatch];
@@ -178,12 +179,12 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
   HaloRing at{problem.stages};
   int passed = 0;  // stages that are not given back
   HaloWalk<kRole> walk(problem);
-  for (WgradPiece piece; walk.Next(&piece);) {
+  for (WgradPartial partial; walk.Next(&partial);) {
     float acc[Config::kColumns / 2];
 #pragma unroll
     for (int j = 0; j < Config::kColumns / 2; ++j) acc[j] = 0.0f;
-    for (int step = piece.begin; step < piece.end;) {
-      const HaloRun run = RunAt(problem, step, piece.end);
+    for (int step = partial.begin; step < partial.end;) {
+      const HaloRun run = RunAt(problem, step, partial.end);
       step += run.count;
       for (int row = 0; row < run.count + 2; ++row) {
         const int dy_row = row - filter_row;
@@ -231,18 +232,18 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
       return make_float4(a[0], a[1], a[2], a[3]);
     };
     if constexpr (kRole == HaloRole::kHelpers) {
-      float4* to = HelperPiece<Config>(problem, piece.tile,
-                                       piece.begin > problem.own_steps, thread);
+      float4* to = HelperPartial<Config>(
+          problem, partial.tile, partial.begin > problem.own_steps, thread);
 #pragma unroll
       for (int quad = 0; quad < Config::kQuads; ++quad) {
         to[quad * Config::kConsumed] = quad_of(quad);
       }
     } else if constexpr (kRole == HaloRole::kOwners) {
-      AddHelped<Config>(problem, piece.tile, thread, acc);
+      AddHelped<Config>(problem, partial.tile, thread, acc);
       NamedBarrier(1, Config::kConsumed);  // all have multiplied
-      StoreBlocks<Config>(problem, piece.tile, thread, ring, quad_of);
+      StoreBlocks<Config>(problem, partial.tile, thread, ring, quad_of);
     } else if constexpr (kRole == HaloRole::kWhole) {
-      StoreRows<Config>(problem, piece.tile, thread,
+      StoreRows<Config>(problem, partial.tile, thread,
                         ring + problem.stages * stage_bytes, quad_of);
     } else if (problem.cluster > 1) {
       for (; passed > 0; --passed) {
@@ -250,11 +251,11 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
           BarrierArrive(SharedAddress(&barriers.ring.empty[at.Before(passed)]));
         }
       }
-      AddInTwoByParts<Config>(problem, piece.tile, thread, ring, at.stage,
+      AddInTwoByParts<Config>(problem, partial.tile, thread, ring, at.stage,
                               barriers, quad_of);
     } else {
-      WritePiece<Config>(problem, blockIdx.x, piece, true, thread, ring,
-                         quad_of);
+      WritePartial<Config>(problem, blockIdx.x, partial, true, thread, ring,
+                           quad_of);
     }
   }
 }

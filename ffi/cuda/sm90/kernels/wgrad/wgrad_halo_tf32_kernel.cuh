@@ -94,16 +94,16 @@ struct HaloTf32Run : HaloRun {
   }
 };
 
-// Calls visit(piece, run) for all that a block multiplies.
+// Calls visit(partial, run) for all that a block multiplies.
 template <typename Visit>
 __device__ __forceinline__ void ForHaloRuns(const HaloProblem& problem,
                                             Visit visit) {
-  PieceWalk<false> walk(problem, blockIdx.x);
-  for (WgradPiece piece; walk.Next(&piece);) {
-    for (int step = piece.begin; step < piece.end;) {
-      const HaloTf32Run run(problem, RunAt(problem, step, piece.end));
+  PartialWalk<false> walk(problem, blockIdx.x);
+  for (WgradPartial partial; walk.Next(&partial);) {
+    for (int step = partial.begin; step < partial.end;) {
+      const HaloTf32Run run(problem, RunAt(problem, step, partial.end));
       step += run.count;
-      visit(piece, run);
+      visit(partial, run);
     }
   }
 }
@@ -116,9 +116,10 @@ __device__ __forceinline__ void IssueHaloTf32Copies(
   const uint32_t dy_ring = ring + Config::kXStages * Config::kXBytes;
   RingPosition<Config::kXStages> at;
   RingPosition<Config::kDyStages> dy_at;
-  ForHaloRuns(problem, [&](const WgradPiece& piece, const HaloTf32Run& run) {
-    const int c = piece.tile / problem.n_tiles * 2;
-    const int k = Config::Origin(problem, piece.tile, 0, 0).k / kTf32Block;
+  ForHaloRuns(problem, [&](const WgradPartial& partial,
+                           const HaloTf32Run& run) {
+    const int c = partial.tile / problem.n_tiles * 2;
+    const int k = Config::Origin(problem, partial.tile, 0, 0).k / kTf32Block;
     int row = run.begin;
     for (int number = 0; number < run.count; ++number) {
       for (; row < run.Reach(problem, number); ++row) {
@@ -158,7 +159,7 @@ __device__ __forceinline__ void TransposeX(const HaloProblem& problem,
   }
   const uint32_t write = from * 64 + ((to ^ from / 2) << 4);
   RingPosition<Config::kXStages> at;
-  ForHaloRuns(problem, [&](const WgradPiece&, const HaloTf32Run& run) {
+  ForHaloRuns(problem, [&](const WgradPartial&, const HaloTf32Run& run) {
     for (int i = run.begin; i < run.end; ++i) {
       BarrierWait(SharedAddress(&barriers.loaded[at.stage]), at.round);
       const uint32_t row = ring + at.stage * Config::kXBytes;
@@ -260,13 +261,13 @@ __device__ __forceinline__ void ConsumeHaloTf32(
   RingPosition<Config::kXStages> at;
   RingPosition<Config::kDyStages> dy_at;
   int first = 0;  // where a run's first row of x is in the ring
-  PieceWalk<false> walk(problem, blockIdx.x);
-  for (WgradPiece piece; walk.Next(&piece);) {
+  PartialWalk<false> walk(problem, blockIdx.x);
+  for (WgradPartial partial; walk.Next(&partial);) {
     float acc[Config::kColumns / 2];
 #pragma unroll
     for (int j = 0; j < Config::kColumns / 2; ++j) acc[j] = 0.0f;
-    for (int step = piece.begin; step < piece.end;) {
-      const HaloTf32Run run(problem, RunAt(problem, step, piece.end));
+    for (int step = partial.begin; step < partial.end;) {
+      const HaloTf32Run run(problem, RunAt(problem, step, partial.end));
       step += run.count;
       int there = run.begin, released = run.begin;  // rows of x so far
       auto stage_of = [&](int row) {
@@ -301,11 +302,11 @@ __device__ __forceinline__ void ConsumeHaloTf32(
       }
       first = stage_of(run.end);
     }
-    WritePiece<Config>(problem, blockIdx.x, piece, false, thread, ring,
-                       [&](int quad) {
-                         const float* a = &acc[quad * 4];
-                         return make_float4(a[0], a[2], a[1], a[3]);
-                       });
+    WritePartial<Config>(problem, blockIdx.x, partial, false, thread, ring,
+                         [&](int quad) {
+                           const float* a = &acc[quad * 4];
+                           return make_float4(a[0], a[2], a[1], a[3]);
+                         });
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_clusters.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_cluster_reduce.cuh"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -50,7 +50,7 @@ struct WgradConfig {
   using T = T_;
   // Whether blocks may copy for each other.
   static constexpr bool kPair = kPair_;
-  // The same for AddPieces, to which stages and pairs are nothing.
+  // The same for AddWgradPartials, to which stages and pairs are nothing.
   using Layout =
       WgradConfig<T_, kM_, kN_, 1, kTransposed_, kGroups_, false, kWidth_>;
   static constexpr int kWidth = kWidth_;  // see group_width.h
@@ -63,7 +63,7 @@ struct WgradConfig {
   // Where a cluster's blocks, or warpgroups, put what others add.
   static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
   static constexpr int kMaxCluster = kSmall ? 8 : 2;
-  static constexpr bool kWhole = !kSmall;  // PieceWalk's
+  static constexpr bool kWhole = !kSmall;  // PartialWalk's
   static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 1024;
   static constexpr int kIssuers = 4;
   static constexpr int kGroups = kGroups_;
@@ -161,11 +161,11 @@ __device__ __forceinline__ void IssueWgradCopies(
   const int member = blockIdx.x % 2;
   const int rank = blockIdx.x % (2 * problem.cluster);
   const auto both = static_cast<uint16_t>(3 << (rank & ~1));
-  int next = issuer;  // of the piece's steps
+  int next = issuer;  // of the partial's steps
   bool is_set_up = false;
-  PieceWalk<Config::kWhole> walk(problem, ShareOf<Config::kPair>(problem));
-  for (WgradPiece piece; walk.Next(&piece);) {
-    const TilePlace place(problem, piece.tile, Config::kWidth);
+  PartialWalk<Config::kWhole> walk(problem, ShareOf<Config::kPair>(problem));
+  for (WgradPartial partial; walk.Next(&partial);) {
+    const TilePlace place(problem, partial.tile, Config::kWidth);
     const int channel =
         place.unit * problem.group_outputs + place.n * Config::kN;
     // Boxes past the last tap or channel are left out, and what they would have
@@ -187,8 +187,8 @@ __device__ __forceinline__ void IssueWgradCopies(
       offset_h[m] = r * problem.dilation_h;
       offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
     }
-    // Of each round of the classes, the piece has so many steps.
-    const int width = piece.end - piece.begin;
+    // Of each round of the classes, the partial has so many steps.
+    const int width = partial.end - partial.begin;
     int whole = Config::kIssuers, turns = next;
     if (width > 1) {  // divisions take their time
       whole /= width;
@@ -197,11 +197,11 @@ __device__ __forceinline__ void IssueWgradCopies(
     const int rounds = whole * problem.classes;
     const int rest = Config::kIssuers - whole * width;
     int round = turns * problem.classes;  // its first step
-    int step = piece.begin + next - turns * width;
-    const int steps = piece.Steps(problem);
+    int step = partial.begin + next - turns * width;
+    const int steps = partial.Steps(problem);
     if (!is_set_up) set_up();
     is_set_up = true;
-    const bool has_rest = Config::kRest && piece.HasRest(problem);
+    const bool has_rest = Config::kRest && partial.HasRest(problem);
     for (; next < steps; next += Config::kIssuers) {
       const uint32_t pixel = (round + step) * 64u;
       uint32_t image = pixel;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void IssueWgradCopies(
       at.Skip(Config::kIssuers / Config::kRings);
       step += rest;
       round += rounds;
-      if (step >= piece.end) {
+      if (step >= partial.end) {
         step -= width;
         round += problem.classes;
       }
@@ -284,10 +284,10 @@ __device__ __forceinline__ void ConsumeWgrad(
     }
   };
   const uint32_t sums = ring + Config::kStages * Config::kStageBytes;
-  int turn = group;  // of the piece's steps, the first that is this group's
-  PieceWalk<Config::kWhole> walk(problem, share);
-  for (WgradPiece piece; walk.Next(&piece);) {
-    const int all_steps = piece.Steps(problem);
+  int turn = group;  // of the partial's steps, the first that is this group's
+  PartialWalk<Config::kWhole> walk(problem, share);
+  for (WgradPartial partial; walk.Next(&partial);) {
+    const int all_steps = partial.Steps(problem);
     int steps = all_steps;
     const int first = turn;
     if constexpr (kRings > 1) {
@@ -296,7 +296,7 @@ __device__ __forceinline__ void ConsumeWgrad(
     }
     refills = steps - Config::kRingStages;
     if (Config::kWhole) refills += walk.whole() * problem.steps;
-    bool has_rest = Config::kRest && piece.HasRest(problem);
+    bool has_rest = Config::kRest && partial.HasRest(problem);
     if (kRings > 1) has_rest &= (all_steps + first) % 2 != 0;
     float acc[Config::kRows][Config::kMultiplied / 2];
     MultiplyStages<typename Config::T, Contiguous::kRows, Contiguous::kRows>(
@@ -330,14 +330,14 @@ __device__ __forceinline__ void ConsumeWgrad(
     if (problem.cluster > 1) {
       if constexpr (Config::kSmall) {
         if (!Config::kPair) ClusterWait();  // all have set up their barriers
-        ExchangeQuads<Config>(problem, share, piece.tile, thread, sums,
+        ExchangeQuads<Config>(problem, share, partial.tile, thread, sums,
                               SharedAddress(&all_barriers.arrived), quad_of);
       } else {
-        AddInTwo<Config>(problem, share, piece.tile, thread, ring, quad_of);
+        AddInTwo<Config>(problem, share, partial.tile, thread, ring, quad_of);
       }
     } else {
-      WritePiece<Config>(problem, share, piece, walk.whole() == 0, thread, ring,
-                         quad_of);
+      WritePartial<Config>(problem, share, partial, walk.whole() == 0, thread,
+                           ring, quad_of);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Launches AddPieces.
+// Launches AddWgradPartials.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_CUH_
 
@@ -7,21 +7,22 @@
 #include <cstdint>
 
 #include "cuda/sm90/arch/launch.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_add.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_add_partials.cuh"
 
 namespace jax_convbatch::hopper {
 
-// How AddPieces adds the shared tiles, of so many quads each.
+// How AddWgradPartials adds the shared tiles, of so many quads each.
 inline AddTeams TeamsOf(const WgradTiles& tiles, int64_t quads) {
   const int shared = tiles.tiles - tiles.first_shared;
   return AddTeams::For(shared * quads, tiles.blocks / shared / tiles.cluster);
 }
 
-// Launches an AddPieces whose threads have `each` quads of `quads` in a tile.
-inline cudaError_t LaunchAddPieces(void (*kernel)(WgradTiles, AddTeams),
-                                   int each, int64_t quads,
-                                   const WgradTiles& tiles,
-                                   cudaStream_t stream) {
+// Launches an AddWgradPartials whose threads have `each` quads of `quads` in a
+// tile.
+inline cudaError_t LaunchAddWgradPartials(void (*kernel)(WgradTiles, AddTeams),
+                                          int each, int64_t quads,
+                                          const WgradTiles& tiles,
+                                          cudaStream_t stream) {
   const AddTeams teams = TeamsOf(tiles, quads);
   const int shared = tiles.tiles - tiles.first_shared;
   return LaunchKernel(

@@ -17,7 +17,7 @@ inline WgradTiles TilesOf(const ConvCall& call, int64_t channel_blocks,
   const ConvGeometry& g = call.g;
   WgradTiles tiles{};
   tiles.dw = call.result;
-  tiles.pieces = static_cast<float*>(call.workspace);
+  tiles.partials = static_cast<float*>(call.workspace);
   tiles.C = static_cast<int>(g.group_C());
   tiles.K = static_cast<int>(g.K);
   tiles.taps = static_cast<int>(g.taps());
@@ -100,7 +100,7 @@ inline bool MakeWgradProblem(const ConvCall& call, Copy copy,
   static_cast<WgradTiles&>(*problem) =
       TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),
               tiling.steps);
-  // f32 has its own order of pieces.
+  // f32 has its own order of partials.
   if (call.type != Type::kTf32) {
     SetSplits(problem, MayDoWhole(call.plan.tile_m, call.plan.tile_n));
     SetClasses(problem);

@@ -69,11 +69,11 @@ cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
                       Config::kTile.shared_bytes(cluster), stream);
   };
   if constexpr (!Config::kTapRow) {
-    const auto adds = &AddPieces<typename Config::Layout, 1>;
+    const auto adds = &AddWgradPartials<typename Config::Layout, 1>;
     return MultiplyThenAdd(
         stage, problem.splits == cluster, adds, multiply, [&] {
-          return LaunchAddPieces(adds, 1, Config::kQuads * Config::kConsumed,
-                                 problem, stream);
+          return LaunchAddWgradPartials(
+              adds, 1, Config::kQuads * Config::kConsumed, problem, stream);
         });
   } else {
     if (problem.splits != cluster) return cudaErrorInvalidValue;

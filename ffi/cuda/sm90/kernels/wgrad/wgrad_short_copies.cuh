@@ -48,7 +48,7 @@ struct WgradShortConfig {
   static constexpr int kPartBytes = 32 * 32;
   static_assert(kStages * kStageBytes >= kParts * 512);
 
-  // What AddPieces asks, of boxes of 64 channels.
+  // What AddWgradPartials asks, of boxes of 64 channels.
   using Layout = WgradShortConfig;
   static constexpr int kWidth = kOneGroup;
   static constexpr bool kTransposed = true;

@@ -4,7 +4,7 @@
 // warp. The product is dw transposed: a warpgroup has 64 output channels by
 // filter rows of the tile. Of a tile's blocks those of a cluster add their
 // sums: each has some filter rows, whose sums the others send it. Where a tile
-// has several clusters they leave pieces, which AddPieces adds.
+// has several clusters they leave partials, which AddWgradPartials adds.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_KERNEL_CUH_
 
@@ -259,12 +259,12 @@ __device__ __forceinline__ void MultiplyAndAdd(
       const int tile = blockIdx.z * gridDim.y + blockIdx.y;
       const int of_all =
           problem.by_cluster.Divide(tile * problem.splits + share.split);
-      float4* piece =
-          reinterpret_cast<float4*>(problem.pieces) +
+      float4* partial =
+          reinterpret_cast<float4*>(problem.partials) +
           (int64_t{of_all} * Config::kQuads + 2 * unit) * Config::kConsumed +
           of * 32 + threadIdx.x % 32;
-      piece[0] = first;
-      piece[Config::kConsumed] = second;
+      partial[0] = first;
+      partial[Config::kConsumed] = second;
     }
   }
 }

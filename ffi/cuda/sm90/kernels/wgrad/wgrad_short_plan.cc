@@ -39,7 +39,7 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   // Of 1x1 filters in many clusters of nine, which crowd some groups.
   constexpr double kNine = 0.3;
   constexpr double kSentByte = 47.9e-6, kStoredByte = 18.4e-6;
-  constexpr double kAddLaunch = 1.30, kPiecesRate = 1.36e6;
+  constexpr double kAddLaunch = 1.30, kPartialsRate = 1.36e6;
   // Steps, copies and memory overlap: the longest counts most.
   constexpr double kOverlap = 1.63;
   const int64_t tiles = tiling.tiles();
@@ -66,7 +66,8 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   }
   if (plan.workspace > 0) {
     return time + kAddLaunch +
-           static_cast<double>(plan.blocks / plan.cluster) * sums / kPiecesRate;
+           static_cast<double>(plan.blocks / plan.cluster) * sums /
+               kPartialsRate;
   }
   return time + kStoredByte * sums / plan.cluster;
 }
@@ -95,7 +96,7 @@ std::vector<TimedPlan> PlansOfWgradShort(const ConvGeometry& g, Type type,
       const int64_t most = RoomFor(cluster, multiprocessors) / tiles;
       if (most == 0 || tile.shared_bytes(cluster) > kMostShared) continue;
       add(cluster, 1);
-      // AddPieces knows no rows of taps.
+      // AddWgradPartials knows no rows of taps.
       if (cluster > 1 && most > 1 && tile.m != kTapRowM) add(cluster, most);
     }
   }

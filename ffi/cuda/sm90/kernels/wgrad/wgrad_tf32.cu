@@ -33,7 +33,7 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
   const auto kernel = &WgradHaloTf32Kernel<Config>;
   // The same for strips of either length.
-  const auto adds = &AddPieces<HaloTf32Config<7, kWidth>, 1>;
+  const auto adds = &AddWgradPartials<HaloTf32Config<7, kWidth>, 1>;
   const bool whole = problem.tiles % problem.blocks == 0;
   const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -44,9 +44,9 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
                          Config::kSharedBytes, stream, problem);
       },
       [&] {
-        return LaunchAddPieces(adds, 1,
-                               int64_t{Config::kQuads} * Config::kConsumed,
-                               problem, stream);
+        return LaunchAddWgradPartials(
+            adds, 1, int64_t{Config::kQuads} * Config::kConsumed, problem,
+            stream);
       });
 }
 
@@ -65,7 +65,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
     const auto kernel = &WgradTf32Kernel<Config>;
     const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
     if (error != cudaSuccess) return error;
-    const auto adds = &AddPiecesTf32<Config>;
+    const auto adds = &AddWgradPartialsTf32<Config>;
     return MultiplyThenAdd(
         stage, whole, adds,
         [&] {

@@ -146,16 +146,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       });
 }
 
-// As AddPieces.
+// As AddWgradPartials.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kMultiplierThreads)
-    AddPiecesTf32(const __grid_constant__ WgradProblem problem) {
+    AddWgradPartialsTf32(const __grid_constant__ WgradProblem problem) {
   const int tile = blockIdx.x / Config::kQuads;
   const int quad = blockIdx.x % Config::kQuads;
   float4* const to = PlaceOfQuadTf32<Config>(problem, tile, quad, threadIdx.x);
   if (to == nullptr) return;
   float4 sum;
-  if (SumPieces<Config>(problem, tile, quad, &sum)) *to = sum;
+  if (SumPartials<Config>(problem, tile, quad, &sum)) *to = sum;
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,13 +1,13 @@
 // How two blocks of a cluster that share a tile of wgrad_halo_kernel.cuh add
 // their sums: each warpgroup by itself, as it comes to its end, in stages of
 // the ring that are no longer used while other warpgroups still multiply.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SUMS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SUMS_CUH_
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_CLUSTER_REDUCE_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_CLUSTER_REDUCE_CUH_
 
 #include <type_traits>
 
 #include "cuda/sm90/epilogue/add_in_order.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_pieces.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_partials.cuh"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void OfferStages(HaloRing at,
 }
 
 // Each block adds the other's sums of its half of the quads to its own, to dw
-// or to the pieces. `next`: the stage that would be filled next.
+// or to the partials. `next`: the stage that would be filled next.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void AddInTwoByParts(const HaloProblem& problem,
                                                 int tile, int thread,
@@ -102,8 +102,8 @@ __device__ __forceinline__ void AddInTwoByParts(const HaloProblem& problem,
   const int stage = *static_cast<volatile int*>(&barriers.free_stage);
   const uint32_t theirs = InCluster(sums_at(stage), OtherOfTwo());
   const uint32_t arrived_there = InCluster(arrived, OtherOfTwo());
-  float4* to = reinterpret_cast<float4*>(problem.pieces) +
-               PieceSlot(problem, blockIdx.x, tile) *
+  float4* to = reinterpret_cast<float4*>(problem.partials) +
+               PartialSlot(problem, blockIdx.x, tile) *
                    (Config::kQuads * Config::kConsumed) +
                thread;
   // Registers have no addresses: of either half a code of its own.
@@ -143,4 +143,4 @@ __device__ __forceinline__ void AddInTwoByParts(const HaloProblem& problem,
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SUMS_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_CLUSTER_REDUCE_CUH_

@@ -1,6 +1,6 @@
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/epilogue/add_in_order.cuh"
-#include "cuda/sm90/epilogue/add_parts.h"
+#include "cuda/sm90/epilogue/split_k_sum.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -42,8 +42,8 @@ cudaError_t Run(int64_t count, int64_t size, const void* parts, void* result,
 
 }  // namespace
 
-cudaError_t AddParts(Type type, int64_t count, int64_t size, const void* parts,
-                     void* result, Stage stage, cudaStream_t stream) {
+cudaError_t SplitKSum(Type type, int64_t count, int64_t size, const void* parts,
+                      void* result, Stage stage, cudaStream_t stream) {
   switch (type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(count, size, parts, result, stage, stream);

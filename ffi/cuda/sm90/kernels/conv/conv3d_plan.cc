@@ -1,4 +1,4 @@
-#include "cuda/sm90/kernels/conv/deep.h"
+#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/problem/part_axis.h"
 
 namespace jax_convbatch::hopper {
@@ -21,7 +21,7 @@ bool FillsBoxes(const ConvGeometry& g, int64_t channels) {
 
 }  // namespace
 
-DeepAxes DeepAxesOf(Op op, const ConvGeometry& g) {
+Axes3d Axes3dOf(Op op, const ConvGeometry& g) {
   const ConvGeometry plane = PlaneOf(g);
   if (op == Op::kFprop) {
     Activations out = OutputOf(g);
@@ -37,8 +37,8 @@ DeepAxes DeepAxesOf(Op op, const ConvGeometry& g) {
           OutputOf(g), out, g.O};
 }
 
-std::optional<Plan> PlanDeep(Op op, const ConvGeometry& g, Type type,
-                             int multiprocessors) {
+std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
+                           int multiprocessors) {
   constexpr int64_t kMostSlices = 1 << 20;
   auto in_range = [](int64_t n) { return 1 <= n && n < kMostSlices; };
   if (op == Op::kWgrad || type == Type::kTf32 || g.T == 1 ||
@@ -49,7 +49,7 @@ std::optional<Plan> PlanDeep(Op op, const ConvGeometry& g, Type type,
       !FillsBoxes(g, op == Op::kFprop ? g.C : g.K)) {
     return std::nullopt;
   }
-  const DeepAxes axes = DeepAxesOf(op, g);
+  const Axes3d axes = Axes3dOf(op, g);
   const PartAxes& plane = axes.plane;
   // The engine's, of five coordinates.
   auto reaches = [](const PartAxis& a) {

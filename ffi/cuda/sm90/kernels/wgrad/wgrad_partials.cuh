@@ -1,7 +1,8 @@
 // What the wgrad kernels share: who does which steps of which tile, and where
-// the pieces of tiles lie that several blocks did (wgrad_add.cuh adds them).
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PIECES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PIECES_CUH_
+// the partials of tiles lie that several blocks did (wgrad_add_partials.cuh
+// adds them).
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PARTIALS_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PARTIALS_CUH_
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_store.cuh"
@@ -10,7 +11,7 @@
 namespace jax_convbatch::hopper {
 
 // One block's part of a tile: classes [begin, end) of its steps.
-struct WgradPiece {
+struct WgradPartial {
   int tile, begin, end;
 
   __device__ int Steps(const WgradTiles& tiles) const {
@@ -25,19 +26,19 @@ struct WgradPiece {
   }
 };
 
-// The piece at `at` of the line, of a share that ends at `end`.
-__device__ __forceinline__ WgradPiece PieceAt(const WgradTiles& tiles,
-                                              int64_t at, int64_t end) {
+// The partial at `at` of the line, of a share that ends at `end`.
+__device__ __forceinline__ WgradPartial PartialAt(const WgradTiles& tiles,
+                                                  int64_t at, int64_t end) {
   const int tile = static_cast<int>(at / tiles.classes);
   const int64_t first = int64_t{tile} * tiles.classes;
   return {tile, static_cast<int>(at - first),
           static_cast<int>(min(end - first, int64_t{tiles.classes}))};
 }
 
-// The one piece of a share where tiles are split evenly, without the 64-bit
-// divisions of PieceAt.
-__device__ __forceinline__ WgradPiece SplitPiece(const WgradTiles& tiles,
-                                                 int share) {
+// The one partial of a share where tiles are split evenly, without the 64-bit
+// divisions of PartialAt.
+__device__ __forceinline__ WgradPartial SplitPartial(const WgradTiles& tiles,
+                                                     int share) {
   const auto& by_splits = tiles.by_splits;
   uint32_t tile = share;
   const uint32_t split = TakeDigit(by_splits, tile);
@@ -67,12 +68,12 @@ __device__ __forceinline__ int ShareOf(const WgradTiles& tiles) {
   return tile * tiles.splits + split;
 }
 
-// A share's pieces, one after another. By whole warps where kWhole, which says
-// that there may be whole tiles after the shares (first_shared is not 0).
+// A share's partials, one after another. By whole warps where kWhole, which
+// says that there may be whole tiles after the shares (first_shared is not 0).
 template <bool kWhole>
-class PieceWalk {
+class PartialWalk {
  public:
-  __device__ PieceWalk(const WgradTiles& tiles, int share)
+  __device__ PartialWalk(const WgradTiles& tiles, int share)
       : tiles_(tiles), share_(share), whole_(0), at_(0), end_(1) {
     if (kWhole && tiles.whole_each > 0) {
       whole_ = tiles.whole_each;
@@ -86,7 +87,7 @@ class PieceWalk {
     }
   }
 
-  __device__ bool Next(WgradPiece* piece) {
+  __device__ bool Next(WgradPartial* partial) {
     bool is_done = at_ >= end_;
     // The same in all lanes, and known to be.
     if constexpr (kWhole) is_done = __shfl_sync(~0u, is_done, 0);
@@ -97,16 +98,16 @@ class PieceWalk {
       end_ = at_ + tiles_.classes;
     }
     if (tiles_.splits > 0 && (!kWhole || tiles_.whole_each == 0)) {
-      *piece = SplitPiece(tiles_, share_);
+      *partial = SplitPartial(tiles_, share_);
       at_ = end_;
     } else {
-      *piece = PieceAt(tiles_, at_, end_);
-      at_ += piece->end - piece->begin;
+      *partial = PartialAt(tiles_, at_, end_);
+      at_ += partial->end - partial->begin;
     }
     return true;
   }
 
-  // Whole tiles after this piece.
+  // Whole tiles after this partial.
   __device__ int whole() const { return whole_; }
 
  private:
@@ -115,24 +116,24 @@ class PieceWalk {
   int64_t at_, end_;
 };
 
-// A block has at most two pieces of tiles that others share: its first, its
+// A block has at most two partials of tiles that others share: its first, its
 // last. Where shares end with tiles it has one.
-__device__ __forceinline__ int64_t PieceSlot(const WgradTiles& tiles, int block,
-                                             int tile) {
+__device__ __forceinline__ int64_t PartialSlot(const WgradTiles& tiles,
+                                               int block, int tile) {
   if (tiles.splits > 0) return block / tiles.cluster;
   return 2 * int64_t{block} +
          (tile != static_cast<int>(tiles.Begin(block) / tiles.classes));
 }
 
-// The blocks (clusters) that have pieces of a shared tile. For all it is their
-// first piece, but for the first block it may be the second.
-struct PieceRange {
+// The blocks (clusters) that have partials of a shared tile. For all it is
+// their first partial, but for the first block it may be the second.
+struct PartialRange {
   int first, count;
   bool second;
 };
 
-__device__ __forceinline__ PieceRange PiecesOf(const WgradTiles& tiles,
-                                               int tile) {
+__device__ __forceinline__ PartialRange PartialsOf(const WgradTiles& tiles,
+                                                   int tile) {
   if (tiles.splits > 0) {
     const int count = tiles.splits / tiles.cluster;
     return {tile * count, count, false};
@@ -156,44 +157,44 @@ inline constexpr bool kStoresBlocks = !kIsNarrow<Config::kWidth>;
 template <typename Config>
 inline constexpr bool kStoresBlocks<Config, float> = false;
 
-// A warpgroup's accumulators, on their way to dw or to the pieces. Config says
-// how a tile's accumulators lie: in kQuads quads for each of kConsumed threads;
-// Has() says whether a block of eight is in dw, Origin() where. `is_last`:
-// nobody uses the ring from `ring` on any more.
+// A warpgroup's accumulators, on their way to dw or to the partials. Config
+// says how a tile's accumulators lie: in kQuads quads for each of kConsumed
+// threads; Has() says whether a block of eight is in dw, Origin() where.
+// `is_last`: nobody uses the ring from `ring` on any more.
 template <typename Config, typename Quad>
-__device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
-                                           const WgradPiece& piece,
-                                           bool is_last, int thread,
-                                           uint32_t ring, Quad quad_of) {
+__device__ __forceinline__ void WritePartial(const WgradTiles& tiles, int share,
+                                             const WgradPartial& partial,
+                                             bool is_last, int thread,
+                                             uint32_t ring, Quad quad_of) {
   // Two loops: the short one should not be scattered over the other's code.
-  if (piece.end - piece.begin == tiles.classes) {
+  if (partial.end - partial.begin == tiles.classes) {
     if constexpr (kStoresBlocks<Config>) {
       if (tiles.splits > 0 && is_last) {
         NamedBarrier(1, Config::kConsumed);  // all have multiplied
-        StoreBlocks<Config>(tiles, piece.tile, thread, ring, quad_of);
+        StoreBlocks<Config>(tiles, partial.tile, thread, ring, quad_of);
         return;
       }
     }
 #pragma unroll
     for (int block = 0; block < Config::kQuads / 8; ++block) {
-      if (!Config::Has(tiles, piece.tile, block, thread)) continue;
-      const auto place = PlaceOf<Config>(tiles, piece.tile, block, thread);
+      if (!Config::Has(tiles, partial.tile, block, thread)) continue;
+      const auto place = PlaceOf<Config>(tiles, partial.tile, block, thread);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (!HasQuad<Config>(tiles, piece.tile, block * 8 + i, thread))
+        if (!HasQuad<Config>(tiles, partial.tile, block * 8 + i, thread))
           continue;
         WriteQuad<Config>(place, i, quad_of(block * 8 + i));
       }
     }
     return;
   }
-  float4* to = reinterpret_cast<float4*>(tiles.pieces) +
-               PieceSlot(tiles, share, piece.tile) *
+  float4* to = reinterpret_cast<float4*>(tiles.partials) +
+               PartialSlot(tiles, share, partial.tile) *
                    (Config::kQuads * Config::kConsumed) +
                thread;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; ++quad) {
-    if (HasQuad<Config>(tiles, piece.tile, quad, thread)) {
+    if (HasQuad<Config>(tiles, partial.tile, quad, thread)) {
       to[quad * Config::kConsumed] = quad_of(quad);
     }
   }
@@ -201,4 +202,4 @@ __device__ __forceinline__ void WritePiece(const WgradTiles& tiles, int share,
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PIECES_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PARTIALS_CUH_

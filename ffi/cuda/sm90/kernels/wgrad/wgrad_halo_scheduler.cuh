@@ -1,16 +1,16 @@
 // Which steps of which tiles a block of wgrad_halo_kernel.cuh does, by what its
 // launch is.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_WALK_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_WALK_CUH_
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_
 
-#include "cuda/sm90/kernels/wgrad/wgrad_pieces.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_partials.cuh"
 
 namespace jax_convbatch::hopper {
 
 // kShares: the blocks share all tiles. Where tiles are fewer than SMs, but more
 // than half as many, there are two launches at a time: of kOwners, one block a
 // tile, and of kHelpers, which do the last steps of all tiles in turn. A helper
-// leaves pieces; the owner waits for them when it has done its own steps, and
+// leaves partials; the owner waits for them when it has done its own steps, and
 // adds them in its registers.
 //
 // kWhole: where tiles are more than blocks, and each does as many (HaloRounds
@@ -21,10 +21,10 @@ template <HaloRole kRole>
 class HaloWalk;
 
 template <>
-class HaloWalk<HaloRole::kShares> : public PieceWalk<false> {
+class HaloWalk<HaloRole::kShares> : public PartialWalk<false> {
  public:
   __device__ HaloWalk(const HaloProblem& problem)
-      : PieceWalk<false>(problem, blockIdx.x) {}
+      : PartialWalk<false>(problem, blockIdx.x) {}
 };
 
 template <>
@@ -32,8 +32,8 @@ class HaloWalk<HaloRole::kOwners> {
  public:
   __device__ HaloWalk(const HaloProblem& problem) : steps_(problem.own_steps) {}
 
-  __device__ bool Next(WgradPiece* piece) {
-    *piece = {static_cast<int>(blockIdx.x), 0, steps_};
+  __device__ bool Next(WgradPartial* partial) {
+    *partial = {static_cast<int>(blockIdx.x), 0, steps_};
     const bool is_there = !is_done_;
     is_done_ = true;
     return is_there;
@@ -49,8 +49,8 @@ class HaloWalk<HaloRole::kWhole> {
  public:
   __device__ HaloWalk(const HaloProblem& problem) : problem_(problem) {}
 
-  __device__ bool Next(WgradPiece* piece) {
-    *piece = {tile_, 0, problem_.steps};
+  __device__ bool Next(WgradPartial* partial) {
+    *partial = {tile_, 0, problem_.steps};
     const bool is_there = tile_ < problem_.whole_tiles;
     tile_ += gridDim.x;
     return is_there;
@@ -62,7 +62,7 @@ class HaloWalk<HaloRole::kWhole> {
 };
 
 // Where a helper's share of the line of all tiles' last steps begins. It is no
-// shorter than a tile's, which so has one or two pieces.
+// shorter than a tile's, which so has one or two partials.
 __device__ __forceinline__ int HelperBegin(const HaloProblem& problem,
                                            int helper) {
   const int helped = problem.steps - problem.own_steps;
@@ -70,9 +70,9 @@ __device__ __forceinline__ int HelperBegin(const HaloProblem& problem,
                           problem.helpers);
 }
 
-// Where the second piece of a tile begins among its last steps, or 0.
-__device__ __forceinline__ int SecondPiece(const HaloProblem& problem,
-                                           int tile) {
+// Where the second partial of a tile begins among its last steps, or 0.
+__device__ __forceinline__ int SecondPartial(const HaloProblem& problem,
+                                             int tile) {
   const int helped = problem.steps - problem.own_steps;
   int helper = tile * problem.helpers / problem.tiles;
   while (HelperBegin(problem, helper) <= tile * helped) ++helper;
@@ -80,12 +80,12 @@ __device__ __forceinline__ int SecondPiece(const HaloProblem& problem,
   return begin < helped ? begin : 0;
 }
 
-// Quads of a piece that a helper leaves, of its own thread.
+// Quads of a partial that a helper leaves, of its own thread.
 template <typename Config>
-__device__ __forceinline__ float4* HelperPiece(const HaloProblem& problem,
-                                               int tile, bool second,
-                                               int thread) {
-  return reinterpret_cast<float4*>(problem.pieces) +
+__device__ __forceinline__ float4* HelperPartial(const HaloProblem& problem,
+                                                 int tile, bool second,
+                                                 int thread) {
+  return reinterpret_cast<float4*>(problem.partials) +
          (2 * int64_t{tile} + second) * (Config::kQuads * Config::kConsumed) +
          thread;
 }
@@ -98,11 +98,11 @@ class HaloWalk<HaloRole::kHelpers> {
         at_(HelperBegin(problem, blockIdx.x)),
         end_(HelperBegin(problem, blockIdx.x + 1)) {}
 
-  __device__ bool Next(WgradPiece* piece) {
+  __device__ bool Next(WgradPartial* partial) {
     const int own = problem_.own_steps, helped = problem_.steps - own;
     const int tile = at_ / helped;
     const int stop = min((tile + 1) * helped, end_);
-    *piece = {tile, own + at_ - tile * helped, own + stop - tile * helped};
+    *partial = {tile, own + at_ - tile * helped, own + stop - tile * helped};
     const bool is_there = at_ < end_;
     at_ = stop;
     return is_there;
@@ -115,4 +115,4 @@ class HaloWalk<HaloRole::kHelpers> {
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_WALK_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_

@@ -1,12 +1,12 @@
 // How those that share a tile of wgrad add their sums: two warpgroups of a
 // block, and the blocks of a cluster through distributed shared memory.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTERS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTERS_CUH_
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_
 
 #include <type_traits>
 
 #include "cuda/sm90/epilogue/add_in_order.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_pieces.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_partials.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -50,8 +50,8 @@ __device__ __forceinline__ void AddHalves(float (&acc)[kCount], int group,
 // ---- small tiles: each block sends the others what they add -----------------
 
 // A block forms the sum of its part of the quads, in order, to dw or to the
-// pieces. `sums` is where kCluster times that part has room, `arrived` what it
-// is announced by.
+// partials. `sums` is where kCluster times that part has room, `arrived` what
+// it is announced by.
 template <typename Config, int kCluster, typename Quad>
 __device__ __forceinline__ void ExchangeAmong(const WgradTiles& tiles,
                                               int share, int tile, int thread,
@@ -77,8 +77,8 @@ __device__ __forceinline__ void ExchangeAmong(const WgradTiles& tiles,
   }
   const int begin = rank * kOwn;
   float4* to =
-      reinterpret_cast<float4*>(tiles.pieces) +
-      PieceSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
+      reinterpret_cast<float4*>(tiles.partials) +
+      PartialSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
       thread;
   constexpr int kBatch = kOwn < 8 ? kOwn : 8;  // of one block
   auto place = PlaceOf<Config>(tiles, tile, begin / 8, thread);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void ExchangeQuads(const WgradTiles& tiles,
 // ---- large tiles: two blocks, each with half of the quads -------------------
 
 // Each block adds the other's sums of its half of the quads to its own, to dw
-// or to the pieces. Overwrites the ring, from `shared` on.
+// or to the partials. Overwrites the ring, from `shared` on.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
                                          int tile, int thread, uint32_t shared,
@@ -141,8 +141,8 @@ __device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
   };
   const int other = 1 - share % 2;
   float4* to =
-      reinterpret_cast<float4*>(tiles.pieces) +
-      PieceSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
+      reinterpret_cast<float4*>(tiles.partials) +
+      PartialSlot(tiles, share, tile) * (Config::kQuads * Config::kConsumed) +
       thread;
   // Registers have no addresses: of either half a code of its own.
   auto leave = [&](auto half) {
@@ -194,4 +194,4 @@ __device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTERS_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_

@@ -1,6 +1,6 @@
 // A sum that was formed in parts: adds them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_PARTS_H_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_PARTS_H_
+#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
+#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
 
 #include <cuda_runtime_api.h>
 
@@ -14,9 +14,9 @@ namespace jax_convbatch::hopper {
 // result is bf16 or f16, as `type` says, parts are f32, size is a multiple of
 // four. Launched as a dependent of the kernel before it in the stream.
 // cudaErrorInvalidValue for other types.
-cudaError_t AddParts(Type type, int64_t count, int64_t size, const void* parts,
-                     void* result, Stage stage, cudaStream_t stream);
+cudaError_t SplitKSum(Type type, int64_t count, int64_t size, const void* parts,
+                      void* result, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_PARTS_H_
+#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_

@@ -1,6 +1,6 @@
 // Tensor maps of three spatial axes.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_DEPTH_MAP_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_DEPTH_MAP_H_
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_
 
 #include <cuda.h>
 
@@ -12,17 +12,17 @@ namespace jax_convbatch::hopper {
 
 // A tensor [n, d, h, w, c]: as Im2colWalk, whose n are images of d slices. Base
 // pixels run over the slices after the rows.
-struct DeepWalk {
+struct Walk3d {
   Im2colWalk plane;
   int64_t d, lower_d, upper_d;
   int stride_d;
 };
 
 // As IsEncodable and EncodeIm2col of tensor_map.h.
-bool IsEncodable(Type type, const DeepWalk& walk);
-bool EncodeDeepIm2col(CUtensorMap* map, Type type, const void* data,
-                      const DeepWalk& walk);
+bool IsEncodable(Type type, const Walk3d& walk);
+bool Encode3dIm2col(CUtensorMap* map, Type type, const void* data,
+                    const Walk3d& walk);
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_DEPTH_MAP_H_
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_

@@ -1,13 +1,13 @@
-// Which plans have tiles of odd_tiles.cuh. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_PLAN_H_
+// Which plans have tiles of residue_n_tiles.cuh. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_
 
 #include "cuda/sm90/problem/conv.h"
 
 namespace jax_convbatch::hopper {
 
 // Of fprop and dgrad in bf16 and f16.
-inline bool IsOddTile(const Plan& plan) { return plan.tile_n % 64 != 0; }
+inline bool IsResidueNTile(const Plan& plan) { return plan.tile_n % 64 != 0; }
 
 // Whether fprop's filter comes in boxes of 64 output channels all the same
 // (InWholeBoxes in conv_config.cuh): of more channels it takes longer.
@@ -17,4 +17,4 @@ inline bool HasWholeBoxes(const ConvGeometry& g, const Plan& plan) {
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_PLAN_H_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_

@@ -1,7 +1,7 @@
 // What the convolution kernel is told besides, where a tap's channels end in
-// less than half a box (tail_stages.cuh).
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TAIL_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_TAIL_PROBLEM_H_
+// less than half a box (residue_k_stages.cuh).
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_
 
 #include <type_traits>
 
@@ -11,25 +11,25 @@ namespace jax_convbatch::hopper {
 
 // Of the only part: boxes of so many channels, 16 or 32, in place of those of
 // this block of a tap. Where there are none, 0 and a block that is none.
-struct ConvTails {
+struct ConvResidueK {
   CUtensorMap input, weights;
   int channels = 0, block = -1;
 };
 
-struct TailedProblem : ConvProblem<1> {
-  ConvTails tails;
+struct ResidueKProblem : ConvProblem<1> {
+  ConvResidueK residue_k;
 };
 
 // Whether a kernel that is given so much has such stages.
 template <typename Problem>
-inline constexpr bool kIsTailed = std::is_same_v<Problem, TailedProblem>;
+inline constexpr bool kHasResidueK = std::is_same_v<Problem, ResidueKProblem>;
 
 // Channels of such boxes where a tap has `channels`, or 0.
-inline int TailChannels(int64_t channels) {
+inline int ResidueKChannels(int64_t channels) {
   const int64_t rest = channels % 64;
   return rest == 0 || rest > 32 ? 0 : rest > 16 ? 32 : 16;
 }
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_TAIL_PROBLEM_H_
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_

@@ -2,8 +2,8 @@
 // much empty. What lies in rows of 64 channels elsewhere, output channels in
 // fprop's filter and in finished tiles, lies in boxes of 32 here, in lines of
 // 64 bytes with a swizzle of as many.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_TILES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_TILES_CUH_
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_TILES_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_TILES_CUH_
 
 #include "cuda/sm90/arch/wgmma_96.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
@@ -12,25 +12,25 @@
 namespace jax_convbatch::hopper {
 
 template <int kN>
-inline constexpr bool kIsOdd = kN % 64 != 0;
+inline constexpr bool kIsResidueN = kN % 64 != 0;
 
 // Channels of a box, of a tile of so many.
 template <int kN>
-inline constexpr int kBoxChannels = kIsOdd<kN> ? 32 : 64;
+inline constexpr int kBoxChannels = kIsResidueN<kN> ? 32 : 64;
 
 // Where in a tile row `row` of its 64 rows number m keeps 8 columns: `eight` is
 // their number.
 template <int kHalfN>
-__device__ __forceinline__ uint32_t OddTileOffset(int m, int row, int eight) {
+__device__ __forceinline__ uint32_t ResidueNTileOffset(int m, int row,
+                                                       int eight) {
   const int line = (m * (kHalfN / 16) + eight / 4) * 64 + row;
   return line * 64 + ((eight % 4 ^ line / 2 % 4) << 4);
 }
 
 // WriteTile of store_tile.cuh.
 template <typename T, int kRows, int kHalfN>
-__device__ __forceinline__ void WriteOddTile(const float (&acc)[kRows][kHalfN],
-                                             uint32_t buffer,
-                                             uint64_t* written) {
+__device__ __forceinline__ void WriteResidueNTile(
+    const float (&acc)[kRows][kHalfN], uint32_t buffer, uint64_t* written) {
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ __forceinline__ void WriteOddTile(const float (&acc)[kRows][kHalfN],
 #pragma unroll
     for (int j = 0; j < kHalfN / 4; j += 2) {
       const float* v = &acc[m][4 * j];
-      StoreMatrix4(buffer + OddTileOffset<kHalfN>(m, row, j + lane / 16),
+      StoreMatrix4(buffer + ResidueNTileOffset<kHalfN>(m, row, j + lane / 16),
                    Pack<T>(v[0], v[1]), Pack<T>(v[2], v[3]),
                    Pack<T>(v[4], v[5]), Pack<T>(v[6], v[7]));
     }
@@ -50,10 +50,10 @@ __device__ __forceinline__ void WriteOddTile(const float (&acc)[kRows][kHalfN],
 
 // StoreTile of store_tile.cuh.
 template <int kM, int kN>
-__device__ __forceinline__ void StoreOddTile(const ConvPart& part,
-                                             uint32_t buffer, bool paced,
-                                             int pixel, int channel,
-                                             int channels) {
+__device__ __forceinline__ void StoreResidueNTile(const ConvPart& part,
+                                                  uint32_t buffer, bool paced,
+                                                  int pixel, int channel,
+                                                  int channels) {
   constexpr int kBox = kBoxChannels<kN>;
   for (int m = 0; m < kM && pixel + m < part.pixels; m += 64) {
     for (int n = 0; n < kN && channel + n < channels; n += kBox) {
@@ -85,8 +85,8 @@ __device__ __forceinline__ uint64_t HalfBoxDescriptor(uint32_t address) {
 
 // d += a b, with a Contiguous::kReduction.
 template <typename T, Contiguous kB, int kN>
-__device__ __forceinline__ void WgmmaOdd(float (&d)[kN / 2], uint64_t a,
-                                         uint64_t b) {
+__device__ __forceinline__ void WgmmaResidueN(float (&d)[kN / 2], uint64_t a,
+                                              uint64_t b) {
   constexpr int kTransposeB = kB == Contiguous::kRows;
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half>);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void WgmmaOdd(float (&d)[kN / 2], uint64_t a,
 // AddStages of them.
 template <typename T, Contiguous kB, bool kHalfBoxes, int kRows, int kHalfN,
           int kStages, typename Issued>
-__device__ __forceinline__ void AddOddStages(
+__device__ __forceinline__ void AddResidueNStages(
     float (&acc)[kRows][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, RingBarriers<kStages>& barriers,
     RingPosition<kStages>& at, Issued issued) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void AddOddStages(
     for (int k = 0; k < 4; ++k) {
 #pragma unroll
       for (int m = 0; m < kRows; ++m) {
-        WgmmaOdd<T, kB, 2 * kHalfN>(
+        WgmmaResidueN<T, kB, 2 * kHalfN>(
             acc[m],
             a + k * kReductionStep<Contiguous::kReduction> +
                 m * (kBoxBytes >> 4),
@@ -135,4 +135,4 @@ __device__ __forceinline__ void AddOddStages(
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_ODD_TILES_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_TILES_CUH_

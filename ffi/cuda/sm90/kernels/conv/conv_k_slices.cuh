@@ -1,22 +1,22 @@
-// Long sums of few outputs an image, in chunks: each is summed from zero, and
+// Long sums of few outputs an image, in K slices: each is summed from zero, and
 // they are added in order. Where tiles are few, the blocks of a cluster take a
-// chunk each (conv_split_kernel.cuh); else a block adds them, as is said here.
-// All ways give the same bits: results depend on which outputs a geometry has,
-// not on how many images.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CHUNKS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CHUNKS_CUH_
+// K slice each (conv_split_k_kernel.cuh); else a block adds them, as is said
+// here. All ways give the same bits: results depend on which outputs a geometry
+// has, not on how many images.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_K_SLICES_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_K_SLICES_CUH_
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
 #include "cuda/sm90/kernels/conv/epilogue_tile.cuh"
-#include "cuda/sm90/mainloop/sum_chunks.h"
+#include "cuda/sm90/mainloop/k_slices.h"
 
 namespace jax_convbatch::hopper {
 
-// Where a chunk begins among the stages of a sum.
-__host__ __device__ constexpr int ChunkBegin(int iterations, int chunk) {
-  return iterations * chunk / kSumChunks;
+// Where a K slice begins among the stages of a sum.
+__host__ __device__ constexpr int KSliceBegin(int iterations, int k_slice) {
+  return iterations * k_slice / kSumKSlices;
 }
 
 // By one warpgroup. multiply(count, issued) forms the next `count` stages' sum
@@ -33,11 +33,11 @@ __device__ __forceinline__ void AddInRegisters(float (&acc)[kRows][kHalfN],
     for (int i = 0; i < kHalfN; ++i) sum[m][i] = -0.0f;  // leaves -0 as it is
   }
 #pragma unroll 1
-  for (int chunk = 0; chunk < kSumChunks; ++chunk) {
+  for (int k_slice = 0; k_slice < kSumKSlices; ++k_slice) {
     const int count =
-        ChunkBegin(iterations, chunk + 1) - ChunkBegin(iterations, chunk);
+        KSliceBegin(iterations, k_slice + 1) - KSliceBegin(iterations, k_slice);
     multiply(count, [&] {
-      if (chunk == kSumChunks - 1) issued();
+      if (k_slice == kSumKSlices - 1) issued();
     });
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -57,11 +57,11 @@ inline constexpr int kSumsReadBarrier = 3;  // hardware barrier of a warpgroup
 // Consume() of conv_kernel.cuh, by both warpgroups: one adds while the other
 // multiplies.
 template <typename Config, typename After>
-__device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
-                                              const After& after, int group,
-                                              uint32_t shared,
-                                              ConvBarriers<Config>& barriers) {
-  static_assert(kSumChunks % kConsumers == 0);
+__device__ __forceinline__ void ConsumeKSlices(const ConvProblem<1>& problem,
+                                               const After& after, int group,
+                                               uint32_t shared,
+                                               ConvBarriers<Config>& barriers) {
+  static_assert(kSumKSlices % kConsumers == 0);
   const uint32_t buffer = shared + ConvShared<Config>::kStoreOffset;
   // A thread's sums lie in quads, side by side with those of the warpgroup's
   // other threads; the same thread of the other warpgroup goes on with them.
@@ -71,15 +71,15 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
   RingPosition<Config::kStages> at;
   int number = 0;  // of the tile
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
-    for (int chunk = 0; chunk < kSumChunks; ++chunk) {
-      const int count = ChunkBegin(tile.iterations, chunk + 1) -
-                        ChunkBegin(tile.iterations, chunk);
-      if (chunk % kConsumers != group) {
+    for (int k_slice = 0; k_slice < kSumKSlices; ++k_slice) {
+      const int count = KSliceBegin(tile.iterations, k_slice + 1) -
+                        KSliceBegin(tile.iterations, k_slice);
+      if (k_slice % kConsumers != group) {
         at.Skip(count);
         continue;
       }
       // As in Consume().
-      const int turn = number * kSumChunks + chunk;
+      const int turn = number * kSumKSlices + k_slice;
       if (turn > 0) {
         BarrierWait(SharedAddress(&barriers.turn[group]),
                     (turn - 1) / kConsumers & 1);
@@ -93,12 +93,12 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
               BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
             }
           });
-      if (chunk > 0) {
+      if (k_slice > 0) {
         // How often the other has added before, in this tile and others.
         const int round = (turn - 1) / kConsumers;
-        const int last = number * (kSumChunks / kConsumers - 1);
+        const int last = number * (kSumKSlices / kConsumers - 1);
         BarrierWait(SharedAddress(&barriers.sums[1 - group]),
-                    (group == 0 ? last + chunk / kConsumers - 1 : round) & 1);
+                    (group == 0 ? last + k_slice / kConsumers - 1 : round) & 1);
       } else if (number > 0) {
         BarrierWait(SharedAddress(&barriers.stores.free[0]), (number - 1) & 1);
       }
@@ -112,7 +112,7 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
           }
         }
       };
-      if (chunk > 0) {
+      if (k_slice > 0) {
         for_quads([](uint32_t from, float* v) {
           const float4 other = LoadShared4(from);
           v[0] = other.x + v[0];
@@ -121,7 +121,7 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
           v[3] = other.w + v[3];
         });
       }
-      if (chunk < kSumChunks - 1) {
+      if (k_slice < kSumKSlices - 1) {
         for_quads([](uint32_t to, const float* v) {
           StoreShared4(to, make_float4(v[0], v[1], v[2], v[3]));
         });
@@ -152,4 +152,4 @@ __device__ __forceinline__ void ConsumeChunks(const ConvProblem<1>& problem,
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CHUNKS_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_K_SLICES_CUH_

@@ -1,27 +1,27 @@
 // Stages of a tap's last channels where those are at most half of a box. They
 // come in boxes of 32 or 16 channels, whose lines and swizzles are as narrow:
 // what lies outside of a tensor takes longer to fill in than channels to load.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TAIL_STAGES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TAIL_STAGES_CUH_
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_
 
-#include "cuda/sm90/kernels/conv/odd_tiles.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 
 namespace jax_convbatch::hopper {
 
 // Of a kReduction operand in lines of `channels` channels, 16 or 32.
-__device__ __forceinline__ uint64_t TailDescriptor(uint32_t address,
-                                                   int channels) {
+__device__ __forceinline__ uint64_t ResidueKDescriptor(uint32_t address,
+                                                       int channels) {
   const uint64_t swizzle = channels == 32 ? 2 : 3;
   return static_cast<uint64_t>(channels * 2 * 8 >> 4) << 32 | swizzle << 62 |
          (address & 0x3FFFF) >> 4;
 }
 
-// AddStages of pipeline.cuh, or of odd_tiles.cuh, where of every `blocks`
+// AddStages of pipeline.cuh, or of residue_n_tiles.cuh, where of every `blocks`
 // stages the last has so many channels. Its filter lies as that of others where
 // that is a kRows operand, or stays in shared memory.
 template <typename T, Contiguous kB, bool kResident, bool kHalfBoxes, int kRows,
           int kHalfN, int kStages, typename Issued>
-__device__ __forceinline__ void AddTailStages(
+__device__ __forceinline__ void AddResidueKStages(
     float (&acc)[kRows][kHalfN], int count, int blocks, int channels,
     uint32_t address_a, uint32_t address_b, int stage_bytes,
     RingBarriers<kStages>& barriers, RingPosition<kStages>& at, Issued issued) {
@@ -32,15 +32,15 @@ __device__ __forceinline__ void AddTailStages(
   auto multiply = [&](uint64_t a, uint64_t row_step, uint64_t b) {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
-      if constexpr (kIsOdd<kN>) {
-        WgmmaOdd<T, kB, kN>(acc[m], a + m * row_step, b);
+      if constexpr (kIsResidueN<kN>) {
+        WgmmaResidueN<T, kB, kN>(acc[m], a + m * row_step, b);
       } else {
         Wgmma<T, Contiguous::kReduction, kB, kN>(acc[m], a + m * row_step, b);
       }
     }
   };
-  const uint64_t tail_rows = 64 * 2 * channels >> 4;
-  const int tail_steps = channels / 16;
+  const uint64_t residue_rows = 64 * 2 * channels >> 4;
+  const int residue_steps = channels / 16;
   const ReleaseOwn release;
   int previous = -1, number = 0;
   auto wait = [&] {
@@ -73,14 +73,14 @@ __device__ __forceinline__ void AddTailStages(
       next();
     }
     wait();
-    const uint64_t a = TailDescriptor(input(), channels);
+    const uint64_t a = ResidueKDescriptor(input(), channels);
     const uint64_t b = kFilterRows || kResident
                            ? filter()
-                           : TailDescriptor(weights(), channels);
+                           : ResidueKDescriptor(weights(), channels);
     WgmmaFence();
 #pragma unroll 1
-    for (int k = 0; k < tail_steps; ++k) {
-      multiply(a + k * kStep, tail_rows, b + k * kStepB);
+    for (int k = 0; k < residue_steps; ++k) {
+      multiply(a + k * kStep, residue_rows, b + k * kStepB);
     }
     next();
   }
@@ -91,4 +91,4 @@ __device__ __forceinline__ void AddTailStages(
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TAIL_STAGES_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_

@@ -1,13 +1,13 @@
+#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
-#include "cuda/sm90/kernels/conv/deep.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 // False where the driver refuses. The filter is copied in boxes of `box_c`
 // input channels.
-bool MakeDeepProblem(const ConvCall& call, const DeepAxes& axes, int box_c,
-                     ConvProblem<1>* problem) {
+bool Make3dProblem(const ConvCall& call, const Axes3d& axes, int box_c,
+                   ConvProblem<1>* problem) {
   const ConvGeometry& g = call.g;
   const PartAxis& d = axes.d;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
@@ -23,7 +23,7 @@ bool MakeDeepProblem(const ConvCall& call, const DeepAxes& axes, int box_c,
   SetAxes(axes.plane, axes.out.n, problem->channel_blocks * d.taps.count,
           &part);
   problem->tiles = (part.pixels + m - 1) / m * problem->n_tiles;
-  return EncodeDeepIm2col(&part.input, call.type, call.lhs, axes.walk(m)) &&
+  return Encode3dIm2col(&part.input, call.type, call.lhs, axes.walk(m)) &&
          EncodeTiled(&part.output, call.type, call.result,
                      {axes.out.c, part.pixels}, {64, 64}, Copy::kStore) &&
          EncodeTiled(&problem->weights, call.type, call.rhs,
@@ -34,8 +34,8 @@ template <typename T, Contiguous kWeights>
 cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   ConvProblem<1> problem{};
-  if (!MakeDeepProblem(call, DeepAxesOf(op, call.g), op == Op::kFprop ? 64 : n,
-                       &problem)) {
+  if (!Make3dProblem(call, Axes3dOf(op, call.g), op == Op::kFprop ? 64 : n,
+                     &problem)) {
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto config) {
@@ -67,8 +67,8 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t RunDeep(Op op, const ConvCall& call, Stage stage,
-                    cudaStream_t stream) {
+cudaError_t Run3d(Op op, const ConvCall& call, Stage stage,
+                  cudaStream_t stream) {
   if (op == Op::kWgrad || call.epilogue != nullptr) {
     return cudaErrorInvalidValue;
   }

@@ -1,10 +1,11 @@
-// The second kernel of wgrad: adds the pieces of tiles that several blocks did.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_CUH_
+// The second kernel of wgrad: adds the partials of tiles that several blocks
+// did.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/epilogue/add_in_order.cuh"
-#include "cuda/sm90/kernels/wgrad/wgrad_pieces.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_partials.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -12,7 +13,7 @@ namespace jax_convbatch::hopper {
 // that lie side by side. A block has teams.lanes() such sets.
 template <typename Config, int kEach>
 __global__ void __launch_bounds__(kAddThreads)
-    AddPieces(const __grid_constant__ WgradTiles tiles, AddTeams teams) {
+    AddWgradPartials(const __grid_constant__ WgradTiles tiles, AddTeams teams) {
   constexpr int kTileQuads = Config::kQuads * Config::kConsumed;
   static_assert(kEach <= 8 && Config::kQuads % kEach == 0);
   __shared__ AddRing ring;
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kAddThreads)
   const int thread = in_tile % Config::kConsumed;
   const int of_all = tiles.first_shared + tile;
   const bool has = HasQuad<Config>(tiles, of_all, quad, thread);
-  const PieceRange range = PiecesOf(tiles, tile);
+  const PartialRange range = PartialsOf(tiles, tile);
   if (range.count == 1) return;  // whole: in dw already
   const int begin = teams.Begin(teams.group(), range.count);
   const int end = teams.Begin(teams.group() + 1, range.count);
@@ -32,8 +33,8 @@ __global__ void __launch_bounds__(kAddThreads)
   const int64_t block = range.first + begin;
   const bool second = range.second && begin == 0;
   const int slots = tiles.splits > 0 ? 1 : 2;
-  PartLine line;
-  line.at = reinterpret_cast<const float4*>(tiles.pieces) +
+  PartialLine line;
+  line.at = reinterpret_cast<const float4*>(tiles.partials) +
             (slots * block + second) * kTileQuads + quad * Config::kConsumed +
             thread;
   line.step = slots * kTileQuads;
@@ -54,4 +55,4 @@ __global__ void __launch_bounds__(kAddThreads)
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_

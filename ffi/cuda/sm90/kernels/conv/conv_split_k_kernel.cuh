@@ -1,12 +1,12 @@
 // fprop and dgrad of few outputs and long sums: a cluster of blocks forms the
-// tile, each block a chunk of its sum. The first two add all chunks, in order,
-// each for half of the tile's channels, and store them: the others send theirs
-// through distributed shared memory. Few tiles then fill the GPU, and of larger
-// tiles each block reads less than of small ones that are not split.
+// tile, each block a K slice of its sum. The first two add all K slices, in
+// order, each for half of the tile's channels, and store them: the others send
+// theirs through distributed shared memory. Few tiles then fill the GPU, and of
+// larger tiles each block reads less than of small ones that are not split.
 //
-// conv_chunks.cuh adds the same chunks in the same order.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_KERNEL_CUH_
+// conv_k_slices.cuh adds the same K slices in the same order.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_K_KERNEL_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_K_KERNEL_CUH_
 
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 
@@ -19,7 +19,7 @@ struct SplitConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool kDeep = false;
+  static constexpr bool k3d = false;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
@@ -30,7 +30,7 @@ struct SplitConfig {
   static constexpr int kThreads = kWarpgroup + 64;
   // In shared memory: the ring, what others send, the result.
   static constexpr int kSumOffset = kStages * kStageBytes;
-  static constexpr int kTileOffset = kSumOffset + (kSumChunks - 1) * kSumBytes;
+  static constexpr int kTileOffset = kSumOffset + (kSumKSlices - 1) * kSumBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileBytes;
 };
 
@@ -53,27 +53,26 @@ struct SplitBarriers {
     BarrierInit(SharedAddress(&written), kWarpgroup / 32);
     FenceBarrierInit();
     BarrierArriveExpect(SharedAddress(&arrived),
-                        (kSumChunks - 1) * Config::kSumBytes);
+                        (kSumKSlices - 1) * Config::kSumBytes);
   }
 };
 
-// Where a block's chunk begins in the sum of its tile.
-__device__ __forceinline__ StageWalk ChunkWalk(const ConvPart& part, int pixel,
-                                               const ConvChunk& chunk) {
+// Where a block's K slice begins in the sum of its tile.
+__device__ __forceinline__ StageWalk KSliceWalk(const ConvPart& part, int pixel,
+                                                const ConvKSlice& k_slice) {
   StageWalk walk(part, pixel);
-  walk.r = chunk.r;
-  walk.s = chunk.s;
-  walk.block = chunk.block;
+  walk.r = k_slice.r;
+  walk.s = k_slice.s;
+  walk.block = k_slice.block;
   return walk;
 }
 
-// Adds the chunks of half the tile, in order, where this block does; else it
+// Adds the K slices of half the tile, in order, where this block does; else it
 // only sends. False there.
 template <typename Config>
-__device__ __forceinline__ bool AddChunks(const float (&acc)[1][Config::kN / 2],
-                                          int rank, uint32_t sums,
-                                          uint32_t arrived,
-                                          float (&sum)[1][Config::kHalf / 2]) {
+__device__ __forceinline__ bool AddKSlices(
+    const float (&acc)[1][Config::kN / 2], int rank, uint32_t sums,
+    uint32_t arrived, float (&sum)[1][Config::kHalf / 2]) {
   constexpr int kQuads = Config::kHalf / 8;
   ClusterWait();  // the others' barriers stand
 #pragma unroll
@@ -99,9 +98,9 @@ __device__ __forceinline__ bool AddChunks(const float (&acc)[1][Config::kN / 2],
     for (int j = 0; j < 4; ++j) {
       v[j] = rank == 0 ? acc[0][4 * i + j] : acc[0][4 * (kQuads + i) + j];
     }
-    // The first two chunks in either order.
+    // The first two K slices in either order.
 #pragma unroll
-    for (int slot = 0; slot < kSumChunks - 1; ++slot) {
+    for (int slot = 0; slot < kSumKSlices - 1; ++slot) {
       const float4 other = LoadShared4(sums + slot * Config::kSumBytes +
                                        (i * kWarpgroup + threadIdx.x) * 16);
       v[0] += other.x;
@@ -115,18 +114,18 @@ __device__ __forceinline__ bool AddChunks(const float (&acc)[1][Config::kN / 2],
 
 template <typename Config, typename After>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    ConvSplitKernel(const __grid_constant__ ConvProblem<1> problem,
-                    const __grid_constant__ ConvChunks chunks,
-                    const __grid_constant__ After after) {
+    ConvSplitKKernel(const __grid_constant__ ConvProblem<1> problem,
+                     const __grid_constant__ ConvKSlices k_slices,
+                     const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SplitBarriers<Config>*>(
       memory + Config::kBarrierOffset);
   const uint32_t shared = SharedAddress(memory);
-  const int rank = blockIdx.x % kSumChunks;
-  const ConvChunk& chunk = chunks.chunk[rank];
-  const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumChunks);
+  const int rank = blockIdx.x % kSumKSlices;
+  const ConvKSlice& k_slice = k_slices.k_slice[rank];
+  const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumKSlices);
   const int channel = tile.channel + rank * Config::kHalf;  // of its half
-  const StageWalk walk = ChunkWalk(*tile.part, tile.pixel, chunk);
+  const StageWalk walk = KSliceWalk(*tile.part, tile.pixel, k_slice);
   // As in ConvKernel.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   constexpr int kInputWarp = kWarpgroup / 32;
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, Config::kThreads);
     if (ElectOne()) {
-      CopyFirstStages<Config>(problem, tile, walk, chunk.count, shared,
+      CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
                               barriers.ring);
     }
     NamedBarrier(kRestBarrier, 64);
@@ -156,12 +155,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     RingPosition<Config::kStages> at;
     if (warp == kInputWarp) {
       CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
-                                          chunk.count, shared, barriers.ring,
+                                          k_slice.count, shared, barriers.ring,
                                           at);
     } else {
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
-                                            chunk.count, shared, barriers.ring,
-                                            at);
+                                            k_slice.count, shared,
+                                            barriers.ring, at);
     }
     ClusterWait();
     return;
@@ -178,10 +177,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float acc[1][Config::kN / 2], sum[1][Config::kHalf / 2];
   RingPosition<Config::kStages> at;
   MultiplyStages<typename Config::T, Contiguous::kReduction, Config::kWeights>(
-      acc, chunk.count, shared, shared + Config::kInputBytes,
+      acc, k_slice.count, shared, shared + Config::kInputBytes,
       Config::kStageBytes, barriers.ring, at);
-  if (!AddChunks<Config>(acc, rank, shared + Config::kSumOffset,
-                         SharedAddress(&barriers.arrived), sum) ||
+  if (!AddKSlices<Config>(acc, rank, shared + Config::kSumOffset,
+                          SharedAddress(&barriers.arrived), sum) ||
       !stores) {
     return;
   }
@@ -207,4 +206,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 }  // namespace jax_convbatch::hopper
 
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_KERNEL_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_K_KERNEL_CUH_
