@@ -2,7 +2,7 @@
 
     python tests/mutants.py [--only NAME,...] [--list] [--folder build/mutants]
 
-`data/mutants.toml` has the mistakes: a file, what it says, what it would say with the
+`data/mutants/*.toml` have the mistakes: a file, what it says, what it would say with the
 mistake, and the tests that should notice. Each is made in a copy of the tree, with a
 CPU module of its own, of which only what changed is compiled again. Before, those tests
 have to pass in the copy as it is. A mistake that no test notices is a test that is
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(__file__).parent / "data" / "mutants.toml"
+DATA = Path(__file__).parent / "data" / "mutants"
 LEAST = 0.95
 LIMIT = 600  # seconds; who takes longer is noticed
 MODULE = "_cpu.abi3.so"
@@ -62,8 +62,9 @@ class Broken(Exception):
     """A mistake that cannot be made, in words."""
 
 
-def load(path: Path = DATA) -> list[Mutant]:
-    entries = tomllib.loads(path.read_text())["mutant"]
+def load() -> list[Mutant]:
+    files = [tomllib.loads(p.read_text()) for p in sorted(DATA.glob("*.toml"))]
+    entries = [entry for file in files for entry in file["mutant"]]
     return [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in entries]
 
 
