@@ -2,11 +2,11 @@
 
     python tests/mutants.py [--only NAME,...] [--list] [--folder build/mutants]
 
-`data/mutants/*.toml` have the mistakes: a file, what it says, what it would say with the
-mistake, and the tests that should notice. Each is made in a copy of the tree, with a
-CPU module of its own, of which only what changed is compiled again. Before, those tests
-have to pass in the copy as it is. A mistake that no test notices is a test that is
-missing; one that changes nothing is replaced by another.
+`data/mutants/*.toml` have the mistakes: a file, what it says, what it would say with
+the mistake, and the tests that should notice. Each is made in a copy of the tree, with
+a CPU module of its own, of which only what changed is compiled again. Before, those
+tests have to pass in the copy as it is. A mistake that no test notices is a test that
+is missing; one that changes nothing is replaced by another.
 
 Needs CMake, nanobind and Ninja beside what the tests need; `make mutants` installs
 them. Writes FOLDER/result.json. Fails if less than 95% are noticed, or if one cannot be

@@ -122,7 +122,7 @@ def test_exceptions_only_shrink():
     ]
     assert compilation.shrunk(worse, allowed) == allowed
     better = exceptions({"a.cu": 80.0}, f=(2, 40))
-    assert len(compilation.faults(better, allowed)) == 4
+    assert len(compilation.faults(better, allowed)) == 2
     assert compilation.shrunk(better, allowed) == better
     assert compilation.faults(better, better) == []
     # What a build has nothing of stays.
