@@ -56,6 +56,7 @@ def explain(
 
     Raises:
       ValueError: an engine that is named with `algorithm=` cannot run there.
+      TypeError: `fn` is not a function.
     """
     if platform is None:
         platform = targets.default_platform()
@@ -81,6 +82,11 @@ def _without_gpu(row: Row) -> Row:
 
 def traced(fn, *args, **kwargs) -> Iterator[Any]:
     """Every equation of `fn(*args, **kwargs)` that is not dead, inner ones too."""
+    if not callable(fn):
+        raise TypeError(
+            "the first argument must be a function and its arguments follow, as in "
+            f"explain(fn, x), not explain(fn(x)); got {type(fn).__name__}"
+        )
     leaves, tree = jax.tree.flatten((args, kwargs))
     arrays = {i: a for i, a in enumerate(leaves) if _is_array(a)}
 

@@ -114,6 +114,7 @@ def tune(
 
     Raises:
       OSError: the file cannot be written. This is checked before the first measurement.
+      TypeError: `fn` is not a function.
     """
     platform = targets.default_platform()
     device = targets.device_name(platform)

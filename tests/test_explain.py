@@ -354,6 +354,13 @@ def test_what_is_no_array_reaches_the_function_as_it_is():
     assert len(jc.explain(fun, parameters, X, mode="off")) == 0
 
 
+@pytest.mark.parametrize("look", [jc.explain, jc.tune])
+def test_a_result_in_the_place_of_a_function_is_refused(look):
+    result = jc.conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)))
+    with pytest.raises(TypeError, match=r"must be a function.*not explain\(fn\(x\)\)"):
+        look(result)
+
+
 def test_jaxs_other_name_for_cuda():
     def rows(platform):
         return jc.explain(jc.conv, X, W, platform=platform)
