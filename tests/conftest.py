@@ -4,10 +4,12 @@ The whole session sees 8 virtual CPU devices, so that tests of sharding need no
 process of their own. Everything else runs on the first of them.
 """
 
+import os
+
 import jax
 import pytest
 from engines import COLUMN_RUNS, DEFORM_RUNS, PLATFORMS, RUNS
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from jax.sharding import AxisType
 
 from jax_convbatch import choices, targets
@@ -24,7 +26,13 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-settings.load_profile("fixed")
+# For tests/mutants.py, to which any failing example will do.
+settings.register_profile(
+    "unshrunk",
+    settings.get_profile("fixed"),
+    phases=[Phase.explicit, Phase.generate],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(autouse=True)

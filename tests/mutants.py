@@ -160,7 +160,11 @@ class Copy:
         command = [str(python), "-B", "-m", "pytest", "-xq", "--tb=line"]
         command += ["-p", "no:cacheprovider", *tests]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {
+            "HYPOTHESIS_PROFILE": "unshrunk",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         try:
             done = subprocess.run(
                 command,

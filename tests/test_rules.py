@@ -98,6 +98,20 @@ def test_every_line_decides_on_something(monkeypatch):
     assert found == set(range(len(rules.CUDA)))
 
 
+def test_few_pixels_of_wgrad_are_those_of_the_whole_batch(monkeypatch):
+    on(monkeypatch, "9.0")
+    (p,) = (
+        p
+        for name, p in problems(("bfloat16",))
+        if name == "wgrad bfloat16 diffusion_16_3x3_1280 of 8"
+    )
+    few, many = (
+        rules.engines(replace(p, geometry=p.geometry._replace(N=n))) for n in (1, 8)
+    )
+    assert few == rules.CUDNN_FIRST
+    assert many == rules.OURS_FIRST
+
+
 def test_a_samples_engines_do_not_depend_on_its_batch(monkeypatch):
     for capability in SERVED:
         on(monkeypatch, capability)

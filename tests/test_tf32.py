@@ -213,6 +213,30 @@ def test_infinities_and_nan_are_what_one_product_gives():
         np.testing.assert_array_equal(products(a, b).sum(1), a * b)
 
 
+@pytest.mark.parametrize("op", primitives.OPS)
+def test_the_products_meet_the_parts_that_belong_together(op):
+    """With the CPU's kernels, which multiply parts exactly."""
+    case, op = CASES["odd channels"], primitives.OPS[op]
+    x, w, dy = arrays(case, normal, "float32")
+    given = {"x": x, "w": w, "y": dy}
+    params = params_of(case, x, w)
+    longer = tf32x3.geometry(params.geometry, op.contraction)
+    high, rest = (
+        params.with_sizes(**g._asdict()).plan(op.name, "float32", "float32", "cpu")
+        for g in (params.geometry, longer)
+    )
+    got = primitives.native_call(
+        op,
+        dataclasses.replace(high, rest=rest),
+        *(given[role] for role in op.operands),
+        params,
+        np.dtype("float32"),
+    )
+    right = dict(zip("yxw", exact(case, x, w, dy), strict=True))[op.result]
+    error = np.linalg.norm(got - right) / np.linalg.norm(right)
+    assert error < 2.0**-20
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_high_leaves_what_the_multiplier_cuts_off(hopper, name):
