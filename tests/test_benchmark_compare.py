@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import compare, compare_side
+from benchmarks import compare, compare_side, workloads
+from jax_convbatch import timing
 
 OPTIONS = Namespace(limit=math.inf, repeats=3)
 
@@ -141,6 +142,28 @@ def test_a_folder_brings_its_own_package(tmp_path):
     alone = compare_side.Finder(Path("old.so"), "cuda")
     assert alone.find_spec("jax_convbatch") is None
     assert alone.find_spec("jax_convbatch._cpu") is None
+
+
+def test_layers_and_deformable_convolutions_are_sides_too(monkeypatch):
+    from benchmarks import compare_rows
+
+    row = (5, 6, 8, 4, 3, 3, 1, 1, 1, 1)
+    monkeypatch.setattr(workloads, "DEFORM", {"tiny": (3, row, 2, "float32")})
+    monkeypatch.setattr(compare_rows, "LAYERS", [("tiny", "float32")])
+    rows = compare_rows.rows(Namespace(tables=["layer", "deform"], rows=["tiny"]))
+    assert len(rows) == len(workloads.TINY) + 2
+    assert len({(row.table, row.name) for row in rows}) == len(rows)
+    for row in rows:
+        assert timing.elapsed(row.prepare()(), 1) > 0
+
+
+def test_the_tables_are_those_of_the_bar():
+    from benchmarks import compare_rows
+
+    of = Namespace(tables=compare.TABLES, rows=[], seed=0, count=1, largest=2e9)
+    rows = compare_rows.rows(of)
+    assert len({(row.table, row.name) for row in rows}) == len(rows) > 300
+    assert {row.table for row in rows} == set(compare.TABLES)
 
 
 def test_two_builds_on_the_cpu(tmp_path, capsys):
