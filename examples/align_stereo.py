@@ -2,14 +2,14 @@
 
     python examples/align_stereo.py
 
-A small network sees both images and predicts an offset for every pixel;
-`jax_convbatch.deform_conv` with a 1x1 filter reads the right image there. It is
-trained on this one pair, from coarse to fine, to reproduce the left image: nobody
-tells it the disparity. Writes a picture of the images, of the error before and after,
-and of the learned offsets.
+A small network sees both images and predicts an offset for every pixel.
+`jax_convbatch.deform_conv` with a 1x1 filter reads the right image there. The network
+is trained on this one pair, from coarse to fine, to reproduce the left image. It is not
+given the disparity. The program writes a picture of the images, of the error before and
+after, and of the learned offsets.
 
-Needs `pip install 'jax_convbatch[examples]'`. The pair, a motorcycle of the Middlebury
-data set, comes with scikit-image.
+Needs `pip install 'jax_convbatch[examples]'`. The pair, a motorcycle from the
+Middlebury data set, comes with scikit-image.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Derivative rules of one's own, from the operations under the layers.
+"""Custom derivative rules, made of the operations under the layers.
 
     python examples/custom_rule.py
 
@@ -8,7 +8,7 @@ Two layers, relu(conv(x, w) + bias), whose backward passes are written with
     layer          keeps what the built-in layer keeps, and has its bits
     compact_layer  keeps x in 8 bits for wgrad, a quarter of the memory
 
-The first is checked against finite differences; of the second the error is shown.
+The first is checked against finite differences. For the second, the error is printed.
 """
 
 from functools import partial

@@ -2,9 +2,8 @@
 
     python examples/gradient_check.py
 
-`jax.test_util.check_grads` compares derivatives with finite differences in a
-random direction, to order 2: so also the derivatives of the gradient, forward and
-in reverse.
+`jax.test_util.check_grads` compares derivatives with finite differences in a random
+direction. Order 2 includes the derivatives of the gradient, forward and in reverse.
 """
 
 import jax

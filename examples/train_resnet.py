@@ -6,7 +6,7 @@
     python examples/train_resnet.py --compare          with both, side by side
 
 Needs `pip install 'jax_convbatch[examples]'`. The digits come with scikit-learn. Every
-epoch is saved under --checkpoints; a run with the same folder goes on where the last
+epoch is saved under --checkpoints. A run with the same folder continues where the last
 one stopped.
 """
 

@@ -4,10 +4,14 @@ The `python` blocks of a page run one after another. Where a `text` block with a
 follows one, it raises that error; "..." there stands for anything.
 """
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import jax_convbatch
+from jax_convbatch import ops
 
 ROOT = Path(__file__).resolve().parent.parent  # also where files are linked to
 RESULTS = ROOT / "benchmarks" / "results"
@@ -45,6 +49,19 @@ def test_links_lead_somewhere(page):
             continue  # the sdist has none
         assert found.exists(), target
         assert not anchor or anchor in slugs(found), target
+
+
+def test_the_api_reference_has_every_public_name():
+    flax = pytest.importorskip("jax_convbatch.flax")
+    reference = "\n".join(p.read_text() for p in ROOT.glob("docs/api/*.md"))
+    names = {jax_convbatch: jax_convbatch.__all__, ops: ops.__all__}
+    for module in (flax.linen, flax.nnx):
+        classes = (c for c in vars(module).values() if inspect.isclass(c))
+        names[module] = [c.__name__ for c in classes if c.__module__ == module.__name__]
+    for module, public in names.items():
+        for name in (each for each in public if not each.startswith("_")):
+            full = f"{module.__name__}.{name}"
+            assert re.search(rf":: {re.escape(full)}\b", reference), full
 
 
 @pytest.mark.parametrize(
