@@ -3,7 +3,7 @@
 
 namespace jax_convbatch::hopper {
 
-// The taps that one part of the output uses along one axis: tap index
+// The taps that one sub-problem of the output uses along one axis: tap index
 // `tap + i * tap_step` reads at `i * offset_step` from the base pixel.
 struct TapAxis {
   int count, tap, tap_step, offset_step;

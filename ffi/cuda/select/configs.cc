@@ -6,8 +6,8 @@
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -22,16 +22,17 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
   std::vector<Tile> tiles = {
       {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
   const bool fprop = op == Op::kFprop;
-  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
+  const auto subs =
+      fprop ? std::vector{FpropSubproblem(g)} : DgradSubproblems(g);
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
-  if (TakesSingleWave(type, in, out, parts)) {
+  if (TakesSingleWave(type, in, out, subs)) {
     for (const int pixels : kSingleWavePixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
   }
-  if (parts.size() != 1) return tiles;
-  if (SumsInKSlices(in, out, parts[0])) {
+  if (subs.size() != 1) return tiles;
+  if (SumsInKSlices(in, out, subs[0])) {
     tiles = {{64, 64}, {64, 128}, {128, 128}};
     for (const int pixels : kSplitKPixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
@@ -39,13 +40,13 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
     return tiles;
   }
   for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
-    if (TileRowBand(g, type, in, out, parts[0], pixels)) {
+    if (TileRowBand(g, type, in, out, subs[0], pixels)) {
       tiles.push_back({pixels, kRowBandChannels});
     }
   }
   tiles.insert(tiles.end(),
                {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
-  if (StoresFullRows(in, out, parts[0])) {
+  if (StoresFullRows(in, out, subs[0])) {
     tiles.push_back({kFullRowTilePixels, kFullRowTileChannels});
   }
   return tiles;
@@ -61,15 +62,16 @@ std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
   if (GroupWidth(g) == kWideGroups && channels % 128 == 0) {
     tiles.push_back({128, 128});
   }
-  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
-  if (parts.size() != 1 || GroupUnits(g) > multiprocessors) {
+  const auto subs =
+      fprop ? std::vector{FpropSubproblem(g)} : DgradSubproblems(g);
+  if (subs.size() != 1 || GroupUnits(g) > multiprocessors) {
     return tiles;
   }
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
   for (const int pixels :
        {kGroupRowBandPixels, kRowBandPixels, kColumnStripPixels}) {
-    if (TileGroupRowBand(g, type, in, out, parts[0], pixels)) {
+    if (TileGroupRowBand(g, type, in, out, subs[0], pixels)) {
       tiles.push_back({pixels, kRowBandChannels});
     }
   }
@@ -109,8 +111,9 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
     tiles.push_back({op == Op::kFprop ? 224 : 192, 128});
   }
   const bool fprop = op == Op::kFprop;
-  const auto parts = fprop ? std::vector{FpropPart(g)} : DgradParts(g);
-  if (g.groups == 1 && TakesSingleWave(type, InputOf(g), OutputOf(g), parts)) {
+  const auto subs =
+      fprop ? std::vector{FpropSubproblem(g)} : DgradSubproblems(g);
+  if (g.groups == 1 && TakesSingleWave(type, InputOf(g), OutputOf(g), subs)) {
     for (const int pixels : kSingleWaveTf32Pixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }

@@ -7,26 +7,26 @@
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/mainloop/k_slices.h"
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
-// Of the part with most taps: its pixels, its taps, and the stages of 64
+// Of the sub-problem with most taps: its pixels, its taps, and the stages of 64
 // channels that a tile of it sums.
 struct Heaviest {
   int64_t pixels, taps, stages;
 };
 
 Heaviest HeaviestOf(const Activations& in, const Activations& out,
-                    const PartAxes& part) {
-  const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
-  return {out.n * part.h.count * part.w.count, taps, taps * ((in.c + 63) / 64)};
+                    const SubproblemAxes& sub) {
+  const int64_t taps = int64_t{sub.h.taps.count} * sub.w.taps.count;
+  return {out.n * sub.h.count * sub.w.count, taps, taps * ((in.c + 63) / 64)};
 }
 
 // The largest tile that still gives every SM work.
-Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
+Plan LargestTile(const Activations& out, const Heaviest& sub, int subs,
                  bool lines, int multiprocessors) {
   auto tiles = [&](int64_t pixels, int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
@@ -39,18 +39,18 @@ Plan LargestTile(const Activations& out, const Heaviest& part, int parts,
                        16 * multiprocessors) {
         return {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0};
       }
-      if (parts == 1 && part.taps == 1 && part.stages <= 2) {
+      if (subs == 1 && sub.taps == 1 && sub.stages <= 2) {
         return {64, 128, multiprocessors, 0};
       }
       // 128x256 moves fewer bytes, but its warpgroups do not take turns: worth
       // it for short sums of many tiles, if no wave is wasted.
       auto waves = [&](int n) {
-        return (tiles(part.pixels, 128, n) - 1) / multiprocessors + 1;
+        return (tiles(sub.pixels, 128, n) - 1) / multiprocessors + 1;
       };
       const int64_t wide = waves(256);
-      const int64_t least = parts > 1 ? 4 : 2;
-      if (2 * wide <= waves(128) && wide >= 12 && part.stages >= least &&
-          part.stages <= 2 * least) {
+      const int64_t least = subs > 1 ? 4 : 2;
+      if (2 * wide <= waves(128) && wide >= 12 && sub.stages >= least &&
+          sub.stages <= 2 * least) {
         return {128, 256, multiprocessors, 0};
       }
       return {128, 128, multiprocessors, 0};
@@ -76,7 +76,7 @@ int64_t LeastOfRowBands(const Activations& in, const Activations& out) {
 // Products of how many pixels take row bands, or 0 where those are no faster.
 // Of two kinds, the one that multiplies less which is no output.
 int PixelsOfRowBands(const ConvGeometry& g, Type type, const Activations& in,
-                     const Activations& out, const PartAxes& part,
+                     const Activations& out, const SubproblemAxes& sub,
                      int multiprocessors) {
   // Input channels of row bands that are read for each 64 of many output
   // channels.
@@ -84,7 +84,7 @@ int PixelsOfRowBands(const ConvGeometry& g, Type type, const Activations& in,
   int best = 0;
   int64_t least = 0;
   for (const int pixels : {kColumnStripPixels, kRowBandPixels}) {
-    const auto tiling = TileRowBand(g, type, in, out, part, pixels);
+    const auto tiling = TileRowBand(g, type, in, out, sub, pixels);
     if (!tiling || (out.c > 64 && in.c > kMostOfWide)) continue;
     const int64_t units = out.c > 64 ? 2 : 1;  // at least
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
@@ -110,14 +110,14 @@ int64_t GroupRowBandPixels(const RowBandTiling& tiling) {
 // The same for several groups. Those of narrow groups multiply no zeros.
 int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
                           const Activations& in, const Activations& out,
-                          const PartAxes& part, int multiprocessors) {
+                          const SubproblemAxes& sub, int multiprocessors) {
   // At stride 2 tiles are faster, where there are any.
-  if (GroupUnits(g) > multiprocessors || part.h.input_step > 1) return 0;
+  if (GroupUnits(g) > multiprocessors || sub.h.input_step > 1) return 0;
   int best = 0;
   int64_t least = 0;
   for (const int pixels :
        {kGroupRowBandPixels, kColumnStripPixels, kRowBandPixels}) {
-    const auto tiling = TileGroupRowBand(g, type, in, out, part, pixels);
+    const auto tiling = TileGroupRowBand(g, type, in, out, sub, pixels);
     if (!tiling) continue;
     const bool narrow = pixels == kGroupRowBandPixels;
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
@@ -172,19 +172,19 @@ Plan FullerTile(const Activations& out, Plan plan, int multiprocessors) {
 }
 
 Plan BestTile(const ConvGeometry& g, Type type, const Activations& in,
-              const Activations& out, const std::vector<PartAxes>& parts,
+              const Activations& out, const std::vector<SubproblemAxes>& subs,
               int multiprocessors) {
-  const int count = static_cast<int>(parts.size());
+  const int count = static_cast<int>(subs.size());
   if (count == 1) {
     const int pixels =
-        PixelsOfRowBands(g, type, in, out, parts[0], multiprocessors);
+        PixelsOfRowBands(g, type, in, out, subs[0], multiprocessors);
     if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
   }
-  const bool lines = count == 1 && StoresFullRows(in, out, parts[0]);
-  const Heaviest part = HeaviestOf(in, out, parts[0]);
-  Plan plan = LargestTile(out, part, count, lines, multiprocessors);
-  const bool k_slices = count == 1 && SumsInKSlices(in, out, parts[0]);
-  if (count == 1 && !k_slices && part.stages >= kLongSum) {
+  const bool lines = count == 1 && StoresFullRows(in, out, subs[0]);
+  const Heaviest sub = HeaviestOf(in, out, subs[0]);
+  Plan plan = LargestTile(out, sub, count, lines, multiprocessors);
+  const bool k_slices = count == 1 && SumsInKSlices(in, out, subs[0]);
+  if (count == 1 && !k_slices && sub.stages >= kLongSum) {
     return FullerTile(out, plan, multiprocessors);
   }
   if (k_slices) {
@@ -213,11 +213,11 @@ Plan BestTile(const ConvGeometry& g, Type type, const Activations& in,
 // Of several groups. Tiles have channels of one wide group, or 64 of narrow
 // ones, which multiply little: more pixels a tile save little.
 Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
-               const Activations& out, const PartAxes& part, bool only,
+               const Activations& out, const SubproblemAxes& sub, bool only,
                int multiprocessors) {
   if (only) {
     const int pixels =
-        PixelsOfGroupRowBands(g, type, in, out, part, multiprocessors);
+        PixelsOfGroupRowBands(g, type, in, out, sub, multiprocessors);
     if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
   }
   const int64_t pixels = out.n * out.h * out.w;
@@ -225,7 +225,7 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
                               ? GroupUnits(g)
                               : g.groups * ((out.c / g.groups + 63) / 64);
   auto tiles = [&](int m) { return (pixels + m - 1) / m * columns; };
-  const bool strided = part.h.output_step > 1 || part.w.output_step > 1;
+  const bool strided = sub.h.output_step > 1 || sub.w.output_step > 1;
   // Of groups that end within a box, fewer boxes are filled up with zeros.
   const int width = GroupWidth(g);
   const int64_t least = strided || width == kAnyGroups ? 4 : 8;
@@ -240,11 +240,11 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
 // are not those of sm80/direct.
 std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
                             const Activations& in, const Activations& out,
-                            const PartAxes& part, int multiprocessors) {
+                            const SubproblemAxes& sub, int multiprocessors) {
   constexpr int64_t kMostUnits = 64;
   if (GroupUnits(g) > kMostUnits) return std::nullopt;
   const auto tiling =
-      TileGroupRowBand(g, type, in, out, part, kGroupRowBandPixels);
+      TileGroupRowBand(g, type, in, out, sub, kGroupRowBandPixels);
   // Those of small or of few products are multiplied for nothing.
   if (!tiling || 10 * out.h * out.w < 4 * GroupRowBandPixels(*tiling)) {
     return std::nullopt;
@@ -258,24 +258,24 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   if (IsGroupTf32(g, type)) return PlanGroupTf32(g, false, multiprocessors);
   if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
-  const PartAxes part = FpropPart(g);
+  const SubproblemAxes sub = FpropSubproblem(g);
   const Activations in = InputOf(g), out = OutputOf(g);
-  if (!IsWalkable(type, in, out, part, MapGroups(g))) return std::nullopt;
+  if (!IsWalkable(type, in, out, sub, MapGroups(g))) return std::nullopt;
   if (type == Type::kTf32) {
-    return FpropTf32Tile(g, part, multiprocessors);
+    return FpropTf32Tile(g, sub, multiprocessors);
   }
   if (IsFewChannels(g)) {
-    return FewTile(g, type, in, out, part, multiprocessors);
+    return FewTile(g, type, in, out, sub, multiprocessors);
   }
   return g.groups > 1
-             ? GroupTile(g, type, in, out, part, true, multiprocessors)
-             : OrSingleWave(BestTile(g, type, in, out, {part}, multiprocessors),
-                            type, in, out, {part}, multiprocessors);
+             ? GroupTile(g, type, in, out, sub, true, multiprocessors)
+             : OrSingleWave(BestTile(g, type, in, out, {sub}, multiprocessors),
+                            type, in, out, {sub}, multiprocessors);
 }
 
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
   return IsSingleWave(type, plan) ? BestTile(g, type, InputOf(g), OutputOf(g),
-                                             {FpropPart(g)}, plan.blocks)
+                                             {FpropSubproblem(g)}, plan.blocks)
                                   : plan;
 }
 
@@ -283,25 +283,25 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   if (IsGroupTf32(g, type)) return PlanGroupTf32(g, true, multiprocessors);
   if (!IsPlain2d(g, type) && !IsGroups2d(g, type)) return std::nullopt;
-  const auto parts = DgradParts(g);
+  const auto subs = DgradSubproblems(g);
   const Activations in = OutputOf(g), out = InputOf(g);
   const bool walkable =
-      std::all_of(parts.begin(), parts.end(), [&](const PartAxes& part) {
-        return IsWalkable(type, in, out, part, MapGroups(g));
+      std::all_of(subs.begin(), subs.end(), [&](const SubproblemAxes& sub) {
+        return IsWalkable(type, in, out, sub, MapGroups(g));
       });
-  if (parts.empty() || !walkable) return std::nullopt;
+  if (subs.empty() || !walkable) return std::nullopt;
   if (type == Type::kTf32) {
-    return DgradTf32Tile(g, parts, multiprocessors);
+    return DgradTf32Tile(g, subs, multiprocessors);
   }
   if (IsFewChannels(g)) {
-    if (parts.size() != 1) return std::nullopt;
-    return FewTile(g, type, in, out, parts[0], multiprocessors);
+    if (subs.size() != 1) return std::nullopt;
+    return FewTile(g, type, in, out, subs[0], multiprocessors);
   }
   return g.groups > 1
-             ? GroupTile(g, type, in, out, parts[0], parts.size() == 1,
+             ? GroupTile(g, type, in, out, subs[0], subs.size() == 1,
                          multiprocessors)
-             : OrSingleWave(BestTile(g, type, in, out, parts, multiprocessors),
-                            type, in, out, parts, multiprocessors);
+             : OrSingleWave(BestTile(g, type, in, out, subs, multiprocessors),
+                            type, in, out, subs, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

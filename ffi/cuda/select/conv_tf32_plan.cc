@@ -12,7 +12,7 @@ namespace {
 // layers at batches 8 to 1000. Small tiles read too much from the L2 to be
 // worth an even share of all SMs.
 Plan LargestTf32Tile(const Activations& in, const Activations& out,
-                     int64_t groups, const PartAxes& part, bool dgrad,
+                     int64_t groups, const SubproblemAxes& sub, bool dgrad,
                      int multiprocessors) {
   // A tile has channels of one group, of which it should be full.
   const int64_t channels = out.c / groups;
@@ -31,9 +31,9 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
   }
   // Tiles that are multiplied together move fewer bytes, but nothing hides how
   // they are stored: for many stages, or fewer of pixels that lie together.
-  const int64_t stages = int64_t{part.h.taps.count} * part.w.taps.count *
+  const int64_t stages = int64_t{sub.h.taps.count} * sub.w.taps.count *
                          ((in.c / groups + 31) / 32);
-  const bool dense = part.h.input_step == 1 && part.w.input_step == 1;
+  const bool dense = sub.h.input_step == 1 && sub.w.input_step == 1;
   const int64_t least = groups > 1 ? 24 : 36;
   if (!dgrad && wide && stages >= (dense ? least : 72) &&
       4 * tiles(192, 128) >= 3 * multiprocessors) {
@@ -54,8 +54,8 @@ Plan LargestTf32Tile(const Activations& in, const Activations& out,
 // Of one group, and in dgrad of stride 1: the tile of TF32 whose waves take the
 // least. Fitted to times of 1x1 to 5x5 layers of 32 to 1280 channels.
 constexpr int64_t kLongTf32Sum = 16, kLongTf32Fprop = 18;  // stages
-Plan BestTf32Tile(const Activations& out, const PartAxes& part, int64_t stages,
-                  bool dgrad, int multiprocessors) {
+Plan BestTf32Tile(const Activations& out, const SubproblemAxes& sub,
+                  int64_t stages, bool dgrad, int multiprocessors) {
   // How many times as long as others they take for what they multiply or copy,
   // or 0 where there are none. Of few pixels, fragments of fprop's filter are
   // loaded for less.
@@ -75,7 +75,7 @@ Plan BestTf32Tile(const Activations& out, const PartAxes& part, int64_t stages,
   // Nothing hides how tiles are stored that two warpgroups multiply together,
   // nor how pixels that lie apart come.
   constexpr int64_t kTogetherStages = 32, kApartStages = 72;
-  const bool apart = part.h.input_step > 1 || part.w.input_step > 1;
+  const bool apart = sub.h.input_step > 1 || sub.w.input_step > 1;
   const double together_slower = apart && stages < kApartStages ? 1.1 : 1;
   Plan plan{0, 0, multiprocessors, 0};
   double least = 0;
@@ -86,9 +86,9 @@ Plan BestTf32Tile(const Activations& out, const PartAxes& part, int64_t stages,
         (together && stages < kTogetherStages)) {
       continue;
     }
-    const bool share = !dgrad && tile.n == 64 && TapsShare(part.w);
+    const bool share = !dgrad && tile.n == 64 && TapsShare(sub.w);
     const int64_t columns =
-        share && tile.m == 256 ? WithReach(part).w.count : out.w;
+        share && tile.m == 256 ? WithReach(sub).w.count : out.w;
     const int64_t count = (out.n * out.h * columns + tile.m - 1) / tile.m *
                           ((out.c + tile.n - 1) / tile.n);
     const int64_t waves = (count + multiprocessors - 1) / multiprocessors;
@@ -106,36 +106,36 @@ Plan BestTf32Tile(const Activations& out, const PartAxes& part, int64_t stages,
 
 }  // namespace
 
-Plan FpropTf32Tile(const ConvGeometry& g, const PartAxes& part,
+Plan FpropTf32Tile(const ConvGeometry& g, const SubproblemAxes& sub,
                    int multiprocessors) {
   const Activations in = InputOf(g), out = OutputOf(g);
   const int64_t stages = g.taps() * ((in.c + 31) / 32);
   const Plan plan =
       g.groups == 1 && stages >= kLongTf32Fprop
-          ? BestTf32Tile(out, part, stages, false, multiprocessors)
-          : LargestTf32Tile(in, out, g.groups, part, false, multiprocessors);
-  return g.groups > 1
-             ? plan
-             : OrSingleWaveTf32(plan, in, out, {part}, multiprocessors);
+          ? BestTf32Tile(out, sub, stages, false, multiprocessors)
+          : LargestTf32Tile(in, out, g.groups, sub, false, multiprocessors);
+  return g.groups > 1 ? plan
+                      : OrSingleWaveTf32(plan, in, out, {sub}, multiprocessors);
 }
 
-Plan DgradTf32Tile(const ConvGeometry& g, const std::vector<PartAxes>& parts,
+Plan DgradTf32Tile(const ConvGeometry& g,
+                   const std::vector<SubproblemAxes>& subs,
                    int multiprocessors) {
   const Activations in = OutputOf(g), out = InputOf(g);
   const int64_t stages = g.taps() * ((in.c + 31) / 32);
   const Plan plan =
       g.groups == 1 && g.stride.all(1) && stages >= kLongTf32Sum
-          ? BestTf32Tile(out, parts[0], stages, true, multiprocessors)
-          : LargestTf32Tile(in, out, g.groups, parts[0], true, multiprocessors);
+          ? BestTf32Tile(out, subs[0], stages, true, multiprocessors)
+          : LargestTf32Tile(in, out, g.groups, subs[0], true, multiprocessors);
   return g.groups > 1 ? plan
-                      : OrSingleWaveTf32(plan, in, out, parts, multiprocessors);
+                      : OrSingleWaveTf32(plan, in, out, subs, multiprocessors);
 }
 
 Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
                   int multiprocessors) {
   if (!MayTranspose(g, type)) return plan;
-  const PartAxes part = FpropPart(g);
-  Plan transposed = LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1, part,
+  const SubproblemAxes sub = FpropSubproblem(g);
+  Plan transposed = LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1, sub,
                                     /*dgrad=*/true, multiprocessors);
   transposed.workspace = TransposedBytes(g);
   // Each weight has its cost, and each product gains a little, unless tiles of
@@ -154,9 +154,8 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
       plan.tile_n == 128 && (plan.tile_m == 160 || plan.tile_m == 192);
   // A fragment of the filter serves fewer pixels than in tiles of 256.
   const double slower = plan.tile_m == 224 && plan.tile_n == 128 ? 1.06 : 1;
-  const bool gains =
-      !fills && (transposed.tile_n == 128 ||
-                 (transposed.tile_m == 256 && TapsShare(part.w)));
+  const bool gains = !fills && (transposed.tile_n == 128 ||
+                                (transposed.tile_m == 256 && TapsShare(sub.w)));
   return gains && g.w_size() <= kMostWeights && pixels >= kLeastPixels &&
                  1.0 * pixels * g.w_size() >= kLeastProducts &&
                  length(transposed) <= slower * length(plan)
@@ -175,7 +174,8 @@ bool HasTf32Epilogue(const Plan& plan) {
 }
 
 Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan) {
-  return LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1, FpropPart(g),
+  return LargestTf32Tile(InputOf(g), OutputOf(g), /*groups=*/1,
+                         FpropSubproblem(g),
                          /*dgrad=*/false, plan.blocks);
 }
 

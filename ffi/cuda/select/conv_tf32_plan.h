@@ -6,14 +6,15 @@
 
 #include <vector>
 
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
-// Of parts that IsWalkable.
-Plan FpropTf32Tile(const ConvGeometry& g, const PartAxes& part,
+// Of sub-problems that IsWalkable.
+Plan FpropTf32Tile(const ConvGeometry& g, const SubproblemAxes& sub,
                    int multiprocessors);
-Plan DgradTf32Tile(const ConvGeometry& g, const std::vector<PartAxes>& parts,
+Plan DgradTf32Tile(const ConvGeometry& g,
+                   const std::vector<SubproblemAxes>& subs,
                    int multiprocessors);
 
 }  // namespace jax_convbatch::hopper

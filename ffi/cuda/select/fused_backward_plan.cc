@@ -6,8 +6,8 @@
 #include "cuda/sm90/kernels/fused_backward/single_wave_backward.h"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
 #include "cuda/sm90/kernels/small/small_backward.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/fused_backward.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -25,9 +25,10 @@ bool IsDivided(const ConvGeometry& g, Type type) {
       g.H != g.P * s.h || g.W != g.Q * s.w || !IsPlain2d(g, type)) {
     return false;
   }
-  if (!IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))) return false;
-  for (const PartAxes& part : DgradParts(g)) {
-    if (!IsWalkable(type, OutputOf(g), InputOf(g), part)) return false;
+  if (!IsWalkable(type, InputOf(g), OutputOf(g), FpropSubproblem(g)))
+    return false;
+  for (const SubproblemAxes& sub : DgradSubproblems(g)) {
+    if (!IsWalkable(type, OutputOf(g), InputOf(g), sub)) return false;
   }
   return true;
 }

@@ -16,7 +16,7 @@
 #include "cuda/sm90/kernels/skinny/skinny_plan.h"
 #include "cuda/sm90/kernels/small/small_plan.h"
 #include "cuda/sm90/kernels/small/small_wgrad.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {

@@ -8,7 +8,7 @@
 #include "cuda/sm90/kernels/wgrad/wgrad_short.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_short_tiling.h"
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -265,7 +265,7 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   // x is read as fprop reads it. The bound is the one of a launch's blocks.
   const bool walks =
       IsGroupTf32(g, type) || IsWgradAlone(g, type)
-          ? IsWalkable(type, InputOf(g), OutputOf(g), FpropPart(g))
+          ? IsWalkable(type, InputOf(g), OutputOf(g), FpropSubproblem(g))
           : PlanFprop(g, type, multiprocessors).has_value();
   if (!walks || 1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {
     return std::nullopt;

@@ -80,7 +80,7 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
     best = plan;
   };
   for (const auto& [m, n] : kShapes) {
-    if (m == kTapRowTile && !TapsShare(FpropPart(g).w)) continue;
+    if (m == kTapRowTile && !TapsShare(FpropSubproblem(g).w)) continue;
     // A tile has output channels of one group, or of one set of narrow ones;
     // it is filled up where no tile is full.
     const int64_t outputs = WgradUnits(g, Type::kTf32).outputs;

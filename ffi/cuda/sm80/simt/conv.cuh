@@ -10,17 +10,18 @@ namespace jax_convbatch::simt {
 struct StepWalk {
   int r, s, block;
 
-  __device__ StepWalk(const ConvProblem& p, const Part& part, int step) {
+  __device__ StepWalk(const ConvProblem& p, const Subproblem& sub, int step) {
     block = step % p.depth_blocks;
     const int tap = step / p.depth_blocks;
-    s = tap % max(part.taps_w.count, 1);
-    r = tap / max(part.taps_w.count, 1);
+    s = tap % max(sub.taps_w.count, 1);
+    r = tap / max(sub.taps_w.count, 1);
   }
   // Whether the next step is another tap's.
-  __device__ __forceinline__ bool Next(const ConvProblem& p, const Part& part) {
+  __device__ __forceinline__ bool Next(const ConvProblem& p,
+                                       const Subproblem& sub) {
     if (++block < p.depth_blocks) return false;
     block = 0;
-    if (++s == part.taps_w.count) s = 0, ++r;
+    if (++s == sub.taps_w.count) s = 0, ++r;
     return true;
   }
 };
@@ -32,29 +33,29 @@ class PixelCopies {
  public:
   static constexpr int kAtOnce = T::kThreads / 8, kEach = T::kM / kAtOnce;
 
-  __device__ __forceinline__ PixelCopies(const ConvProblem& p, const Part& part,
-                                         int first)
-      : p_(p), part_(part) {
+  __device__ __forceinline__ PixelCopies(const ConvProblem& p,
+                                         const Subproblem& sub, int first)
+      : p_(p), sub_(sub) {
     const int channel = threadIdx.x % 8;
-    const int first_image = first / part.cols / part.rows;
+    const int first_image = first / sub.cols / sub.rows;
     from_ =
         p.in + int64_t{first_image} * p.height * p.width * p.channels + channel;
     to_ = channel * T::kPitchA + threadIdx.x / 8;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int pixel = first + threadIdx.x / 8 + i * kAtOnce;
-      const int line = pixel / part.cols, n = line / part.rows;
-      h_[i] = part.in_h + (line - n * part.rows) * part.in_step_h;
-      w_[i] = part.in_w + (pixel - line * part.cols) * part.in_step_w;
+      const int line = pixel / sub.cols, n = line / sub.rows;
+      h_[i] = sub.in_h + (line - n * sub.rows) * sub.in_step_h;
+      w_[i] = sub.in_w + (pixel - line * sub.cols) * sub.in_step_w;
       at_[i] = (((n - first_image) * p.height + h_[i]) * p.width + w_[i]) *
                p.channels;
-      if (pixel >= part.pixels) h_[i] = kNowhere;
+      if (pixel >= sub.pixels) h_[i] = kNowhere;
     }
   }
 
   __device__ __forceinline__ void SetTap(const StepWalk& step) {
-    const int h = step.r * part_.taps_h.offset_step;
-    const int w = step.s * part_.taps_w.offset_step;
+    const int h = step.r * sub_.taps_h.offset_step;
+    const int w = step.s * sub_.taps_w.offset_step;
     tap_ = from_ + (int64_t{h} * p_.width + w) * p_.channels;
     inside_ = 0;
 #pragma unroll
@@ -86,7 +87,7 @@ class PixelCopies {
   static constexpr int kNowhere = -(1 << 30);
 
   const ConvProblem& p_;
-  const Part& part_;
+  const Subproblem& sub_;
   const float *from_, *tap_;
   int to_;
   int h_[kEach], w_[kEach], at_[kEach];
@@ -98,8 +99,8 @@ template <typename T, bool kDgrad>
 class WeightCopies {
  public:
   __device__ __forceinline__ WeightCopies(const ConvProblem& p,
-                                          const Part& part, int first)
-      : p_(p), part_(part) {
+                                          const Subproblem& sub, int first)
+      : p_(p), sub_(sub) {
     const int n = first + (kDgrad ? threadIdx.x / 8 : threadIdx.x % kQuads * 4);
     const int k = kDgrad ? threadIdx.x % 8 : threadIdx.x / kQuads;
     left_n_ = p.out_channels - n;
@@ -109,8 +110,8 @@ class WeightCopies {
   }
 
   __device__ __forceinline__ void SetTap(const StepWalk& step) {
-    const int r = part_.taps_h.tap + step.r * part_.taps_h.tap_step;
-    const int s = part_.taps_w.tap + step.s * part_.taps_w.tap_step;
+    const int r = sub_.taps_h.tap + step.r * sub_.taps_h.tap_step;
+    const int s = sub_.taps_w.tap + step.s * sub_.taps_w.tap_step;
     tap_ = from_ +
            int64_t{r * p_.filter_width + s} * p_.channels * p_.out_channels;
   }
@@ -147,7 +148,7 @@ class WeightCopies {
   static constexpr int kQuads = T::kN / 4, kRowsAtOnce = T::kThreads / kQuads;
 
   const ConvProblem& p_;
-  const Part& part_;
+  const Subproblem& sub_;
   const float *from_, *tap_;
   int to_, left_n_;
 };
@@ -155,22 +156,22 @@ class WeightCopies {
 // Adds a tile's sums to what is there, or writes them.
 template <typename T>
 __device__ __forceinline__ void StoreConv(const ConvProblem& p,
-                                          const Part& part, float* out,
+                                          const Subproblem& sub, float* out,
                                           int first_pixel, int first_channel,
                                           bool adds, const Sums<T>& sums) {
 #pragma unroll
   for (int i = 0; i < T::kRows; ++i) {
     const int pixel = first_pixel + T::Row(i);
-    const int line = pixel / part.cols, n = line / part.rows;
-    const int h = part.out_h + (line - n * part.rows) * part.out_step_h;
-    const int w = part.out_w + (pixel - line * part.cols) * part.out_step_w;
+    const int line = pixel / sub.cols, n = line / sub.rows;
+    const int h = sub.out_h + (line - n * sub.rows) * sub.out_step_h;
+    const int w = sub.out_w + (pixel - line * sub.cols) * sub.out_step_w;
     float* const row =
         out +
         ((int64_t{n} * p.out_height + h) * p.out_width + w) * p.out_channels;
 #pragma unroll
     for (int j = 0; j < T::kCols; j += 4) {
       const int channel = first_channel + T::Col(j);
-      if (pixel >= part.pixels || channel >= p.out_channels) continue;
+      if (pixel >= sub.pixels || channel >= p.out_channels) continue;
       float4* const at = reinterpret_cast<float4*>(row + channel);
       const float* const v = sums.at[i] + j;
       float4 sum = make_float4(v[0], v[1], v[2], v[3]);
@@ -193,22 +194,22 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
   const int tile = blockIdx.x - k_slice * p.tiles;
   const int m_tile = tile / p.n_tiles;
   int number = 0;
-  while (number + 1 < p.parts && p.part[number + 1].first_tile <= m_tile) {
+  while (number + 1 < p.subs && p.sub[number + 1].first_tile <= m_tile) {
     ++number;
   }
-  const Part& part = p.part[number];
-  const int first_pixel = (m_tile - part.first_tile) * T::kM;
+  const Subproblem& sub = p.sub[number];
+  const int first_pixel = (m_tile - sub.first_tile) * T::kM;
   const int first_channel = (tile - m_tile * p.n_tiles) * T::kN;
-  auto k_slice_begin = [&](int i) { return part.steps * i / p.k_slices; };
+  auto k_slice_begin = [&](int i) { return sub.steps * i / p.k_slices; };
   const int begin = p.split ? k_slice_begin(k_slice) : 0;
-  const int end = p.split ? k_slice_begin(k_slice + 1) : part.steps;
+  const int end = p.split ? k_slice_begin(k_slice + 1) : sub.steps;
   float* const out = p.out + (p.split ? k_slice * p.k_slice_size : 0);
 
   Sums<T> sums;
   sums.Clear();
-  StepWalk step(p, part, begin);
-  PixelCopies<T> pixels(p, part, first_pixel);
-  WeightCopies<T, kDgrad> weights(p, part, first_channel);
+  StepWalk step(p, sub, begin);
+  PixelCopies<T> pixels(p, sub, first_pixel);
+  WeightCopies<T, kDgrad> weights(p, sub, first_channel);
   bool new_tap = true, adds = false;
   int now = 0, k_slice_end = p.split ? end : k_slice_begin(1);
   RunStages<T>(
@@ -220,16 +221,16 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
         }
         pixels.Start(stage, step.block);
         weights.Start(stage, step.block);
-        new_tap = step.Next(p, part);
+        new_tap = step.Next(p, sub);
       },
       [&](int i) {
         if (begin + i + 1 != k_slice_end || k_slice_end == end) return;
-        StoreConv<T>(p, part, out, first_pixel, first_channel, adds, sums);
+        StoreConv<T>(p, sub, out, first_pixel, first_channel, adds, sums);
         sums.Clear();
         adds = true;
         k_slice_end = k_slice_begin(++now + 1);
       });
-  StoreConv<T>(p, part, out, first_pixel, first_channel, adds, sums);
+  StoreConv<T>(p, sub, out, first_pixel, first_channel, adds, sums);
 }
 
 }  // namespace jax_convbatch::simt

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/sm80/simt/parts.h"
 #include "cuda/sm80/simt/simt.h"
+#include "cuda/sm80/simt/simt_subproblems.h"
 #include "cuda/sm90/kernels/bf16x6/bf16x6.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::simt {
 namespace {
@@ -86,7 +86,7 @@ std::vector<int> Splits(int k_slices) {
 }
 
 std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
-  const auto parts = PartsOf(op, g);
+  const auto subs = SubproblemsOf(op, g);
   const int64_t in_channels = op == Op::kFprop ? g.C : g.K;
   const int64_t out_channels = op == Op::kFprop ? g.K : g.C;
   const int64_t size = op == Op::kFprop ? g.y_size() : g.x_size();
@@ -96,15 +96,14 @@ std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
   for (const TileSize& tile : kTiles) {
     int64_t tiles = 0;
     double stages = 0;
-    for (const auto& part : parts) {
-      const int64_t of_part =
-          CeilDiv(g.N * part.h.count * part.w.count, tile.m) *
-          CeilDiv(out_channels, tile.n);
-      tiles += of_part;
-      stages += static_cast<double>(of_part * Steps(part, in_channels));
+    for (const auto& sub : subs) {
+      const int64_t of_sub = CeilDiv(g.N * sub.h.count * sub.w.count, tile.m) *
+                             CeilDiv(out_channels, tile.n);
+      tiles += of_sub;
+      stages += static_cast<double>(of_sub * Steps(sub, in_channels));
     }
     stages /= static_cast<double>(tiles);
-    for (const int splits : Splits(KSlices(op, g, parts))) {
+    for (const int splits : Splits(KSlices(op, g, subs))) {
       const int64_t workspace = splits > 1 ? Aligned(size * splits * 4) : 0;
       if (workspace > kMostPartialBytes) continue;
       const Plan plan{tile.m,    tile.n,
@@ -173,10 +172,10 @@ bool Fits(const ConvGeometry& g) {
     const double images = 128.0 / static_cast<double>(pixels) + 2;
     return images * (1.0 * h * w * c);
   };
-  // Tiles of 64 pixels, the last of each part cut off, by 32 channels, in eight
-  // K slices.
+  // Tiles of 64 pixels, the last of each sub-problem cut off, by 32 channels,
+  // in eight K slices.
   auto blocks = [&](int64_t pixels, int64_t channels) {
-    return (1.0 * g.N * pixels / 64 + kMostParts) *
+    return (1.0 * g.N * pixels / 64 + kMostSubproblems) *
            static_cast<double>(channels / 32 + 1) * 8;
   };
   const double x_reach = 1.0 * (g.R * g.filter_dilation.h + g.H) *
@@ -195,18 +194,19 @@ bool Fits(const ConvGeometry& g) {
 
 }  // namespace
 
-std::vector<hopper::PartAxes> PartsOf(Op op, const ConvGeometry& g) {
-  if (op == Op::kDgrad) return hopper::DgradParts(g);
-  return {hopper::FpropPart(g)};
+std::vector<hopper::SubproblemAxes> SubproblemsOf(Op op,
+                                                  const ConvGeometry& g) {
+  if (op == Op::kDgrad) return hopper::DgradSubproblems(g);
+  return {hopper::FpropSubproblem(g)};
 }
 
-int Steps(const hopper::PartAxes& part, int64_t in_channels) {
-  return static_cast<int>(int64_t{part.h.taps.count} * part.w.taps.count *
+int Steps(const hopper::SubproblemAxes& sub, int64_t in_channels) {
+  return static_cast<int>(int64_t{sub.h.taps.count} * sub.w.taps.count *
                           CeilDiv(in_channels, kDepth));
 }
 
 int KSlices(Op op, const ConvGeometry& g,
-            const std::vector<hopper::PartAxes>& parts) {
+            const std::vector<hopper::SubproblemAxes>& subs) {
   // Blocks that a batch of eight should give, and steps that pay for one.
   constexpr int64_t kBlocks = 528, kLeast = 16, kMost = 8;
   const bool fprop = op == Op::kFprop;
@@ -214,8 +214,8 @@ int KSlices(Op op, const ConvGeometry& g,
   const int64_t channels = fprop ? g.K : g.C;
   const int64_t tiles = CeilDiv(8 * pixels, 64) * CeilDiv(channels, 64);
   int64_t least = kMost * kLeast;
-  for (const auto& part : parts) {
-    const int64_t steps = Steps(part, fprop ? g.C : g.K);
+  for (const auto& sub : subs) {
+    const int64_t steps = Steps(sub, fprop ? g.C : g.K);
     if (steps > 0) least = std::min(least, steps);
   }
   return static_cast<int>(
@@ -230,7 +230,7 @@ std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
     if (!plans.empty()) return plans;
   }
   if (op == Op::kWgrad) return WgradPlans(g, multiprocessors);
-  if (PartsOf(op, g).empty()) return {};
+  if (SubproblemsOf(op, g).empty()) return {};
   return ConvPlans(op, g, multiprocessors);
 }
 

@@ -15,7 +15,7 @@ using hopper::TapAxis;
 
 // Outputs that use the same taps: all of fprop's, a residue class of dgrad's.
 // They form a grid of rows x cols an image.
-struct Part {
+struct Subproblem {
   TapAxis taps_h, taps_w;
   Divisor rows, cols;
   int pixels;      // over all images
@@ -40,12 +40,12 @@ struct ConvProblem {
   int out_height, out_width, out_channels;  // of out
   int filter_width;
   int depth_blocks;  // of kDepth input channels
-  int parts, k_slices;
+  int subs, k_slices;
   bool split;
   int64_t k_slice_size;
   Divisor n_tiles;  // along the output channels
   Divisor tiles;    // of a K slice
-  Part part[kMostParts];
+  Subproblem sub[kMostSubproblems];
 };
 
 // Filter rows (taps x C) x output channels, summed over pixels. Each of

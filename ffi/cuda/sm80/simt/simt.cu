@@ -4,32 +4,33 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/direct/add_partials.cuh"
 #include "cuda/sm80/simt/conv.cuh"
-#include "cuda/sm80/simt/parts.h"
 #include "cuda/sm80/simt/simt.h"
+#include "cuda/sm80/simt/simt_subproblems.h"
 #include "cuda/sm80/simt/wgrad.cuh"
 #include "cuda/sm90/kernels/bf16x6/bf16x6.h"
 
 namespace jax_convbatch::simt {
 namespace {
 
-Part MakePart(const hopper::PartAxes& axes, int64_t n, int64_t in_channels) {
+Subproblem MakeSubproblem(const hopper::SubproblemAxes& axes, int64_t n,
+                          int64_t in_channels) {
   const auto &h = axes.h, &w = axes.w;
-  Part part{};
-  part.taps_h = h.taps;
-  part.taps_w = w.taps;
-  part.rows = static_cast<int>(h.count);
-  part.cols = static_cast<int>(w.count);
-  part.pixels = static_cast<int>(n * h.count * w.count);
-  part.steps = Steps(axes, in_channels);
-  part.in_h = static_cast<int>(h.input);
-  part.in_w = static_cast<int>(w.input);
-  part.in_step_h = h.input_step;
-  part.in_step_w = w.input_step;
-  part.out_h = static_cast<int>(h.output);
-  part.out_w = static_cast<int>(w.output);
-  part.out_step_h = h.output_step;
-  part.out_step_w = w.output_step;
-  return part;
+  Subproblem sub{};
+  sub.taps_h = h.taps;
+  sub.taps_w = w.taps;
+  sub.rows = static_cast<int>(h.count);
+  sub.cols = static_cast<int>(w.count);
+  sub.pixels = static_cast<int>(n * h.count * w.count);
+  sub.steps = Steps(axes, in_channels);
+  sub.in_h = static_cast<int>(h.input);
+  sub.in_w = static_cast<int>(w.input);
+  sub.in_step_h = h.input_step;
+  sub.in_step_w = w.input_step;
+  sub.out_h = static_cast<int>(h.output);
+  sub.out_w = static_cast<int>(w.output);
+  sub.out_step_h = h.output_step;
+  sub.out_step_w = w.output_step;
+  return sub;
 }
 
 ConvProblem MakeConv(Op op, const Call& call, float* out_data) {
@@ -37,7 +38,7 @@ ConvProblem MakeConv(Op op, const Call& call, float* out_data) {
   const bool fprop = op == Op::kFprop;
   const auto in = fprop ? hopper::InputOf(g) : hopper::OutputOf(g);
   const auto out = fprop ? hopper::OutputOf(g) : hopper::InputOf(g);
-  const auto parts = PartsOf(op, g);
+  const auto subs = SubproblemsOf(op, g);
   ConvProblem p{};
   p.in = static_cast<const float*>(call.lhs);
   p.w = static_cast<const float*>(call.rhs);
@@ -51,16 +52,16 @@ ConvProblem MakeConv(Op op, const Call& call, float* out_data) {
   p.out_channels = static_cast<int>(out.c);
   p.filter_width = static_cast<int>(g.S);
   p.depth_blocks = static_cast<int>((in.c + kDepth - 1) / kDepth);
-  p.parts = static_cast<int>(parts.size());
-  p.k_slices = KSlices(op, g, parts);
+  p.subs = static_cast<int>(subs.size());
+  p.k_slices = KSlices(op, g, subs);
   p.k_slice_size = out.n * out.h * out.w * out.c;
   p.n_tiles =
       static_cast<int>((out.c + call.plan.tile_n - 1) / call.plan.tile_n);
   int tiles = 0;
-  for (int i = 0; i < p.parts; ++i) {
-    p.part[i] = MakePart(parts[i], g.N, in.c);
-    p.part[i].first_tile = tiles;
-    tiles += (p.part[i].pixels + call.plan.tile_m - 1) / call.plan.tile_m;
+  for (int i = 0; i < p.subs; ++i) {
+    p.sub[i] = MakeSubproblem(subs[i], g.N, in.c);
+    p.sub[i].first_tile = tiles;
+    tiles += (p.sub[i].pixels + call.plan.tile_m - 1) / call.plan.tile_m;
   }
   p.tiles = tiles * p.n_tiles;
   return p;
@@ -154,7 +155,7 @@ cudaError_t RunTiles(Op op, const Call& call, float* out, Stage stage,
   return RunTile<LargeTile>(op, call, out, stage, stream);
 }
 
-// Whose sums of K slices, where blocks share them, follow the filter's parts.
+// Whose sums of K slices, where blocks share them, follow the filter's terms.
 cudaError_t RunBf16x6(Op op, const Call& call, Stage stage,
                       cudaStream_t stream) {
   const ConvGeometry& g = call.g;

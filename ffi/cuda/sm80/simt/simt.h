@@ -24,7 +24,7 @@ enum class Op { kFprop, kDgrad, kWgrad };
 inline constexpr int kDepth = 16;
 
 // Of outputs that use the same taps, which a launch forms.
-inline constexpr int kMostParts = 16;
+inline constexpr int kMostSubproblems = 16;
 
 // How a convolution runs. fprop and dgrad: tiles of tile_m pixels by tile_n
 // channels, whose sums are formed in `splits` K slices by as many blocks, or in

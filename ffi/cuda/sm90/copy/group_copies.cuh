@@ -7,8 +7,8 @@
 
 namespace jax_convbatch::hopper {
 
-// Pixels of a box that stores some of a part's, at most so many: no box may
-// hang over the last image, as it would go on in the next group's first.
+// Pixels of a box that stores some of a sub-problem's, at most so many: no box
+// may hang over the last image, as it would go on in the next group's first.
 __host__ __device__ inline int GroupStorePixels(int pixels, int most) {
   const int divisor = pixels & -pixels;
   return divisor < most ? divisor : most;

@@ -5,12 +5,12 @@
 
 namespace jax_convbatch::hopper {
 
-inline constexpr int kBackwardParts = 4;
+inline constexpr int kBackwardSubproblems = 4;
 
 // Residue classes of the stride, and where they begin: the pixels that the
 // filter meets, then those of dx that get zeros. Rows and columns are y's.
 struct StridedPixels {
-  int parts, part_h[kBackwardParts], part_w[kBackwardParts];
+  int subs, sub_h[kBackwardSubproblems], sub_w[kBackwardSubproblems];
   int step_h, step_w, rows, cols;
 };
 

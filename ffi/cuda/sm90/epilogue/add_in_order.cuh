@@ -1,5 +1,5 @@
-// How sums that many blocks left in parts are added: in order, with many parts
-// on the way to a thread.
+// How sums that many blocks left in partials are added: in order, with many
+// partials on the way to a thread.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_
 
@@ -19,68 +19,69 @@ __device__ __forceinline__ void Add(float4* sum, const float4& v) {
   sum->x += v.x, sum->y += v.y, sum->z += v.z, sum->w += v.w;
 }
 
-// Where a thread finds its quads of the parts that it adds: the first, and how
-// far it is from there to the second, and from then on to the next.
+// Where a thread finds its quads of the partials that it adds: the first, and
+// how far it is from there to the second, and from then on to the next.
 struct PartialLine {
   const float4* at;
   int64_t first_step, step;
   int count;
 };
 
-// Adds parts in order: kEach quads of each, kSpacing apart. `meanwhile` runs
+// Adds partials in order: kEach quads of each, kSpacing apart. `meanwhile` runs
 // when the first are on the way.
 template <int kEach, int kSpacing, typename Meanwhile>
 __device__ __forceinline__ void AddInOrder(float4 (&sum)[kEach],
                                            PartialLine line, AddRing& ring,
                                            Meanwhile meanwhile) {
-  constexpr int kParts = kAddAhead / kEach;
-  auto copy = [&](int part) {
-    if (part < line.count) {
+  constexpr int kPartials = kAddAhead / kEach;
+  auto copy = [&](int partial) {
+    if (partial < line.count) {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        direct::CopyAsync16(reinterpret_cast<char*>(
-                                &ring[part % kParts * kEach + i][threadIdx.x]),
-                            line.at + i * kSpacing, true);
+        direct::CopyAsync16(
+            reinterpret_cast<char*>(
+                &ring[partial % kPartials * kEach + i][threadIdx.x]),
+            line.at + i * kSpacing, true);
       }
-      line.at += part == 0 ? line.first_step : line.step;
+      line.at += partial == 0 ? line.first_step : line.step;
     }
     direct::CommitCopies();
   };
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) copy(part);
+  for (int partial = 0; partial < kPartials; ++partial) copy(partial);
   meanwhile();
 #pragma unroll
   for (float4& v : sum) v = make_float4(0, 0, 0, 0);
-  for (int part = 0; part < line.count; ++part) {
-    direct::WaitForCopies<kParts - 1>();
+  for (int partial = 0; partial < line.count; ++partial) {
+    direct::WaitForCopies<kPartials - 1>();
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       Add(&sum[i], LoadShared4(SharedAddress(
-                       &ring[part % kParts * kEach + i][threadIdx.x])));
+                       &ring[partial % kPartials * kEach + i][threadIdx.x])));
     }
-    copy(part + kParts);
+    copy(partial + kPartials);
   }
 }
 
-// How a block's threads share the parts of its sums: groups of 2^lane_bits
+// How a block's threads share the partials of its sums: groups of 2^lane_bits
 // threads, of which each adds a run.
 struct AddTeams {
   int lane_bits;
 
-  // For so many sums of so many parts: four groups where sums are long, or
+  // For so many sums of so many partials: four groups where sums are long, or
   // would leave SMs with few threads.
-  static AddTeams For(int64_t sums, int64_t parts) {
-    const bool few = sums < 65536 && parts > 8;
-    return {kAddBits - (parts > 16 || few ? 2 : 0)};
+  static AddTeams For(int64_t sums, int64_t partials) {
+    const bool few = sums < 65536 && partials > 8;
+    return {kAddBits - (partials > 16 || few ? 2 : 0)};
   }
 
   int groups() const { return kAddThreads >> lane_bits; }
   __host__ __device__ int lanes() const { return 1 << lane_bits; }
   __device__ int lane() const { return threadIdx.x & (lanes() - 1); }
   __device__ int group() const { return threadIdx.x >> lane_bits; }
-  // Of so many parts, where a group's run begins.
-  __device__ int Begin(int group, int parts) const {
-    return group * parts >> (kAddBits - lane_bits);
+  // Of so many partials, where a group's run begins.
+  __device__ int Begin(int group, int partials) const {
+    return group * partials >> (kAddBits - lane_bits);
   }
 
   // Adds the groups' sums in order. The first group has them then; false for

@@ -7,8 +7,9 @@ namespace {
 
 template <typename T>
 __global__ void __launch_bounds__(kAddThreads)
-    AddPartsKernel(const float4* __restrict__ parts, uint2* __restrict__ result,
-                   int count, int64_t quads, AddTeams teams) {
+    SplitKSumKernel(const float4* __restrict__ partials,
+                    uint2* __restrict__ result, int count, int64_t quads,
+                    AddTeams teams) {
   __shared__ AddRing ring;
   const int64_t quad = (int64_t{blockIdx.x} << teams.lane_bits) + teams.lane();
   const int begin = teams.Begin(teams.group(), count);
@@ -17,7 +18,8 @@ __global__ void __launch_bounds__(kAddThreads)
   float4 sum[1];
   WaitForPrimary();
   AddInOrder<1, 0>(
-      sum, {parts + begin * quads + quad, quads, quads, has ? end - begin : 0},
+      sum,
+      {partials + begin * quads + quad, quads, quads, has ? end - begin : 0},
       ring, [] {});
   if (!teams.Join(sum, ring) || !has) return;
   result[quad] =
@@ -25,9 +27,9 @@ __global__ void __launch_bounds__(kAddThreads)
 }
 
 template <typename T>
-cudaError_t Run(int64_t count, int64_t size, const void* parts, void* result,
+cudaError_t Run(int64_t count, int64_t size, const void* partials, void* result,
                 Stage stage, cudaStream_t stream) {
-  const auto kernel = &AddPartsKernel<T>;
+  const auto kernel = &SplitKSumKernel<T>;
   if (stage == Stage::kPrepare) {
     cudaFuncAttributes loads;
     return cudaFuncGetAttributes(&loads, kernel);
@@ -36,19 +38,20 @@ cudaError_t Run(int64_t count, int64_t size, const void* parts, void* result,
   const AddTeams teams = AddTeams::For(quads, count);
   return LaunchKernel(
       kernel, {(quads - 1) / teams.lanes() + 1, kAddThreads, Start::kEarly},
-      stream, static_cast<const float4*>(parts), static_cast<uint2*>(result),
+      stream, static_cast<const float4*>(partials), static_cast<uint2*>(result),
       static_cast<int>(count), quads, teams);
 }
 
 }  // namespace
 
-cudaError_t SplitKSum(Type type, int64_t count, int64_t size, const void* parts,
-                      void* result, Stage stage, cudaStream_t stream) {
+cudaError_t SplitKSum(Type type, int64_t count, int64_t size,
+                      const void* partials, void* result, Stage stage,
+                      cudaStream_t stream) {
   switch (type) {
     case Type::kBf16:
-      return Run<__nv_bfloat16>(count, size, parts, result, stage, stream);
+      return Run<__nv_bfloat16>(count, size, partials, result, stage, stream);
     case Type::kF16:
-      return Run<__half>(count, size, parts, result, stage, stream);
+      return Run<__half>(count, size, partials, result, stage, stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -1,4 +1,4 @@
-// A sum that was formed in parts: adds them.
+// A sum that was formed in partials: adds them.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
 #define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
 
@@ -10,12 +10,13 @@
 
 namespace jax_convbatch::hopper {
 
-// result[size] = parts[count, size] added in an order that follows from count.
-// result is bf16 or f16, as `type` says, parts are f32, size is a multiple of
-// four. Launched as a dependent of the kernel before it in the stream.
-// cudaErrorInvalidValue for other types.
-cudaError_t SplitKSum(Type type, int64_t count, int64_t size, const void* parts,
-                      void* result, Stage stage, cudaStream_t stream);
+// result[size] = partials[count, size] added in an order that follows from
+// count. result is bf16 or f16, as `type` says, partials are f32, size is a
+// multiple of four. Launched as a dependent of the kernel before it in the
+// stream. cudaErrorInvalidValue for other types.
+cudaError_t SplitKSum(Type type, int64_t count, int64_t size,
+                      const void* partials, void* result, Stage stage,
+                      cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

@@ -18,8 +18,8 @@ struct ChannelBias {
   const float* bias;
 };
 
-template <typename Config, int kParts>
-inline constexpr Output kTf32Output = kParts > 1           ? Output::kWalk
+template <typename Config, int kSubs>
+inline constexpr Output kTf32Output = kSubs > 1            ? Output::kWalk
                                       : Config::kTaps == 1 ? Output::kMatrix
                                                            : Output::kThreads;
 
@@ -51,11 +51,11 @@ class Tf32Store {
   }
 
   __device__ __forceinline__ void Store(
-      const float (&acc)[Config::kBlocks][Config::kM / 2], const ConvPart& part,
-      int pixel, int channel, int channels) {
+      const float (&acc)[Config::kBlocks][Config::kM / 2],
+      const ConvSubproblem& sub, int pixel, int channel, int channels) {
 #pragma unroll
     for (int p = 0; p < Config::kM; p += Config::kStorePixels) {
-      if (pixel + p >= part.pixels) return;
+      if (pixel + p >= sub.pixels) return;
       const int thread = threadIdx.x % kWarpgroup;
       NextBuffer(thread);
 #pragma unroll
@@ -63,14 +63,14 @@ class Tf32Store {
         Write(acc, p + j, j, 0);
         Write(acc, p + j, j, 1);
       }
-      Leave(part, pixel + p, channel, channels);
+      Leave(sub, pixel + p, channel, channels);
     }
   }
 
   // The same with a bias, for filters whose rows are channels.
   __device__ __forceinline__ void Store(
       const ChannelBias& after, float (&acc)[Config::kBlocks][Config::kM / 2],
-      const ConvPart& part, int pixel, int channel, int channels) {
+      const ConvSubproblem& sub, int pixel, int channel, int channels) {
     static_assert(Config::kWeights == Contiguous::kReduction);
     if (after.bias != nullptr) {
       const int row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
@@ -85,13 +85,13 @@ class Tf32Store {
         }
       }
     }
-    Store(acc, part, pixel, channel, channels);
+    Store(acc, sub, pixel, channel, channels);
   }
 
   // The same with an epilogue, which fprop alone has.
   __device__ __forceinline__ void Store(const Epilogue& e,
                                         const float (&acc)[1][Config::kM / 2],
-                                        const ConvPart& part, int pixel,
+                                        const ConvSubproblem& sub, int pixel,
                                         int channel, int channels) {
     constexpr int kPixels = Config::kStorePixels;
     const FragmentLane<1> lane(threadIdx.x);
@@ -99,11 +99,11 @@ class Tf32Store {
         channel + lane.box * kTf32Block + lane.chunk * 4 + lane.half * 2;
     const int thread = threadIdx.x % kWarpgroup;
     PairEpilogue<kPixels> epilogue(e, k, channels, pixel + 2 * (thread % 4),
-                                   min(part.pixels, pixel + Config::kM));
+                                   min(sub.pixels, pixel + Config::kM));
     DispatchActivation(e.activation, [&](auto tag) {
 #pragma unroll
       for (int p = 0; p < Config::kM; p += kPixels) {
-        if (pixel + p >= part.pixels) return;
+        if (pixel + p >= sub.pixels) return;
         float v[kPixels / 2];
 #pragma unroll
         for (int i = 0; i < kPixels / 2; ++i) v[i] = acc[0][p / 2 + i];
@@ -118,18 +118,18 @@ class Tf32Store {
                          make_float2(pair[0], pair[2]));
           }
         }
-        Leave(part, pixel + p, channel, channels);
+        Leave(sub, pixel + p, channel, channels);
         if (e.bitmask != nullptr) {
-          BitmaskAt(part, pixel + p, channel, channels, e.bitmask);
+          BitmaskAt(sub, pixel + p, channel, channels, e.bitmask);
         }
       }
     });
   }
 
-  // Zeros to a tile of each part, where no tap reaches; before the warpgroup's
-  // own.
-  __device__ __forceinline__ void StoreZeros(const ConvPart* parts, int count,
-                                             int pixel, int channel,
+  // Zeros to a tile of each sub-problem, where no tap reaches; before the
+  // warpgroup's own.
+  __device__ __forceinline__ void StoreZeros(const ConvSubproblem* subs,
+                                             int count, int pixel, int channel,
                                              int channels) {
     const int thread = threadIdx.x % kWarpgroup;
     for (int i = thread * 16; i < Config::kStoreBytes; i += kWarpgroup * 16) {
@@ -141,8 +141,8 @@ class Tf32Store {
     for (int i = 0; i < count; ++i) {
 #pragma unroll
       for (int p = 0; p < Config::kM; p += Config::kStorePixels) {
-        if (pixel + p < parts[i].pixels) {
-          Send(parts[i], pixel + p, channel, channels);
+        if (pixel + p < subs[i].pixels) {
+          Send(subs[i], pixel + p, channel, channels);
         }
       }
     }
@@ -165,15 +165,15 @@ class Tf32Store {
   }
 
   // What every thread has written.
-  __device__ __forceinline__ void Leave(const ConvPart& part, int pixel,
+  __device__ __forceinline__ void Leave(const ConvSubproblem& sub, int pixel,
                                         int channel, int channels) {
     if constexpr (kOutput == Output::kThreads) {
       NamedBarrier(barrier_, kWarpgroup);
-      Copy(part, pixel, channel, channels);
+      Copy(sub, pixel, channel, channels);
     } else {
       FenceAsyncProxy();
       NamedBarrier(barrier_, kWarpgroup);
-      if (threadIdx.x % kWarpgroup == 0) Send(part, pixel, channel, channels);
+      if (threadIdx.x % kWarpgroup == 0) Send(sub, pixel, channel, channels);
     }
   }
 
@@ -207,42 +207,41 @@ class Tf32Store {
     }
   }
 
-  __device__ __forceinline__ void Send(const ConvPart& part, int pixel,
+  __device__ __forceinline__ void Send(const ConvSubproblem& sub, int pixel,
                                        int channel, int channels) {
     if constexpr (kInGroups && kOutput == Output::kWalk) {
-      const int step = GroupStorePixels(part.pixels, Config::kStorePixels);
-      const int end = min(Config::kStorePixels, part.pixels - pixel);
+      const int step = GroupStorePixels(sub.pixels, Config::kStorePixels);
+      const int end = min(Config::kStorePixels, sub.pixels - pixel);
       for (int p = 0; p < end; p += step) {
-        SendBoxes(part, pixel + p, channel, channels, p * 128);
+        SendBoxes(sub, pixel + p, channel, channels, p * 128);
       }
     } else {
-      SendBoxes(part, pixel, channel, channels, 0);
+      SendBoxes(sub, pixel, channel, channels, 0);
     }
     StoreCommit();
   }
 
   // Those of pixels that lie `at` bytes into the buffer's.
-  __device__ __forceinline__ void SendBoxes(const ConvPart& part, int pixel,
-                                            int channel, int channels, int at) {
-    const int row = pixel / part.cols;
-    const int image = row / part.rows;
-    const int w =
-        part.output_w + (pixel - row * part.cols) * part.output_step_w;
-    const int h =
-        part.output_h + (row - image * part.rows) * part.output_step_h;
+  __device__ __forceinline__ void SendBoxes(const ConvSubproblem& sub,
+                                            int pixel, int channel,
+                                            int channels, int at) {
+    const int row = pixel / sub.cols;
+    const int image = row / sub.rows;
+    const int w = sub.output_w + (pixel - row * sub.cols) * sub.output_step_w;
+    const int h = sub.output_h + (row - image * sub.rows) * sub.output_step_h;
 #pragma unroll
     for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
       const int c = channel + n * kTf32Block;
       if (c >= channels) break;
       const uint32_t box = buffer_ + n * Config::kStoreBoxBytes + at;
       if constexpr (kInGroups && kOutput == Output::kMatrix) {
-        StoreTile3(part.output, box, c, group_, pixel);
+        StoreTile3(sub.output, box, c, group_, pixel);
       } else if constexpr (kInGroups) {
-        StoreGroupIm2col(part.output, box, c, w, h, image, group_);
+        StoreGroupIm2col(sub.output, box, c, w, h, image, group_);
       } else if constexpr (kOutput == Output::kMatrix) {
-        StoreTile2(part.output, box, c, pixel);
+        StoreTile2(sub.output, box, c, pixel);
       } else {
-        StoreIm2col(part.output, box, c, w, h, image);
+        StoreIm2col(sub.output, box, c, w, h, image);
       }
     }
   }
@@ -250,18 +249,18 @@ class Tf32Store {
   // Calls visit(line, place) for the buffer's pixels that are stored, eight
   // neighbouring threads a pixel; place is its number among the output's.
   template <typename Visit>
-  __device__ __forceinline__ void ForLines(const ConvPart& part, int pixel,
+  __device__ __forceinline__ void ForLines(const ConvSubproblem& sub, int pixel,
                                            Visit visit) {
     const int thread = threadIdx.x % kWarpgroup;
 #pragma unroll
     for (int i = 0; i < Config::kStorePixels; i += kWarpgroup / 8) {
       const int line = thread / 8 + i;
-      if (line >= Config::kStorePixels || pixel + line >= part.pixels) continue;
+      if (line >= Config::kStorePixels || pixel + line >= sub.pixels) continue;
       if constexpr (kOutput == Output::kThreads) {
         const int cols =
-            part.cols - (part.taps_w.count - 1) * part.taps_w.offset_step;
-        const int row = (pixel + line) / part.cols;
-        const int col = pixel + line - row * part.cols;
+            sub.cols - (sub.taps_w.count - 1) * sub.taps_w.offset_step;
+        const int row = (pixel + line) / sub.cols;
+        const int col = pixel + line - row * sub.cols;
         if (col < cols) visit(line, int64_t{row} * cols + col);
       } else {
         visit(line, int64_t{pixel} + line);
@@ -269,12 +268,12 @@ class Tf32Store {
     }
   }
 
-  __device__ __forceinline__ void Copy(const ConvPart& part, int pixel,
+  __device__ __forceinline__ void Copy(const ConvSubproblem& sub, int pixel,
                                        int channel, int channels) {
     const int chunk = threadIdx.x % 8;
-    ForLines(part, pixel, [&](int line, int64_t place) {
+    ForLines(sub, pixel, [&](int line, int64_t place) {
       float* const to =
-          static_cast<float*>(part.output_data) +
+          static_cast<float*>(sub.output_data) +
           (kInGroups ? place * line_ + group_ * channels : place * channels);
       const uint32_t from = buffer_ + line * 128 + ((chunk ^ line % 8) << 4);
 #pragma unroll
@@ -289,14 +288,14 @@ class Tf32Store {
   }
 
   // Of fprop's pixels, as Epilogue says: a byte for two chunks.
-  __device__ __forceinline__ void BitmaskAt(const ConvPart& part, int pixel,
-                                            int channel, int channels,
-                                            uint8_t* bitmask) {
+  __device__ __forceinline__ void BitmaskAt(const ConvSubproblem& sub,
+                                            int pixel, int channel,
+                                            int channels, uint8_t* bitmask) {
     const int eight = threadIdx.x % 8;
     const int c = channel + eight * 8;
     if (c >= channels) return;
     const uint32_t box = buffer_ + eight / 4 * Config::kStoreBoxBytes;
-    ForLines(part, pixel, [&](int line, int64_t place) {
+    ForLines(sub, pixel, [&](int line, int64_t place) {
       uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -53,15 +53,15 @@ __device__ __forceinline__ void WriteTile(const float (&acc)[kRows][kHalfN],
   if (lane == 0) BarrierArrive(SharedAddress(written));
 }
 
-// Pixels of a part, from `pixel` on: where they lie in the output.
+// Pixels of a sub-problem, from `pixel` on: where they lie in the output.
 struct OutputPixel {
   int w, h, image;
 
-  __device__ OutputPixel(const ConvPart& part, int pixel) {
-    const int row = pixel / part.cols;
-    image = row / part.rows;
-    w = part.output_w + (pixel - row * part.cols) * part.output_step_w;
-    h = part.output_h + (row - image * part.rows) * part.output_step_h;
+  __device__ OutputPixel(const ConvSubproblem& sub, int pixel) {
+    const int row = pixel / sub.cols;
+    image = row / sub.rows;
+    w = sub.output_w + (pixel - row * sub.cols) * sub.output_step_w;
+    h = sub.output_h + (row - image * sub.rows) * sub.output_step_h;
   }
 };
 
@@ -72,25 +72,25 @@ struct OutputPixel {
 // kGroups: `channel` is one of `group`, which has so many. Its boxes have
 // GroupStorePixels().
 template <int kM, int kN, bool kDense, bool kGroups = false>
-__device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
-                                          int box_bytes, bool paced, int pixel,
-                                          int channel, int channels,
-                                          int group = 0) {
-  const int step = kGroups && !kDense ? GroupStorePixels(part.pixels, 64) : 64;
-  for (int m = 0; m < kM && pixel + m < part.pixels; m += step) {
-    const OutputPixel at(part, pixel + m);
+__device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
+                                          uint32_t buffer, int box_bytes,
+                                          bool paced, int pixel, int channel,
+                                          int channels, int group = 0) {
+  const int step = kGroups && !kDense ? GroupStorePixels(sub.pixels, 64) : 64;
+  for (int m = 0; m < kM && pixel + m < sub.pixels; m += step) {
+    const OutputPixel at(sub, pixel + m);
     for (int n = 0; n < kN && channel + n < channels; n += 64) {
       const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes +
                            (kGroups && !kDense ? m % 64 * 128 : 0);
       if constexpr (kGroups && kDense) {
-        StoreTile3(part.output, box, channel + n, group, pixel + m);
+        StoreTile3(sub.output, box, channel + n, group, pixel + m);
       } else if constexpr (kGroups) {
-        StoreGroupIm2col(part.output, box, channel + n, at.w, at.h, at.image,
+        StoreGroupIm2col(sub.output, box, channel + n, at.w, at.h, at.image,
                          group);
       } else if constexpr (kDense) {
-        StoreTile2(part.output, box, channel + n, pixel + m);
+        StoreTile2(sub.output, box, channel + n, pixel + m);
       } else {
-        StoreIm2col(part.output, box, channel + n, at.w, at.h, at.image);
+        StoreIm2col(sub.output, box, channel + n, at.w, at.h, at.image);
       }
       if (paced) {
         StoreCommit();
@@ -103,11 +103,11 @@ __device__ __forceinline__ void StoreTile(const ConvPart& part, uint32_t buffer,
 
 // Of tiles that lie as lines, 32 pixels at a time.
 template <int kM, int kN>
-__device__ __forceinline__ void StoreFullRows(const ConvPart& part,
+__device__ __forceinline__ void StoreFullRows(const ConvSubproblem& sub,
                                               uint32_t buffer, int pixel,
                                               int channel) {
-  for (int m = 0; m < kM && pixel + m < part.pixels; m += kFullRowPixels) {
-    StoreTile3(part.output, buffer + m * kN * 2, 0, channel / 64, pixel + m);
+  for (int m = 0; m < kM && pixel + m < sub.pixels; m += kFullRowPixels) {
+    StoreTile3(sub.output, buffer + m * kN * 2, 0, channel / 64, pixel + m);
   }
   StoreCommit();
 }

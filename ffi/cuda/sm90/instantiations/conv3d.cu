@@ -9,23 +9,22 @@ namespace {
 bool Make3dProblem(const ConvCall& call, const Axes3d& axes, int box_c,
                    ConvProblem<1>* problem) {
   const ConvGeometry& g = call.g;
-  const PartAxis& d = axes.d;
+  const SubproblemAxis& d = axes.d;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   problem->channels = static_cast<int>(axes.out.c);
   problem->channel_blocks = static_cast<int>((axes.in.c + 63) / 64);
   problem->filter_width = static_cast<int>(g.S);
   problem->n_tiles = static_cast<int>((axes.out.c + n - 1) / n);
-  problem->parts = 1;
+  problem->subs = 1;
   problem->depth = {d.taps, static_cast<int>(g.R * g.S),
                     static_cast<int>(d.count), static_cast<int>(d.input),
                     d.input_step};
-  ConvPart& part = problem->part[0];
-  SetAxes(axes.plane, axes.out.n, problem->channel_blocks * d.taps.count,
-          &part);
-  problem->tiles = (part.pixels + m - 1) / m * problem->n_tiles;
-  return Encode3dIm2col(&part.input, call.type, call.lhs, axes.walk(m)) &&
-         EncodeTiled(&part.output, call.type, call.result,
-                     {axes.out.c, part.pixels}, {64, 64}, Copy::kStore) &&
+  ConvSubproblem& sub = problem->sub[0];
+  SetAxes(axes.plane, axes.out.n, problem->channel_blocks * d.taps.count, &sub);
+  problem->tiles = (sub.pixels + m - 1) / m * problem->n_tiles;
+  return Encode3dIm2col(&sub.input, call.type, call.lhs, axes.walk(m)) &&
+         EncodeTiled(&sub.output, call.type, call.result,
+                     {axes.out.c, sub.pixels}, {64, 64}, Copy::kStore) &&
          EncodeTiled(&problem->weights, call.type, call.rhs,
                      {g.K, g.C, g.taps()}, {64, box_c, 1});
 }

@@ -8,28 +8,28 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <typename T, int kParts>
+template <typename T, int kSubs>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int box_c = call.plan.tile_n;  // all rows of a tile's filter
-  return RunConv<T, Contiguous::kReduction, kParts>(
-      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
-      stream);
+  return RunConv<T, Contiguous::kReduction, kSubs>(
+      call, OutputOf(call.g), InputOf(call.g), DgradSubproblems(call.g), box_c,
+      stage, stream);
 }
 
-// The output of a single part is dense, which is faster to write.
+// The output of a single sub-problem is dense, which is faster to write.
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsRowBand(call.plan)) {
-    const auto parts = DgradParts(call.g);
-    return parts.size() != 1 ? cudaErrorInvalidValue
-                             : RunRowBand<T, Contiguous::kReduction>(
-                                   call, OutputOf(call.g), InputOf(call.g),
-                                   parts[0], stage, stream);
+    const auto subs = DgradSubproblems(call.g);
+    return subs.size() != 1 ? cudaErrorInvalidValue
+                            : RunRowBand<T, Contiguous::kReduction>(
+                                  call, OutputOf(call.g), InputOf(call.g),
+                                  subs[0], stage, stream);
   }
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1
              ? Run<T, 1>(call, stage, stream)
-             : Run<T, kMaxParts>(call, stage, stream);
+             : Run<T, kMaxSubproblems>(call, stage, stream);
 }
 
 }  // namespace

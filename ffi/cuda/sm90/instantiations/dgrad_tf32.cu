@@ -11,12 +11,12 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <int kParts>
+template <int kSubs>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int box_c = call.plan.tile_n;  // all rows of a tile's filter
-  return RunConvTf32<Contiguous::kReduction, kParts>(
-      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
-      stream);
+  return RunConvTf32<Contiguous::kReduction, kSubs>(
+      call, OutputOf(call.g), InputOf(call.g), DgradSubproblems(call.g), box_c,
+      stage, stream);
 }
 
 }  // namespace
@@ -25,8 +25,9 @@ cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveDgradTf32(call, stage, stream);
   const Axes& stride = call.g.stride;
-  return stride.h == 1 && stride.w == 1 ? Run<1>(call, stage, stream)
-                                        : Run<kMaxParts>(call, stage, stream);
+  return stride.h == 1 && stride.w == 1
+             ? Run<1>(call, stage, stream)
+             : Run<kMaxSubproblems>(call, stage, stream);
 }
 
 // Here, as the kernels are dgrad's.
@@ -39,10 +40,10 @@ cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
   std::swap(of_filter.C, of_filter.K);
   const ConvCall product = {of_filter,      call.type,   call.plan, call.lhs,
                             call.workspace, call.result, nullptr};
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return RunConvTf32<Contiguous::kReduction, 1>(
-      product, InputOf(call.g), OutputOf(call.g), parts, call.plan.tile_n,
-      stage, stream);
+      product, InputOf(call.g), OutputOf(call.g), subs, call.plan.tile_n, stage,
+      stream);
 }
 
 }  // namespace jax_convbatch::hopper

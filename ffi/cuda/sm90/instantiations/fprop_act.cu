@@ -32,7 +32,8 @@ Plan TileOf(const ConvCall& call) {
 // Whether kernels of a plain epilogue alone run it.
 bool IsPlain(const ConvCall& call) {
   return call.epilogue->is_plain() &&
-         !SumsInKSlices(InputOf(call.g), OutputOf(call.g), FpropPart(call.g));
+         !SumsInKSlices(InputOf(call.g), OutputOf(call.g),
+                        FpropSubproblem(call.g));
 }
 
 template <typename T>

@@ -15,9 +15,9 @@ cudaError_t FpropActTf32(const ConvCall& given, Stage stage,
   }
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveFpropActTf32(call, stage, stream);
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),
-                                           OutputOf(call.g), parts, kTf32Block,
+                                           OutputOf(call.g), subs, kTf32Block,
                                            stage, stream, *call.epilogue);
 }
 

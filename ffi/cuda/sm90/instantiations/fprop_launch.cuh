@@ -13,13 +13,13 @@ template <typename T, typename After = NoEpilogue>
 cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
                      const After& after = {}) {
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   const Activations in = InputOf(call.g), out = OutputOf(call.g);
   if (IsRowBand(call.plan)) {
-    return RunRowBand<T, Contiguous::kRows>(call, in, out, parts[0], stage,
+    return RunRowBand<T, Contiguous::kRows>(call, in, out, subs[0], stage,
                                             stream, after);
   }
-  return RunConv<T, Contiguous::kRows, 1>(call, in, out, parts, kBoxC, stage,
+  return RunConv<T, Contiguous::kRows, 1>(call, in, out, subs, kBoxC, stage,
                                           stream, after);
 }
 

@@ -12,10 +12,9 @@ cudaError_t FpropTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsTransposed(call.plan)) return FpropTransposedTf32(call, stage, stream);
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveFpropTf32(call, stage, stream);
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
-  return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),
-                                           OutputOf(call.g), parts, kTf32Block,
-                                           stage, stream);
+  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
+  return RunConvTf32<Contiguous::kRows, 1>(
+      call, InputOf(call.g), OutputOf(call.g), subs, kTf32Block, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -9,11 +9,11 @@ namespace {
 
 template <typename T, Contiguous kWeights, int kWidth>
 cudaError_t RowBands(const ConvCall& call, const Activations& in,
-                     const Activations& out, const PartAxes& part, Stage stage,
-                     cudaStream_t stream) {
+                     const Activations& out, const SubproblemAxes& sub,
+                     Stage stage, cudaStream_t stream) {
   if constexpr (kIsNarrow<kWidth>) {
     auto run = [&](const auto& few) {
-      return RunGroupRowBand<T, kWeights, kWidth>(call, in, out, part, few,
+      return RunGroupRowBand<T, kWeights, kWidth>(call, in, out, sub, few,
                                                   stage, stream);
     };
     if constexpr (kWidth == kFewWidth) {
@@ -21,7 +21,7 @@ cudaError_t RowBands(const ConvCall& call, const Activations& in,
       if (channels < kFewWidth) {
         return run(FewGroups{
             call.lhs, call.rhs, static_cast<int>(in.h), static_cast<int>(in.w),
-            static_cast<int>(part.h.input), static_cast<int>(part.w.input),
+            static_cast<int>(sub.h.input), static_cast<int>(sub.w.input),
             channels == 2   ? 1
             : channels == 4 ? 2
                             : 3});
@@ -29,19 +29,19 @@ cudaError_t RowBands(const ConvCall& call, const Activations& in,
     }
     return run(Whole{});
   } else {
-    return RunRowBand<T, kWeights, kWidth>(call, in, out, part, stage, stream);
+    return RunRowBand<T, kWeights, kWidth>(call, in, out, sub, stage, stream);
   }
 }
 
 // kWidth: see group_width.h.
-template <typename T, Contiguous kWeights, int kParts, int kWidth,
-          typename Parts>
+template <typename T, Contiguous kWeights, int kSubs, int kWidth,
+          typename Subproblems>
 cudaError_t Run(const ConvCall& call, const Activations& in,
-                const Activations& out, const Parts& parts, Stage stage,
+                const Activations& out, const Subproblems& subs, Stage stage,
                 cudaStream_t stream) {
-  if constexpr (kParts == 1 && kWidth != kAnyGroups) {
+  if constexpr (kSubs == 1 && kWidth != kAnyGroups) {
     if (IsRowBand(call.plan)) {
-      return RowBands<T, kWeights, kWidth>(call, in, out, parts[0], stage,
+      return RowBands<T, kWeights, kWidth>(call, in, out, subs[0], stage,
                                            stream);
     }
   }
@@ -49,17 +49,17 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
   constexpr bool kFprop = kWeights == Contiguous::kRows;
   const int box_c = kIsNarrow<kWidth> ? kWidth : kFprop ? 64 : n;
   const ConvBoxes boxes = {m, 64, box_c,
-                           kParts > 1 ? Output::kWalk : Output::kMatrix};
-  ConvProblem<kParts> problem{};
-  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+                           kSubs > 1 ? Output::kWalk : Output::kMatrix};
+  ConvProblem<kSubs> problem{};
+  if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config), kParts>(
-        problem, NoEpilogue{}, call.plan.blocks, stage, stream);
+    return LaunchConv<decltype(config), kSubs>(problem, NoEpilogue{},
+                                               call.plan.blocks, stage, stream);
   };
   constexpr Work kInTurns = Work::kInTurns;
-  constexpr bool kZeros = kParts > 1;
+  constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
   if (m == 64 && n == 64) {
     return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights, 0,
@@ -82,41 +82,41 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
   return cudaErrorInvalidValue;
 }
 
-template <typename T, Contiguous kWeights, int kParts, typename Parts>
+template <typename T, Contiguous kWeights, int kSubs, typename Subproblems>
 cudaError_t RunWidth(const ConvCall& call, const Activations& in,
-                     const Activations& out, const Parts& parts, Stage stage,
-                     cudaStream_t stream) {
+                     const Activations& out, const Subproblems& subs,
+                     Stage stage, cudaStream_t stream) {
   switch (GroupWidth(call.g)) {
     case 16:
-      return Run<T, kWeights, kParts, 16>(call, in, out, parts, stage, stream);
+      return Run<T, kWeights, kSubs, 16>(call, in, out, subs, stage, stream);
     case 32:
-      return Run<T, kWeights, kParts, 32>(call, in, out, parts, stage, stream);
+      return Run<T, kWeights, kSubs, 32>(call, in, out, subs, stage, stream);
     case kWideGroups:
-      return Run<T, kWeights, kParts, kWideGroups>(call, in, out, parts, stage,
-                                                   stream);
-    default:
-      return Run<T, kWeights, kParts, kAnyGroups>(call, in, out, parts, stage,
+      return Run<T, kWeights, kSubs, kWideGroups>(call, in, out, subs, stage,
                                                   stream);
+    default:
+      return Run<T, kWeights, kSubs, kAnyGroups>(call, in, out, subs, stage,
+                                                 stream);
   }
 }
 
 template <typename T>
 cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return RunWidth<T, Contiguous::kRows, 1>(
-      call, InputOf(call.g), OutputOf(call.g), parts, stage, stream);
+      call, InputOf(call.g), OutputOf(call.g), subs, stage, stream);
 }
 
 template <typename T>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  const auto parts = DgradParts(call.g);
+  const auto subs = DgradSubproblems(call.g);
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1
-             ? RunWidth<T, Contiguous::kReduction, 1>(call, in, out, parts,
+             ? RunWidth<T, Contiguous::kReduction, 1>(call, in, out, subs,
                                                       stage, stream)
-             : RunWidth<T, Contiguous::kReduction, kMaxParts>(
-                   call, in, out, parts, stage, stream);
+             : RunWidth<T, Contiguous::kReduction, kMaxSubproblems>(
+                   call, in, out, subs, stage, stream);
 }
 
 }  // namespace

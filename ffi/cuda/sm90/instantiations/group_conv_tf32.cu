@@ -6,32 +6,31 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <Contiguous kWeights, int kParts, typename Parts>
+template <Contiguous kWeights, int kSubs, typename Subproblems>
 cudaError_t Run(const ConvCall& call, const Activations& in,
-                const Activations& out, const Parts& parts, int box_c,
+                const Activations& out, const Subproblems& subs, int box_c,
                 Stage stage, cudaStream_t stream) {
-  return MapGroups(call.g) > 1
-             ? RunConvTf32<kWeights, kParts, kAnyGroups>(call, in, out, parts,
-                                                         box_c, stage, stream)
-             : RunConvTf32<kWeights, kParts, kWideGroups>(call, in, out, parts,
-                                                          box_c, stage, stream);
+  return MapGroups(call.g) > 1 ? RunConvTf32<kWeights, kSubs, kAnyGroups>(
+                                     call, in, out, subs, box_c, stage, stream)
+                               : RunConvTf32<kWeights, kSubs, kWideGroups>(
+                                     call, in, out, subs, box_c, stage, stream);
 }
 
-template <int kParts>
+template <int kSubs>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int box_c = call.plan.tile_n;  // as in dgrad_tf32.cu
-  return Run<Contiguous::kReduction, kParts>(
-      call, OutputOf(call.g), InputOf(call.g), DgradParts(call.g), box_c, stage,
-      stream);
+  return Run<Contiguous::kReduction, kSubs>(
+      call, OutputOf(call.g), InputOf(call.g), DgradSubproblems(call.g), box_c,
+      stage, stream);
 }
 
 }  // namespace
 
 cudaError_t GroupFpropTf32(const ConvCall& call, Stage stage,
                            cudaStream_t stream) {
-  const std::array<PartAxes, 1> parts = {FpropPart(call.g)};
+  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return Run<Contiguous::kRows, 1>(call, InputOf(call.g), OutputOf(call.g),
-                                   parts, kTf32Block, stage, stream);
+                                   subs, kTf32Block, stage, stream);
 }
 
 cudaError_t GroupDgradTf32(const ConvCall& call, Stage stage,
@@ -39,7 +38,7 @@ cudaError_t GroupDgradTf32(const ConvCall& call, Stage stage,
   const Axes& stride = call.g.stride;
   return stride.h == 1 && stride.w == 1
              ? RunDgrad<1>(call, stage, stream)
-             : RunDgrad<kMaxParts>(call, stage, stream);
+             : RunDgrad<kMaxSubproblems>(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -8,21 +8,22 @@ template <typename T>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr Contiguous kWeights = Contiguous::kReduction;
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
-  const SingleWaveParts parts = DgradParts(call.g);
-  if (parts.size() == 1 && SumsInKSlices(in, out, parts[0])) {
+  const SingleWaveSubproblems subs = DgradSubproblems(call.g);
+  if (subs.size() == 1 && SumsInKSlices(in, out, subs[0])) {
     return SingleWaveSplitK(call, true, stage, stream);
   }
-  return parts.size() == 1 ? RunSingleWave<T, kWeights, 1>(call, in, out, parts,
-                                                           stage, stream)
-                           : RunSingleWave<T, kWeights, kMaxSingleWaveParts>(
-                                 call, in, out, parts, stage, stream);
+  return subs.size() == 1
+             ? RunSingleWave<T, kWeights, 1>(call, in, out, subs, stage, stream)
+             : RunSingleWave<T, kWeights, kMaxSingleWaveSubproblems>(
+                   call, in, out, subs, stage, stream);
 }
 
 }  // namespace
 
 cudaError_t SingleWaveFprop(const ConvCall& call, Stage stage,
                             cudaStream_t stream) {
-  if (SumsInKSlices(InputOf(call.g), OutputOf(call.g), FpropPart(call.g))) {
+  if (SumsInKSlices(InputOf(call.g), OutputOf(call.g),
+                    FpropSubproblem(call.g))) {
     return SingleWaveSplitK(call, false, stage, stream);
   }
   return call.type == Type::kBf16

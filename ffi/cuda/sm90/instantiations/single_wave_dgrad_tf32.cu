@@ -7,11 +7,12 @@ cudaError_t SingleWaveDgradTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream) {
   constexpr Contiguous kWeights = Contiguous::kReduction;
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
-  const std::vector<PartAxes> parts = DgradParts(call.g);
-  return parts.size() == 1 ? RunSingleWaveTf32<kWeights, 1>(
-                                 call, in, out, parts, stage, stream)
-                           : RunSingleWaveTf32<kWeights, kMaxSingleWaveParts>(
-                                 call, in, out, parts, stage, stream);
+  const std::vector<SubproblemAxes> subs = DgradSubproblems(call.g);
+  return subs.size() == 1
+             ? RunSingleWaveTf32<kWeights, 1>(call, in, out, subs, stage,
+                                              stream)
+             : RunSingleWaveTf32<kWeights, kMaxSingleWaveSubproblems>(
+                   call, in, out, subs, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -16,8 +16,8 @@ cudaError_t SingleWaveFpropActTf32(const ConvCall& given, Stage stage,
   after.bias = epilogue.bias;
   after.relu = epilogue.activation == Activation::kRelu;
   return RunSingleWaveTf32<Contiguous::kRows, 1>(
-      given, InputOf(given.g), OutputOf(given.g), {FpropPart(given.g)}, stage,
-      stream, after);
+      given, InputOf(given.g), OutputOf(given.g), {FpropSubproblem(given.g)},
+      stage, stream, after);
 }
 
 }  // namespace jax_convbatch::hopper

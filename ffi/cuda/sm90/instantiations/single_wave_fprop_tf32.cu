@@ -6,7 +6,7 @@ namespace jax_convbatch::hopper {
 cudaError_t SingleWaveFpropTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream) {
   return RunSingleWaveTf32<Contiguous::kRows, 1>(
-      call, InputOf(call.g), OutputOf(call.g), {FpropPart(call.g)}, stage,
+      call, InputOf(call.g), OutputOf(call.g), {FpropSubproblem(call.g)}, stage,
       stream);
 }
 

@@ -21,12 +21,12 @@ cudaError_t Launch(const ConvProblem<1>& problem, Stage stage,
 
 template <typename T, Contiguous kWeights>
 cudaError_t Run(const ConvCall& call, const Activations& in,
-                const Activations& out, const PartAxes& part, Stage stage,
+                const Activations& out, const SubproblemAxes& sub, Stage stage,
                 cudaStream_t stream) {
   const int m = call.plan.tile_m;
   ConvProblem<1> problem{};
   if (!MakeConvProblem(
-          call, in, out, SingleWaveParts{part},
+          call, in, out, SingleWaveSubproblems{sub},
           {m, m, FilterChannels<kWeights>(call.plan), Output::kThreads},
           &problem)) {
     return cudaErrorInvalidValue;
@@ -44,9 +44,9 @@ cudaError_t Run(const ConvCall& call, bool dgrad, Stage stage,
                 cudaStream_t stream) {
   const Activations x = InputOf(call.g), y = OutputOf(call.g);
   return dgrad ? Run<T, Contiguous::kReduction>(
-                     call, y, x, DgradParts(call.g)[0], stage, stream)
-               : Run<T, Contiguous::kRows>(call, x, y, FpropPart(call.g), stage,
-                                           stream);
+                     call, y, x, DgradSubproblems(call.g)[0], stage, stream)
+               : Run<T, Contiguous::kRows>(call, x, y, FpropSubproblem(call.g),
+                                           stage, stream);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Long sums of few outputs an image (SumsInKSlices in conv_parts.h) are formed
+// Long sums of few outputs an image (SumsInKSlices in subproblems.h) are formed
 // in K slices, each from zero, which are added in order.
 #ifndef JAX_CONVBATCH_CUDA_SM90_MAINLOOP_K_SLICES_H_
 #define JAX_CONVBATCH_CUDA_SM90_MAINLOOP_K_SLICES_H_

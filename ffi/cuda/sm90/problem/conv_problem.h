@@ -14,7 +14,7 @@
 
 namespace jax_convbatch::hopper {
 
-// How a part's pixels are stored: as rows of one matrix, by boxes of 64
+// How a sub-problem's pixels are stored: as rows of one matrix, by boxes of 64
 // channels; the same by boxes of kFullRowPixels whole lines of up to 256
 // channels; as they are walked, or by threads where the walk passes the image's
 // border. (TMA traps where a walk that is stored passes it, or a tile begins
@@ -24,7 +24,7 @@ inline constexpr int kFullRowPixels = 32;
 
 // Pixels of the output that use the same taps: all of them, or in a strided
 // dgrad those of one residue class. They form a grid of rows x cols an image.
-struct ConvPart {
+struct ConvSubproblem {
   CUtensorMap input;  // im2col
   CUtensorMap output;
   void* output_data;  // kThreads
@@ -32,7 +32,8 @@ struct ConvPart {
   Divisor rows, cols;
   int pixels;      // over all images
   int iterations;  // taps x blocks of 64 channels
-  // The base pixel of the part's first output, and where that output lies.
+  // The base pixel of the sub-problem's first output, and where that output
+  // lies.
   int input_h, input_w, input_step_h, input_step_w;
   int output_h, output_w, output_step_h, output_step_w;
 };
@@ -46,7 +47,7 @@ struct ConvDepth {
   int input, input_step;
 };
 
-template <int kParts>
+template <int kSubs>
 struct ConvProblem {
   CUtensorMap weights;  // tiled, [taps, C, K]
   int channels;         // N: of the output
@@ -56,11 +57,11 @@ struct ConvProblem {
   // Of several groups: tiles along a group's channels, and its input channels.
   Divisor group_tiles;
   int group_inputs;
-  Divisor parts;
-  Divisor part_tiles;  // of each part, where parts come one after another
+  Divisor subs;
+  Divisor sub_tiles;  // of each, where they come one after another
   ConvDepth depth;
-  int tiles;  // of all parts, as many of each
-  ConvPart part[kParts];
+  int tiles;  // of all sub-problems, as many of each
+  ConvSubproblem sub[kSubs];
 };
 
 }  // namespace jax_convbatch::hopper

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/common/fast_divmod.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
@@ -38,13 +38,13 @@ struct CpAsyncGrid {
   int base_h, base_w, step_h, step_w;
 };
 
-// A part of conv_problem.h.
-struct CpAsyncPart {
+// A sub-problem of conv_problem.h.
+struct CpAsyncSubproblem {
   CpAsyncGrid grid;
   CpAsyncRuns runs;
   TapAxis taps_h, taps_w;
   int iterations;  // of 64 elements of the reduction
-  int64_t output;  // element of the part's first pixel
+  int64_t output;  // element of the sub-problem's first pixel
 };
 
 struct CpAsyncConvProblem {
@@ -57,10 +57,10 @@ struct CpAsyncConvProblem {
   FastDivmod<uint32_t> output_run;
   int64_t output_run_step;
   int output_vector;
-  int channels, n_tiles, tiles, parts;
+  int channels, n_tiles, tiles, subs;
   int filter_width;
   int weights_tap;  // elements of a tap's filter
-  CpAsyncPart part[kMaxParts];
+  CpAsyncSubproblem sub[kMaxSubproblems];
 };
 
 // dw: filter rows (the chunks of the runs) by output channels, summed over

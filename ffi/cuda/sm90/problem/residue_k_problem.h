@@ -9,8 +9,9 @@
 
 namespace jax_convbatch::hopper {
 
-// Of the only part: boxes of so many channels, 16 or 32, in place of those of
-// this block of a tap. Where there are none, 0 and a block that is none.
+// Of the only sub-problem: boxes of so many channels, 16 or 32, in place of
+// those of this block of a tap. Where there are none, 0 and a block that is
+// none.
 struct ConvResidueK {
   CUtensorMap input, weights;
   int channels = 0, block = -1;

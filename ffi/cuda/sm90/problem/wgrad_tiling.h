@@ -7,8 +7,8 @@
 
 #include "conv_geometry.h"
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
@@ -72,7 +72,7 @@ struct WgradTiling {
     const int64_t inputs = WgradUnits(g, type).inputs;
     int64_t cols = g.Q;
     if (type == Type::kTf32 && tile_m == kTapRowTile) {
-      cols = WithReach(FpropPart(g)).w.count;
+      cols = WithReach(FpropSubproblem(g)).w.count;
       channel_blocks = (inputs + 63) / 64;
       m_tiles = filter_blocks = g.R * channel_blocks;
     } else {

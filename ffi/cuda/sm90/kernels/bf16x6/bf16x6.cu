@@ -6,8 +6,8 @@
 #include "cuda/sm90/kernels/bf16x6/bf16x6_filter.cuh"
 #include "cuda/sm90/kernels/bf16x6/bf16x6_wgrad.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.h"
-#include "cuda/sm90/problem/conv_part_axes.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/conv_subproblem_axes.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
 namespace jax_convbatch::hopper {
@@ -17,7 +17,7 @@ namespace {
 constexpr Copy kPlain = Copy::kStore;
 
 struct FilterSizes {
-  int64_t depth, width;  // of the parts, rounded up
+  int64_t depth, width;  // of the terms, rounded up
 
   FilterSizes(Op op, const ConvGeometry& g)
       : depth(((op == Op::kDgrad ? g.K : g.C) + kBf16x6Depth - 1) /
@@ -25,20 +25,20 @@ struct FilterSizes {
         width(((op == Op::kDgrad ? g.C : g.K) + 7) / 8 * 8) {}
 };
 
-template <int kParts>
-bool AddBf16x6Term(const Bf16x6Call& call, const Activations& in,
-                   const Activations& out, const PartAxes& axes,
-                   Bf16x6Problem<kParts>* p) {
-  ConvPart& part = p->part[p->parts];
-  p->parts = p->parts + 1;
-  SetAxes(axes, out.n, p->channel_blocks, &part);
-  return EncodeIm2col(&part.input, Type::kTf32, call.lhs,
+template <int kSubs>
+bool AddBf16x6Subproblem(const Bf16x6Call& call, const Activations& in,
+                         const Activations& out, const SubproblemAxes& axes,
+                         Bf16x6Problem<kSubs>* p) {
+  ConvSubproblem& sub = p->sub[p->subs];
+  p->subs = p->subs + 1;
+  SetAxes(axes, out.n, p->channel_blocks, &sub);
+  return EncodeIm2col(&sub.input, Type::kTf32, call.lhs,
                       InputWalk(in, axes, call.plan.tile_m), kPlain);
 }
 
-template <int kParts, typename Parts>
-bool MakeBf16x6Problem(Op op, const Bf16x6Call& call, const Parts& parts,
-                       Bf16x6Problem<kParts>* p) {
+template <int kSubs, typename Subproblems>
+bool MakeBf16x6Problem(Op op, const Bf16x6Call& call, const Subproblems& subs,
+                       Bf16x6Problem<kSubs>* p) {
   const ConvGeometry& g = call.g;
   const bool fprop = op == Op::kFprop;
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
@@ -72,12 +72,12 @@ bool MakeBf16x6Problem(Op op, const Bf16x6Call& call, const Parts& parts,
     return false;
   }
   int pixels = 0;
-  for (const PartAxes& part : parts) {
-    if (!AddBf16x6Term(call, in, out, part, p)) return false;
-    pixels = std::max(pixels, p->part[p->parts - 1].pixels);
+  for (const SubproblemAxes& sub : subs) {
+    if (!AddBf16x6Subproblem(call, in, out, sub, p)) return false;
+    pixels = std::max(pixels, p->sub[p->subs - 1].pixels);
   }
   const int m = call.plan.tile_m;
-  p->tiles = (pixels + m - 1) / m * p->n_tiles * p->parts;
+  p->tiles = (pixels + m - 1) / m * p->n_tiles * p->subs;
   return true;
 }
 
@@ -104,10 +104,10 @@ cudaError_t CutFilter(Op op, const Bf16x6Call& call, Stage stage,
   return cudaGetLastError();
 }
 
-template <typename Config, int kParts>
-cudaError_t LaunchBf16x6(const Bf16x6Problem<kParts>& p, int blocks,
-                         Stage stage, cudaStream_t stream) {
-  const auto kernel = &Bf16x6ConvKernel<Config, kParts>;
+template <typename Config, int kSubs>
+cudaError_t LaunchBf16x6(const Bf16x6Problem<kSubs>& p, int blocks, Stage stage,
+                         cudaStream_t stream) {
+  const auto kernel = &Bf16x6ConvKernel<Config, kSubs>;
   const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   // Pixels are loaded while the filter is being cut.
@@ -118,11 +118,12 @@ cudaError_t LaunchBf16x6(const Bf16x6Problem<kParts>& p, int blocks,
       stream, p);
 }
 
-template <int kParts, typename Parts>
-cudaError_t RunBf16x6Conv(Op op, const Bf16x6Call& call, const Parts& parts,
-                          Stage stage, cudaStream_t stream) {
-  Bf16x6Problem<kParts> p{};
-  if (!MakeBf16x6Problem(op, call, parts, &p)) return cudaErrorInvalidValue;
+template <int kSubs, typename Subproblems>
+cudaError_t RunBf16x6Conv(Op op, const Bf16x6Call& call,
+                          const Subproblems& subs, Stage stage,
+                          cudaStream_t stream) {
+  Bf16x6Problem<kSubs> p{};
+  if (!MakeBf16x6Problem(op, call, subs, &p)) return cudaErrorInvalidValue;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   if (m == 128 && n == 128) {
     return LaunchBf16x6<Bf16x6Config<128, 128, 5>>(p, call.plan.blocks, stage,
@@ -198,12 +199,13 @@ cudaError_t RunBf16x6(Op op, const Bf16x6Call& call, Stage stage,
                                 : CutFilter<true>(op, call, stage, stream);
   if (error != cudaSuccess) return error;
   if (op == Op::kFprop) {
-    const PartAxes parts[] = {FpropPart(g)};
-    return RunBf16x6Conv<1>(op, call, parts, stage, stream);
+    const SubproblemAxes subs[] = {FpropSubproblem(g)};
+    return RunBf16x6Conv<1>(op, call, subs, stage, stream);
   }
   return g.stride.h == 1 && g.stride.w == 1
-             ? RunBf16x6Conv<1>(op, call, DgradParts(g), stage, stream)
-             : RunBf16x6Conv<kMaxParts>(op, call, DgradParts(g), stage, stream);
+             ? RunBf16x6Conv<1>(op, call, DgradSubproblems(g), stage, stream)
+             : RunBf16x6Conv<kMaxSubproblems>(op, call, DgradSubproblems(g),
+                                              stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -30,7 +30,7 @@ struct Bf16x6Plan {
 std::vector<Bf16x6Plan> Bf16x6Plans(Op op, const ConvGeometry& g,
                                     int multiprocessors);
 
-// Of the filter's parts; after them come the K slices' sums, or wgrad's
+// Of the filter's terms; after them come the K slices' sums, or wgrad's
 // partials.
 int64_t Bf16x6FilterBytes(Op op, const ConvGeometry& g);
 

@@ -1,6 +1,6 @@
 // fprop and dgrad of f32 by six products of bf16 (bf16x6_terms.cuh): pixels are
-// the left operand, which is cut into parts on its way to registers; the
-// filter's parts come from the workspace.
+// the left operand, which is cut into terms on its way to registers; the
+// filter's terms come from the workspace.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_CONV_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_CONV_CUH_
 
@@ -30,16 +30,16 @@ struct Bf16x6Work {
   int first_k_slice, last_k_slice;
 };
 
-template <typename Config, int kParts>
+template <typename Config, int kSubs>
 __device__ __forceinline__ Bf16x6Work
-Bf16x6WorkAt(const Bf16x6Problem<kParts>& p, int unit) {
+Bf16x6WorkAt(const Bf16x6Problem<kSubs>& p, int unit) {
   const int k_slice = p.split ? unit / p.tiles : 0;
   return {TileAt<Config>(p, unit - k_slice * p.tiles), k_slice,
           p.split ? k_slice + 1 : p.k_slices};
 }
 
-template <int kParts>
-__device__ __forceinline__ int Bf16x6Units(const Bf16x6Problem<kParts>& p) {
+template <int kSubs>
+__device__ __forceinline__ int Bf16x6Units(const Bf16x6Problem<kSubs>& p) {
   return p.split ? p.tiles * p.k_slices : p.tiles;
 }
 
@@ -48,42 +48,42 @@ __device__ __forceinline__ int KSliceBegin(int iterations, int k_slice,
   return iterations * k_slice / k_slices;
 }
 
-template <typename Config, bool kInput, int kParts>
+template <typename Config, bool kInput, int kSubs>
 __device__ __forceinline__ void IssueBf16x6Copies(
-    const Bf16x6Problem<kParts>& p, uint32_t ring,
+    const Bf16x6Problem<kSubs>& p, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
   const int units = Bf16x6Units(p);
-  if (!kInput) WaitForPrimary();  // the filter's parts
+  if (!kInput) WaitForPrimary();  // the filter's terms
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const Bf16x6Work work = Bf16x6WorkAt<Config>(p, unit);
     const ConvTile& tile = work.tile;
-    const ConvPart& part = *tile.part;
-    const int row = tile.pixel / part.cols;
-    const int image = row / part.rows;
+    const ConvSubproblem& sub = *tile.sub;
+    const int row = tile.pixel / sub.cols;
+    const int image = row / sub.rows;
     const int w =
-        part.input_w + (tile.pixel - row * part.cols) * part.input_step_w;
-    const int h = part.input_h + (row - image * part.rows) * part.input_step_h;
+        sub.input_w + (tile.pixel - row * sub.cols) * sub.input_step_w;
+    const int h = sub.input_h + (row - image * sub.rows) * sub.input_step_h;
     const int begin =
         KSliceBegin(tile.iterations, work.first_k_slice, p.k_slices);
     const int end = KSliceBegin(tile.iterations, work.last_k_slice, p.k_slices);
     const int tap = begin / p.channel_blocks;
     int block = begin - tap * p.channel_blocks;
-    int r = part.taps_w.count > 0 ? tap / part.taps_w.count : 0;
-    int s = tap - r * part.taps_w.count;
+    int r = sub.taps_w.count > 0 ? tap / sub.taps_w.count : 0;
+    int s = tap - r * sub.taps_w.count;
     for (int i = begin; i < end; ++i) {
       const uint32_t full = SharedAddress(&barriers.full[at.stage]);
       const uint32_t input = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
       if constexpr (kInput) {
         BarrierArriveExpect(full, Config::kInputBytes);
-        LoadIm2col(input, part.input, full, block * kBf16x6Depth, w, h, image,
-                   s * part.taps_w.offset_step, r * part.taps_h.offset_step);
+        LoadIm2col(input, sub.input, full, block * kBf16x6Depth, w, h, image,
+                   s * sub.taps_w.offset_step, r * sub.taps_h.offset_step);
       } else {
         BarrierArriveExpect(full, Config::kWeightBytes);
         const int filter_tap =
-            (part.taps_h.tap + r * part.taps_h.tap_step) * p.filter_width +
-            part.taps_w.tap + s * part.taps_w.tap_step;
+            (sub.taps_h.tap + r * sub.taps_h.tap_step) * p.filter_width +
+            sub.taps_w.tap + s * sub.taps_w.tap_step;
         uint32_t to = input + Config::kInputBytes;
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void IssueBf16x6Copies(
       at.Advance();
       if (++block == p.channel_blocks) {
         block = 0;
-        if (++s == part.taps_w.count) s = 0, ++r;
+        if (++s == sub.taps_w.count) s = 0, ++r;
       }
     }
   }
@@ -105,27 +105,27 @@ __device__ __forceinline__ void IssueBf16x6Copies(
 
 // A K slice's sum itself for two neighbours in `out`; padding is zeros as
 // elsewhere.
-template <int kParts>
-__device__ __noinline__ float2 DirectPair(const Bf16x6Problem<kParts>& p,
-                                          const ConvPart& part, int pixel,
+template <int kSubs>
+__device__ __noinline__ float2 DirectPair(const Bf16x6Problem<kSubs>& p,
+                                          const ConvSubproblem& sub, int pixel,
                                           int channel, int begin, int end) {
-  const int row = pixel / part.cols, n = row / part.rows;
-  const int h0 = part.input_h + (row - n * part.rows) * part.input_step_h;
-  const int w0 = part.input_w + (pixel - row * part.cols) * part.input_step_w;
+  const int row = pixel / sub.cols, n = row / sub.rows;
+  const int h0 = sub.input_h + (row - n * sub.rows) * sub.input_step_h;
+  const int w0 = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
   float2 sum = make_float2(0.0f, 0.0f);
   for (int i = begin; i < end; ++i) {
     const int tap = i / p.channel_blocks;
     const int first = (i - tap * p.channel_blocks) * kBf16x6Depth;
-    const int r = tap / part.taps_w.count, s = tap - r * part.taps_w.count;
-    const int h = h0 + r * part.taps_h.offset_step;
-    const int w = w0 + s * part.taps_w.offset_step;
+    const int r = tap / sub.taps_w.count, s = tap - r * sub.taps_w.count;
+    const int h = h0 + r * sub.taps_h.offset_step;
+    const int w = w0 + s * sub.taps_w.offset_step;
     const bool inside = static_cast<unsigned>(h) < p.height &&
                         static_cast<unsigned>(w) < p.width;
     const float* const x =
         p.in + ((int64_t{n} * p.height + h) * p.width + w) * p.depth;
     const int filter_tap =
-        (part.taps_h.tap + r * part.taps_h.tap_step) * p.filter_width +
-        part.taps_w.tap + s * part.taps_w.tap_step;
+        (sub.taps_h.tap + r * sub.taps_h.tap_step) * p.filter_width +
+        sub.taps_w.tap + s * sub.taps_w.tap_step;
     const float* const weights = p.w +
                                  int64_t{filter_tap} * p.depth * p.channels +
                                  channel * p.w_channel;
@@ -139,24 +139,23 @@ __device__ __noinline__ float2 DirectPair(const Bf16x6Problem<kParts>& p,
 }
 
 // Adds a K slice of a tile to what is there, or writes it. What is not finite
-// is summed again: parts of infinities, and of numbers next to them, are nan.
-template <typename Config, int kParts>
+// is summed again: terms of infinities, and of numbers next to them, are nan.
+template <typename Config, int kSubs>
 __device__ __forceinline__ void StoreBf16x6(
-    const Bf16x6Problem<kParts>& p, const ConvTile& tile, int first_pixel,
+    const Bf16x6Problem<kSubs>& p, const ConvTile& tile, int first_pixel,
     float* out, bool adds, int begin, int end,
     const float (&sum)[Config::kBlocks][Config::kN / 2]) {
-  const ConvPart& part = *tile.part;
+  const ConvSubproblem& sub = *tile.sub;
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int m = 0; m < Config::kBlocks; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int pixel = first_pixel + m * 64 + half * 8;
-      if (pixel >= part.pixels) continue;
-      const int row = pixel / part.cols, n = row / part.rows;
-      const int h = part.output_h + (row - n * part.rows) * part.output_step_h;
-      const int w =
-          part.output_w + (pixel - row * part.cols) * part.output_step_w;
+      if (pixel >= sub.pixels) continue;
+      const int row = pixel / sub.cols, n = row / sub.rows;
+      const int h = sub.output_h + (row - n * sub.rows) * sub.output_step_h;
+      const int w = sub.output_w + (pixel - row * sub.cols) * sub.output_step_w;
       float* const line =
           out +
           ((int64_t{n} * p.out_height + h) * p.out_width + w) * p.channels;
@@ -167,7 +166,7 @@ __device__ __forceinline__ void StoreBf16x6(
         float2 v =
             make_float2(sum[m][4 * j + 2 * half], sum[m][4 * j + 2 * half + 1]);
         if (!(v.x * 0.0f + v.y * 0.0f == 0.0f)) {
-          v = DirectPair(p, part, pixel, channel, begin, end);
+          v = DirectPair(p, sub, pixel, channel, begin, end);
         }
         float2* const to = reinterpret_cast<float2*>(line + channel);
         if (adds) {
@@ -180,9 +179,9 @@ __device__ __forceinline__ void StoreBf16x6(
   }
 }
 
-template <typename Config, int kParts>
+template <typename Config, int kSubs>
 __device__ __forceinline__ void ConsumeBf16x6(
-    const Bf16x6Problem<kParts>& p, int group, uint32_t ring,
+    const Bf16x6Problem<kSubs>& p, int group, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   constexpr int kBlocks = Config::kBlocks;
   const int warp = threadIdx.x % kWarpgroup / 32;
@@ -242,9 +241,9 @@ __device__ __forceinline__ void ConsumeBf16x6(
   }
 }
 
-template <typename Config, int kParts>
+template <typename Config, int kSubs>
 __global__ void __launch_bounds__(kThreads, 1)
-    Bf16x6ConvKernel(const __grid_constant__ Bf16x6Problem<kParts> problem) {
+    Bf16x6ConvKernel(const __grid_constant__ Bf16x6Problem<kSubs> problem) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;

@@ -7,12 +7,12 @@
 
 namespace jax_convbatch::hopper {
 
-// From w [taps, C, K] to parts [3, taps, depth, width]: rows are channels that
+// From w [taps, C, K] to terms [3, taps, depth, width]: rows are channels that
 // are summed over, columns those of the result, both with zeros up to a
 // multiple of kBf16x6Depth and of 8.
 struct Bf16x6FilterProblem {
   const float* w;
-  __nv_bfloat16* parts;
+  __nv_bfloat16* terms;
   int taps, C, K;
   int depth, width;
 };
@@ -64,17 +64,17 @@ __global__ void __launch_bounds__(256)
     }
   }
   if (column >= p.width) return;
-  const int64_t part = int64_t{p.taps} * p.depth * p.width / 2;
+  const int64_t term = int64_t{p.taps} * p.depth * p.width / 2;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int row = first_row + line + i * kAtOnce;
     uint32_t* const to =
-        reinterpret_cast<uint32_t*>(p.parts) +
+        reinterpret_cast<uint32_t*>(p.terms) +
         ((int64_t{tap} * p.depth + row) * p.width + column) / 2;
-    const PairParts parts = PartsOfPair(v[i].x, v[i].y);
-    to[0] = parts.high;
-    to[part] = parts.middle;
-    to[2 * part] = parts.low;
+    const PairTerms terms = TermsOfPair(v[i].x, v[i].y);
+    to[0] = terms.high;
+    to[term] = terms.middle;
+    to[2 * term] = terms.low;
   }
 }
 

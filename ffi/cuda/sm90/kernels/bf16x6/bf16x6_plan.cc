@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cuda/sm90/kernels/bf16x6/bf16x6.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -52,16 +52,16 @@ double TileCycles(const TileSize& tile, double stages) {
   return tile.m * tile.n * (stages * kPerTerms * tile.slower + kPerResult);
 }
 
-// Parts of which a batch of eight would give too few blocks are summed in K
-// slices. It does not depend on N, so that a sample's bits do not.
-int KSlicesOf(const Activations& out, const std::vector<PartAxes>& parts,
+// Subproblems of which a batch of eight would give too few blocks are summed in
+// K slices. It does not depend on N, so that a sample's bits do not.
+int KSlicesOf(const Activations& out, const std::vector<SubproblemAxes>& subs,
               int64_t channel_blocks) {
   constexpr int64_t kBlocks = 132, kLeastStages = 12, kMost = 8;
   const int64_t tiles = CeilDiv(8 * out.h * out.w, 128) * CeilDiv(out.c, 64);
   int64_t least = kMost * kLeastStages;
-  for (const PartAxes& part : parts) {
+  for (const SubproblemAxes& sub : subs) {
     const int64_t stages =
-        int64_t{part.h.taps.count} * part.w.taps.count * channel_blocks;
+        int64_t{sub.h.taps.count} * sub.w.taps.count * channel_blocks;
     if (stages > 0) least = std::min(least, stages);
   }
   return static_cast<int>(std::clamp<int64_t>(
@@ -75,14 +75,15 @@ std::vector<Bf16x6Plan> ConvPlans(Op op, const ConvGeometry& g,
   const bool fprop = op == Op::kFprop;
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
-  const std::vector<PartAxes> parts =
-      fprop ? std::vector<PartAxes>{FpropPart(g)} : DgradParts(g);
-  if (parts.empty()) return {};
-  for (const PartAxes& part : parts) {
-    if (!IsWalkable(Type::kTf32, in, out, part)) return {};
+  const std::vector<SubproblemAxes> subs =
+      fprop ? std::vector<SubproblemAxes>{FpropSubproblem(g)}
+            : DgradSubproblems(g);
+  if (subs.empty()) return {};
+  for (const SubproblemAxes& sub : subs) {
+    if (!IsWalkable(Type::kTf32, in, out, sub)) return {};
   }
   const int64_t channel_blocks = CeilDiv(in.c, 32);
-  const int k_slices = KSlicesOf(out, parts, channel_blocks);
+  const int k_slices = KSlicesOf(out, subs, channel_blocks);
   const int64_t filter_bytes = Bf16x6FilterBytes(op, g);
   const int64_t sum_bytes =
       Aligned(out.n * out.h * out.w * out.c * 4 * k_slices);
@@ -91,12 +92,12 @@ std::vector<Bf16x6Plan> ConvPlans(Op op, const ConvGeometry& g,
     const int m = tile.m, n = tile.n;
     int64_t tiles = 0;
     double stages = 0;
-    for (const PartAxes& part : parts) {
-      const int64_t of_part =
-          CeilDiv(g.N * part.h.count * part.w.count, m) * CeilDiv(out.c, n);
-      tiles += of_part;
-      stages += static_cast<double>(of_part * part.h.taps.count *
-                                    part.w.taps.count * channel_blocks);
+    for (const SubproblemAxes& sub : subs) {
+      const int64_t of_sub =
+          CeilDiv(g.N * sub.h.count * sub.w.count, m) * CeilDiv(out.c, n);
+      tiles += of_sub;
+      stages += static_cast<double>(of_sub * sub.h.taps.count *
+                                    sub.w.taps.count * channel_blocks);
     }
     stages /= static_cast<double>(tiles);
     for (int splits = 1; splits <= k_slices;
@@ -124,13 +125,13 @@ std::vector<Bf16x6Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
       {128, 128, 1.0}, {256, 64, 1.1}, {kTapRowTile, 64, 1.06}};
   // Where blocks start tiles together, they find each other's pixels in the L2.
   constexpr double kApart = 1.04;
-  if (!IsWalkable(Type::kTf32, InputOf(g), OutputOf(g), FpropPart(g))) {
+  if (!IsWalkable(Type::kTf32, InputOf(g), OutputOf(g), FpropSubproblem(g))) {
     return {};
   }
   std::vector<Candidate> candidates;
   for (const TileSize& tile : kTiles) {
     const int m = tile.m, n = tile.n;
-    if (m == kTapRowTile && !TapsShare(FpropPart(g).w)) continue;
+    if (m == kTapRowTile && !TapsShare(FpropSubproblem(g).w)) continue;
     const WgradTiling tiling(g, Type::kTf32, m, n);
     const int64_t tiles = tiling.tiles(), line = tiles * tiling.steps;
     const int64_t all = std::min<int64_t>(multiprocessors, line);

@@ -6,11 +6,11 @@
 
 namespace jax_convbatch::hopper {
 
-// ConvProblem with the parts of the filter for its weights, [3 x taps, depth,
+// ConvProblem with the terms of the filter for its weights, [3 x taps, depth,
 // output channels]. As in simt's problem.h, sums are formed in K slices, by one
 // block, or by as many, each to `out` + k_slice * k_slice_size.
-template <int kParts>
-struct Bf16x6Problem : ConvProblem<kParts> {
+template <int kSubs>
+struct Bf16x6Problem : ConvProblem<kSubs> {
   const float *in, *w;
   float* out;
   int taps;

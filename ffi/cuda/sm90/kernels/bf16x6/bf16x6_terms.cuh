@@ -1,5 +1,5 @@
 // f32 by six products of bf16: a number is the sum of three of 8 bits each,
-// rounded to the nearest. Of the nine products of two numbers' parts the three
+// rounded to the nearest. Of the nine products of two numbers' terms the three
 // smallest, at most 2^-24 of it together, are left out. The multiplier cuts off
 // what it adds, so that its sums are of kBf16x6Depth terms, the smallest
 // products first, and are added up by ordinary additions.
@@ -16,8 +16,8 @@ inline constexpr int kBf16x6Steps = kBf16x6Depth / 16;
 // Of the right operand in shared memory: kBf16x6Depth rows of 64 numbers.
 inline constexpr int kBf16x6BoxBytes = kBf16x6Depth * 128;
 
-// Parts of two neighbours of a sum, as the multiplier takes them.
-struct PairParts {
+// Terms of two neighbours of a sum, as the multiplier takes them.
+struct PairTerms {
   uint32_t high, middle, low;
 };
 
@@ -27,41 +27,41 @@ __device__ __forceinline__ uint32_t RoundPair(float x, float y) {
   return pair;
 }
 
-__device__ __forceinline__ PairParts PartsOfPair(float x, float y) {
+__device__ __forceinline__ PairTerms TermsOfPair(float x, float y) {
   auto rest = [&](uint32_t pair) {
     x -= __uint_as_float(pair << 16);
     y -= __uint_as_float(pair & 0xffff0000u);
   };
-  PairParts parts;
-  parts.high = RoundPair(x, y);
-  rest(parts.high);
-  parts.middle = RoundPair(x, y);
-  rest(parts.middle);
-  parts.low = RoundPair(x, y);
-  return parts;
+  PairTerms terms;
+  terms.high = RoundPair(x, y);
+  rest(terms.high);
+  terms.middle = RoundPair(x, y);
+  rest(terms.middle);
+  terms.low = RoundPair(x, y);
+  return terms;
 }
 
 // A warpgroup's left operand of a stage: `kBlocks` times 64 rows.
 template <int kBlocks>
 struct Bf16x6Fragments {
-  uint32_t at[3][kBf16x6Steps][kBlocks][4];  // by part
+  uint32_t at[3][kBf16x6Steps][kBlocks][4];  // by term
 
   __device__ __forceinline__ void Set(int step, int block, int i, float x,
                                       float y) {
-    const PairParts parts = PartsOfPair(x, y);
-    at[0][step][block][i] = parts.high;
-    at[1][step][block][i] = parts.middle;
-    at[2][step][block][i] = parts.low;
+    const PairTerms terms = TermsOfPair(x, y);
+    at[0][step][block][i] = terms.high;
+    at[1][step][block][i] = terms.middle;
+    at[2][step][block][i] = terms.low;
   }
 };
 
-// sum += a b, where b's parts begin at `b` and follow each other, each of kN
+// sum += a b, where b's terms begin at `b` and follow each other, each of kN
 // columns in boxes of 64. `done` is called when they have been read.
 template <int kN, int kBlocks, typename Done>
 __device__ __forceinline__ void MultiplyBf16x6(
     float (&sum)[kBlocks][kN / 2], const Bf16x6Fragments<kBlocks>& a,
     uint32_t b, const Done& done) {
-  constexpr int kPart = kN / 64 * kBf16x6BoxBytes;
+  constexpr int kTerm = kN / 64 * kBf16x6BoxBytes;
   constexpr int kOrder[6][2] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
   float acc[kBlocks][kN / 2];
 #pragma unroll
@@ -81,7 +81,7 @@ __device__ __forceinline__ void MultiplyBf16x6(
       for (int k = 0; k < kBf16x6Steps; ++k) {
         WgmmaRegisters<__nv_bfloat16, Contiguous::kRows, kN>(
             acc[m], a.at[kOrder[i][0]][k][m],
-            StridedDescriptor(b + kOrder[i][1] * kPart, kBf16x6BoxBytes) +
+            StridedDescriptor(b + kOrder[i][1] * kTerm, kBf16x6BoxBytes) +
                 k * kReductionStep<Contiguous::kRows>);
       }
     }

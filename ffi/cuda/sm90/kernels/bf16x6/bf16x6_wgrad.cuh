@@ -1,4 +1,4 @@
-// wgrad of f32 by six products of bf16 (bf16x6_terms.cuh): x is cut into parts
+// wgrad of f32 by six products of bf16 (bf16x6_terms.cuh): x is cut into terms
 // on its way to registers, dy within its stage by a warpgroup of its own. The
 // rest is f32_wgrad.cuh's.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_WGRAD_CUH_
@@ -21,9 +21,9 @@ struct Bf16x6WgradConfig : F32WgradTile<kM, kN, kStages, kTaps> {
   // With 40 of the copies: what a block begins with, 128 x 512 or 96 x 640.
   static constexpr int kDyRegisters = kTaps == 1 ? 72 : 56;
   static constexpr int kMultiplierRegisters = kTaps == 1 ? 200 : 128;
-  static constexpr int kPartBytes = kN / 64 * kBf16x6BoxBytes;
+  static constexpr int kTermBytes = kN / 64 * kBf16x6BoxBytes;
   static constexpr int kStageBytes =
-      Tile::kXBytes + Tile::kDyBytes + 3 * kPartBytes;
+      Tile::kXBytes + Tile::kDyBytes + 3 * kTermBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;
 };
 
@@ -92,7 +92,7 @@ __device__ __forceinline__ void WriteBf16x6Quad(
   }
 }
 
-// Cuts the dy of every stage, 32 pixels of 32 channels a box, into parts, 32
+// Cuts the dy of every stage, 32 pixels of 32 channels a box, into terms, 32
 // pixels of 64 channels a box. A thread takes 8 channels of a pixel at a time.
 template <typename Config>
 __device__ __forceinline__ void CutDy(const WgradProblem& problem,
@@ -129,19 +129,19 @@ __device__ __forceinline__ void CutDy(const WgradProblem& problem,
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const float4 &a = v[i][0], &b = v[i][1];
-      const PairParts parts[4] = {PartsOfPair(a.x, a.y), PartsOfPair(a.z, a.w),
-                                  PartsOfPair(b.x, b.y), PartsOfPair(b.z, b.w)};
+      const PairTerms terms[4] = {TermsOfPair(a.x, a.y), TermsOfPair(a.z, a.w),
+                                  TermsOfPair(b.x, b.y), TermsOfPair(b.z, b.w)};
       const uint32_t to = stage + write[i % 2] + i / 2 * kBf16x6BoxBytes;
-      auto store = [&](int part, auto of) {
-        StoreShared4(to + part * Config::kPartBytes,
-                     make_float4(__uint_as_float(of(parts[0])),
-                                 __uint_as_float(of(parts[1])),
-                                 __uint_as_float(of(parts[2])),
-                                 __uint_as_float(of(parts[3]))));
+      auto store = [&](int term, auto of) {
+        StoreShared4(to + term * Config::kTermBytes,
+                     make_float4(__uint_as_float(of(terms[0])),
+                                 __uint_as_float(of(terms[1])),
+                                 __uint_as_float(of(terms[2])),
+                                 __uint_as_float(of(terms[3]))));
       };
-      store(0, [](const PairParts& p) { return p.high; });
-      store(1, [](const PairParts& p) { return p.middle; });
-      store(2, [](const PairParts& p) { return p.low; });
+      store(0, [](const PairTerms& p) { return p.high; });
+      store(1, [](const PairTerms& p) { return p.middle; });
+      store(2, [](const PairTerms& p) { return p.low; });
     }
     FenceAsyncProxy();
     __syncwarp();

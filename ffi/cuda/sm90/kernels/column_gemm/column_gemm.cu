@@ -33,11 +33,11 @@ cudaError_t Run(const ColumnGemmCall& call, Stage stage, cudaStream_t stream) {
                   {kTf32Block, Config::kBoxRows}) &&
       EncodeTiled(&problem.filter, kType, call.filter, {g.C, g.K},
                   {kTf32Block, kN}) &&
-      EncodeTiled(&problem.part.output, kType, call.y, {g.K, rows},
+      EncodeTiled(&problem.sub.output, kType, call.y, {g.K, rows},
                   {kTf32Block, Config::kStorePixels}, Copy::kStore);
   if (!encoded) return cudaErrorInvalidValue;
-  problem.part.pixels = static_cast<int>(rows);
-  problem.part.rows = problem.part.cols = 1;
+  problem.sub.pixels = static_cast<int>(rows);
+  problem.sub.rows = problem.sub.cols = 1;
   problem.after.bias = call.bias;
   problem.channels = static_cast<int>(g.K);
   const int n_tiles = static_cast<int>((g.K + kN - 1) / kN);

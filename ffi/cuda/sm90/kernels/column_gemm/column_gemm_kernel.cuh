@@ -13,7 +13,7 @@ namespace jax_convbatch::hopper {
 
 struct ColumnGemmProblem {
   CUtensorMap columns, filter;  // [rows, depth], [channels, depth]
-  ConvPart part;                // of it the output
+  ConvSubproblem sub;           // of it the output
   ChannelBias after;
   int channels;
   Divisor n_tiles;  // along the channels, fastest; a multiple of the cluster
@@ -104,7 +104,7 @@ __device__ __forceinline__ void MultiplyColumnTiles(
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     }
     const ColumnGemmTile tile = ColumnGemmTileAt<Config>(problem, t);
-    out.Store(problem.after, acc, problem.part, tile.row, tile.channel,
+    out.Store(problem.after, acc, problem.sub, tile.row, tile.channel,
               problem.channels);
   }
   out.Finish();

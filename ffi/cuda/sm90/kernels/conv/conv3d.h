@@ -8,8 +8,8 @@
 
 #include <optional>
 
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/op.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/tensor_map_3d.h"
 
 namespace jax_convbatch::hopper {
@@ -18,11 +18,11 @@ inline bool Is3d(const ConvGeometry& g) {
   return g.D != 1 || g.T != 1 || g.O != 1;
 }
 
-// How its only part reads slices, as PartAxes rows and columns. `slices`: of an
-// image of the input. The output's slices count as images.
+// How its only sub-problem reads slices, as SubproblemAxes rows and columns.
+// `slices`: of an image of the input. The output's slices count as images.
 struct Axes3d {
-  PartAxes plane;
-  PartAxis d;
+  SubproblemAxes plane;
+  SubproblemAxis d;
   Activations in, out;
   int64_t slices;
 

@@ -1,5 +1,5 @@
 #include "cuda/sm90/kernels/conv/conv3d.h"
-#include "cuda/sm90/problem/part_axis.h"
+#include "cuda/sm90/problem/subproblem_axis.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -26,13 +26,13 @@ Axes3d Axes3dOf(Op op, const ConvGeometry& g) {
   if (op == Op::kFprop) {
     Activations out = OutputOf(g);
     out.n *= g.O;
-    return {FpropPart(plane),
+    return {FpropSubproblem(plane),
             FpropAxis(g.D, g.O, g.T, g.stride.d, g.pad.d, g.filter_dilation.d),
             InputOf(g), out, g.D};
   }
   Activations out = InputOf(g);
   out.n *= g.D;
-  return {DgradParts(plane)[0],
+  return {DgradSubproblems(plane)[0],
           DgradAxis(g.D, g.O, g.T, 1, g.pad.d, g.filter_dilation.d, 0),
           OutputOf(g), out, g.O};
 }
@@ -50,9 +50,9 @@ std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
     return std::nullopt;
   }
   const Axes3d axes = Axes3dOf(op, g);
-  const PartAxes& plane = axes.plane;
+  const SubproblemAxes& plane = axes.plane;
   // The engine's, of five coordinates.
-  auto reaches = [](const PartAxis& a) {
+  auto reaches = [](const SubproblemAxis& a) {
     return int64_t{a.taps.count - 1} * a.taps.offset_step <= 31;
   };
   if (!IsEncodable(type, axes.walk(64)) || !reaches(axes.d) ||

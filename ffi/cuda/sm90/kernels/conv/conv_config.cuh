@@ -19,13 +19,13 @@ enum class Work { kInTurns, kTogether };
 // How a tile's sum is formed: in one go, or in K slices (conv_k_slices.cuh).
 enum class Sum { kWhole, kKSlices };
 
-// kStores: buffers for finished tiles. kZeros: whether there may be parts that
-// no tap reaches. kWeights: kRows where output channels are contiguous (fprop),
-// kReduction where input channels are (dgrad). kResident: stages of weights
-// that stay in shared memory, all that a tile sums, where every tile of a block
-// has the same channels; 0: they come anew. kFullRows: tiles are written and
-// stored as whole rows of kN channels, not as boxes of 64 channels. kWidth: how
-// the groups' channels lie in tiles, see group_width.h.
+// kStores: buffers for finished tiles. kZeros: whether there may be
+// sub-problems that no tap reaches. kWeights: kRows where output channels are
+// contiguous (fprop), kReduction where input channels are (dgrad). kResident:
+// stages of weights that stay in shared memory, all that a tile sums, where
+// every tile of a block has the same channels; 0: they come anew. kFullRows:
+// tiles are written and stored as whole rows of kN channels, not as boxes of 64
+// channels. kWidth: how the groups' channels lie in tiles, see group_width.h.
 template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
           bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
           bool kFullRows_ = false, int kWidth_ = kOneGroup>
@@ -171,29 +171,29 @@ struct ConvShared {
   static constexpr int kBytes = kBarrierOffset + sizeof(ConvBarriers<Config>);
 };
 
-// A tile of the launch: part, first pixel, first channel, and how many stages
-// it takes. It may lie past the part's end: then it is nothing. Of several
-// groups: the first input channel, and the first channel's place in its group,
-// and the group.
+// A tile of the launch: sub-problem, first pixel, first channel, and how many
+// stages it takes. It may lie past the sub-problem's end: then it is nothing.
+// Of several groups: the first input channel, and the first channel's place in
+// its group, and the group.
 struct ConvTile {
-  const ConvPart* part;
+  const ConvSubproblem* sub;
   int pixel, channel, iterations;
   int input_channel, in_group, group;
 };
 
-template <typename Config, int kParts>
-__device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
+template <typename Config, int kSubs>
+__device__ __forceinline__ ConvTile TileAt(const ConvProblem<kSubs>& problem,
                                            int tile) {
-  int unit = tile, number = 0;  // of the part
-  if constexpr (kParts > 1) {
-    if (problem.part_tiles > 0) {
-      number = tile / problem.part_tiles;
-      unit = tile - number * problem.part_tiles;
+  int unit = tile, number = 0;  // of the sub-problem
+  if constexpr (kSubs > 1) {
+    if (problem.sub_tiles > 0) {
+      number = tile / problem.sub_tiles;
+      unit = tile - number * problem.sub_tiles;
     } else {
       // What lies side by side in the output is written together; the order
-      // rotates, so that every block gets tiles of all parts.
-      unit = tile / problem.parts;
-      number = (tile + unit) % problem.parts;
+      // rotates, so that every block gets tiles of all sub-problems.
+      unit = tile / problem.subs;
+      number = (tile + unit) % problem.subs;
     }
   }
   const int row = unit / problem.n_tiles;
@@ -206,24 +206,24 @@ __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kParts>& problem,
     input_channel = group * problem.group_inputs;
     in_group = (column - group * problem.group_tiles) * Config::kN;
   }
-  const ConvPart* part = &problem.part[number];
+  const ConvSubproblem* sub = &problem.sub[number];
   const int iterations =
-      kParts == 1 || pixel < part->pixels ? part->iterations : 0;
-  return {part, pixel, channel, iterations, input_channel, in_group, group};
+      kSubs == 1 || pixel < sub->pixels ? sub->iterations : 0;
+  return {sub, pixel, channel, iterations, input_channel, in_group, group};
 }
 
 // How far a block's second tile is from its first: where the longest tiles come
 // first, those that follow begin with the blocks that had the shortest.
-template <int kParts>
-__device__ __forceinline__ int SecondTile(const ConvProblem<kParts>& problem) {
+template <int kSubs>
+__device__ __forceinline__ int SecondTile(const ConvProblem<kSubs>& problem) {
   const int blocks = gridDim.x;
-  return kParts > 1 && problem.part_tiles > 0 ? 2 * (blocks - blockIdx.x) - 1
-                                              : blocks;
+  return kSubs > 1 && problem.sub_tiles > 0 ? 2 * (blocks - blockIdx.x) - 1
+                                            : blocks;
 }
 
 // Calls visit(tile) for the tiles of this block, in order.
-template <typename Config, int kParts, typename Visit>
-__device__ __forceinline__ void ForTiles(const ConvProblem<kParts>& problem,
+template <typename Config, int kSubs, typename Visit>
+__device__ __forceinline__ void ForTiles(const ConvProblem<kSubs>& problem,
                                          Visit visit) {
   int step = SecondTile(problem);
   for (int t = blockIdx.x; t < problem.tiles; t += step, step = gridDim.x) {

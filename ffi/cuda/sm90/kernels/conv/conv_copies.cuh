@@ -19,11 +19,11 @@ struct StageWalk {
   int r = 0, s = 0, block = 0;
   int d = 0, t = 0;  // of three axes
 
-  __device__ StageWalk(const ConvPart& part, int pixel) {
-    const int row = pixel / part.cols;
-    image = row / part.rows;
-    w = part.input_w + (pixel - row * part.cols) * part.input_step_w;
-    h = part.input_h + (row - image * part.rows) * part.input_step_h;
+  __device__ StageWalk(const ConvSubproblem& sub, int pixel) {
+    const int row = pixel / sub.cols;
+    image = row / sub.rows;
+    w = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
+    h = sub.input_h + (row - image * sub.rows) * sub.input_step_h;
   }
 
   // From the number of an output's slice to its image.
@@ -34,12 +34,12 @@ struct StageWalk {
   }
 
   template <typename Config>
-  __device__ void Advance(const ConvPart& part, int channel_blocks) {
+  __device__ void Advance(const ConvSubproblem& sub, int channel_blocks) {
     if (++block == channel_blocks) {
       block = 0;
-      if (++s == part.taps_w.count) {
+      if (++s == sub.taps_w.count) {
         s = 0;
-        if (++r == part.taps_h.count && Config::k3d) {
+        if (++r == sub.taps_h.count && Config::k3d) {
           r = 0;
           ++t;
         }
@@ -48,10 +48,10 @@ struct StageWalk {
   }
 };
 
-template <typename Config, int kParts>
+template <typename Config, int kSubs>
 __device__ __forceinline__ StageWalk
-FirstStage(const ConvProblem<kParts>& problem, const ConvTile& tile) {
-  StageWalk walk(*tile.part, tile.pixel);
+FirstStage(const ConvProblem<kSubs>& problem, const ConvTile& tile) {
+  StageWalk walk(*tile.sub, tile.pixel);
   if constexpr (Config::k3d) walk.EnterSlice(problem.depth);
   return walk;
 }
@@ -67,9 +67,9 @@ __device__ __forceinline__ void CopyInput(const Problem& problem,
                                           const ConvTile& tile,
                                           const StageWalk& walk, uint32_t to,
                                           uint32_t full) {
-  const ConvPart& part = *tile.part;
-  const int offset_w = walk.s * part.taps_w.offset_step;
-  const int offset_h = walk.r * part.taps_h.offset_step;
+  const ConvSubproblem& sub = *tile.sub;
+  const int offset_w = walk.s * sub.taps_w.offset_step;
+  const int offset_h = walk.r * sub.taps_h.offset_step;
   if constexpr (kHasResidueK<Problem>) {
     const ConvResidueK& residue_k = problem.residue_k;
     if (walk.block == residue_k.block) {
@@ -81,16 +81,16 @@ __device__ __forceinline__ void CopyInput(const Problem& problem,
   }
   BarrierArriveExpect(full, Config::kInputBytes);
   if constexpr (Config::k3d) {
-    Load3dIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h, walk.d,
+    Load3dIm2col(to, sub.input, full, walk.block * 64, walk.w, walk.h, walk.d,
                  walk.image, offset_w, offset_h,
                  walk.t * problem.depth.taps.offset_step);
     return;
   }
   if constexpr (Config::kWidth == kAnyGroups) {
-    LoadGroupIm2col(to, part.input, full, walk.block * 64, walk.w, walk.h,
+    LoadGroupIm2col(to, sub.input, full, walk.block * 64, walk.w, walk.h,
                     walk.image, tile.group, offset_w, offset_h);
   } else {
-    LoadIm2col(to, part.input, full, tile.input_channel + walk.block * 64,
+    LoadIm2col(to, sub.input, full, tile.input_channel + walk.block * 64,
                walk.w, walk.h, walk.image, offset_w, offset_h);
   }
 }
@@ -127,10 +127,10 @@ __device__ __forceinline__ void CopyWeights(const Problem& problem,
                                             const ConvTile& tile,
                                             const StageWalk& walk, uint32_t to,
                                             uint32_t full) {
-  const ConvPart& part = *tile.part;
+  const ConvSubproblem& sub = *tile.sub;
   int tap =
-      (part.taps_h.tap + walk.r * part.taps_h.tap_step) * problem.filter_width +
-      part.taps_w.tap + walk.s * part.taps_w.tap_step;
+      (sub.taps_h.tap + walk.r * sub.taps_h.tap_step) * problem.filter_width +
+      sub.taps_w.tap + walk.s * sub.taps_w.tap_step;
   if constexpr (Config::k3d) {
     const ConvDepth& depth = problem.depth;
     tap += (depth.taps.tap + walk.t * depth.taps.tap_step) * depth.slice_taps;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void CopyFirstStages(
       CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                           full);
     }
-    walk.Advance<Config>(*tile.part, problem.channel_blocks);
+    walk.Advance<Config>(*tile.sub, problem.channel_blocks);
   }
 }
 
@@ -191,7 +191,7 @@ __device__ __forceinline__ void CopyStages(
 #pragma unroll 1
   for (; i < min(first, count); ++i) {
     at.Advance();
-    walk.Advance<Config>(*tile.part, problem.channel_blocks);
+    walk.Advance<Config>(*tile.sub, problem.channel_blocks);
   }
   for (; i < count; ++i) {
     const uint32_t full = SharedAddress(&barriers.full[at.stage]);
@@ -206,7 +206,7 @@ __device__ __forceinline__ void CopyStages(
       }
     }
     at.Advance();
-    walk.Advance<Config>(*tile.part, problem.channel_blocks);
+    walk.Advance<Config>(*tile.sub, problem.channel_blocks);
   }
 }
 

@@ -141,7 +141,7 @@ __device__ __forceinline__ void ConsumeKSlices(const ConvProblem<1>& problem,
                                         acc);
         WriteLayerTile<typename Config::T>(
             after, acc, buffer, written,
-            {tile.pixel, tile.channel, tile.part->pixels, problem.channels});
+            {tile.pixel, tile.channel, tile.sub->pixels, problem.channels});
       } else {
         WriteTile<typename Config::T>(acc, buffer, written);
       }

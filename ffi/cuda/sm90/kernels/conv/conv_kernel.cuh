@@ -5,7 +5,7 @@
 // memory. Two warpgroups multiply, each a tile of its own, and write results to
 // shared memory: while one multiplies, the other writes. One more warp of the
 // first warpgroup stores them with tensor copies, and the zeros of a strided
-// dgrad's parts that no tap reaches.
+// dgrad's sub-problems that no tap reaches.
 //
 // A residual that an epilogue adds comes by the same warp's copies to the
 // buffer of the tile, before the tile is written over it.
@@ -37,13 +37,13 @@ inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 // There are none before an epilogue of any kind, as two ways to multiply and
 // all of that are much code, nor where warpgroups share a stage's pixels, tiles
 // are stored as lines or sums come in K slices.
-template <typename Config, int kParts, typename After>
+template <typename Config, int kSubs, typename After>
 using ProblemOf =
-    std::conditional_t<kParts == 1 && !Config::kTogether && !Config::k3d &&
+    std::conditional_t<kSubs == 1 && !Config::kTogether && !Config::k3d &&
                            !Config::kFullRows && Config::kWidth == kOneGroup &&
                            Config::kSum == Sum::kWhole &&
                            (After::kPlain || !After::kPresent),
-                       ResidueKProblem, ConvProblem<kParts>>;
+                       ResidueKProblem, ConvProblem<kSubs>>;
 
 // The first channel of the tile that a warpgroup has after one that begins with
 // `channel`.
@@ -180,8 +180,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       BarrierWait(SharedAddress(&barriers.stores.free[group]), round & 1);
     };
     const LayerPlace place = {tile.pixel + (kTogether ? group * kGroupM : 0),
-                              tile.channel, tile.part->pixels,
-                              problem.channels};
+                              tile.channel, tile.sub->pixels, problem.channels};
     if constexpr (After::kPlain) {
       wait_free();
       WritePlainTile<T, Config::kFullRows>(after, acc, to, written, place);
@@ -219,7 +218,7 @@ __device__ __forceinline__ void IssueResidual(const ConvProblem<1>& problem,
   const int number = turn % Config::kStores;
   const uint32_t barrier = SharedAddress(&barriers.residual[number]);
   const uint32_t buffer = stores + number * Config::kTileBytes;
-  const int pixels = min(Config::kM, tile.part->pixels - tile.pixel);
+  const int pixels = min(Config::kM, tile.sub->pixels - tile.pixel);
   const int channels = min(Config::kN, problem.channels - tile.channel);
   BarrierArriveExpect(barrier,
                       (pixels + 63) / 64 * ((channels + 63) / 64) * kBoxBytes);
@@ -233,8 +232,8 @@ __device__ __forceinline__ void IssueResidual(const ConvProblem<1>& problem,
 }
 
 // By one thread.
-template <typename Config, int kParts, typename After>
-__device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
+template <typename Config, int kSubs, typename After>
+__device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
                                             const After& after, uint32_t shared,
                                             ConvBarriers<Config>& barriers) {
   constexpr int kM = Config::kM, kN = Config::kN, kStores = Config::kStores;
@@ -247,8 +246,8 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   const int blocks = gridDim.x, block = blockIdx.x;
   int before_last =
       (problem.tiles - 1 - block - SecondTile(problem) + blocks) / blocks;
-  const bool paces = kParts == 1 || Config::kZeros ||
-                     problem.part[0].iterations >= kPacedClasses;
+  const bool paces = kSubs == 1 || Config::kZeros ||
+                     problem.sub[0].iterations >= kPacedClasses;
   auto residual = [&](int turn) {
     if constexpr (After::kPresent && !After::kPlain) {
       if (after.residual == nullptr) return;
@@ -267,13 +266,13 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
       BarrierWait(SharedAddress(&written[buffer]), turns / kStores & 1);
       const uint32_t from = stores + buffer * Config::kTileBytes;
       if constexpr (Config::kFullRows) {
-        StoreFullRows<kM, kN>(*tile.part, from, tile.pixel, tile.channel);
+        StoreFullRows<kM, kN>(*tile.sub, from, tile.pixel, tile.channel);
       } else if constexpr (kIsResidueN<kN>) {
-        StoreResidueNTile<kM, kN>(*tile.part, from, paced, tile.pixel,
+        StoreResidueNTile<kM, kN>(*tile.sub, from, paced, tile.pixel,
                                   tile.channel, problem.channels);
       } else {
-        StoreTile<kM, kN, kParts == 1, kGroups>(
-            *tile.part, from, kBoxBytes, paced, tile.pixel,
+        StoreTile<kM, kN, kSubs == 1, kGroups>(
+            *tile.sub, from, kBoxBytes, paced, tile.pixel,
             kGroups ? tile.in_group : tile.channel, problem.channels,
             tile.group);
       }
@@ -289,9 +288,9 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
         }
       }
     } else if constexpr (Config::kZeros) {
-      if (tile.part->iterations == 0) {
-        StoreTile<kM, kN, kParts == 1, kGroups>(
-            *tile.part, shared + ConvShared<Config>::kZeroOffset, 0, false,
+      if (tile.sub->iterations == 0) {
+        StoreTile<kM, kN, kSubs == 1, kGroups>(
+            *tile.sub, shared + ConvShared<Config>::kZeroOffset, 0, false,
             tile.pixel, kGroups ? tile.in_group : tile.channel,
             problem.channels, tile.group);
       }
@@ -300,9 +299,9 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kParts>& problem,
   StoreWaitRead<0>();  // shared memory must outlive the stores that read it
 }
 
-template <typename Config, int kParts, typename After>
+template <typename Config, int kSubs, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
-    ConvKernel(const __grid_constant__ ProblemOf<Config, kParts, After> problem,
+    ConvKernel(const __grid_constant__ ProblemOf<Config, kSubs, After> problem,
                const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
@@ -327,9 +326,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     NamedBarrier(kRestBarrier, 64);
   } else {
     if (threadIdx.x == 64) {
-      PrefetchMap(problem.part[0].input);
+      PrefetchMap(problem.sub[0].input);
       PrefetchMap(problem.weights);
-      PrefetchMap(problem.part[0].output);
+      PrefetchMap(problem.sub[0].output);
     }
     if (warp == 3) {
       if (ElectOne()) barriers.Init();

@@ -1,4 +1,4 @@
-// Builds a ConvProblem from its parts and launches the kernel of a plan.
+// Builds a ConvProblem from its sub-problems and launches the kernel of a plan.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
 
@@ -10,9 +10,9 @@
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/problem/box_map.h"
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/conv_part_axes.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/conv_subproblem_axes.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
 namespace jax_convbatch::hopper {
@@ -25,17 +25,17 @@ struct ConvBoxes {
   bool half_filter = false;  // by 64 bytes
 };
 
-// Adds a part of what `call` computes to a problem whose other members are set.
-// False where the driver refuses.
-template <int kParts>
-bool AddPart(const ConvCall& call, const Activations& in,
-             const Activations& out, const PartAxes& axes,
-             const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
-  ConvPart& part = problem->part[problem->parts];
-  problem->parts = problem->parts + 1;
-  SetAxes(axes, out.n, problem->channel_blocks, &part);
+// Adds a sub-problem of what `call` computes to a problem whose other members
+// are set. False where the driver refuses.
+template <int kSubs>
+bool AddSubproblem(const ConvCall& call, const Activations& in,
+                   const Activations& out, const SubproblemAxes& axes,
+                   const ConvBoxes& boxes, ConvProblem<kSubs>* problem) {
+  ConvSubproblem& sub = problem->sub[problem->subs];
+  problem->subs = problem->subs + 1;
+  SetAxes(axes, out.n, problem->channel_blocks, &sub);
   if (!EncodeIm2col(
-          &part.input, call.type, call.lhs,
+          &sub.input, call.type, call.lhs,
           InputWalk(in, axes, boxes.load_pixels, MapGroups(call.g)))) {
     return false;
   }
@@ -43,43 +43,43 @@ bool AddPart(const ConvCall& call, const Activations& in,
   switch (boxes.output) {
     case Output::kMatrix:
       if (IsResidueNTile(call.plan)) {
-        return EncodeHalfLines(&part.output, call.type, call.result,
-                               {out.c, part.pixels}, {32, boxes.store_pixels},
+        return EncodeHalfLines(&sub.output, call.type, call.result,
+                               {out.c, sub.pixels}, {32, boxes.store_pixels},
                                Copy::kStore);
       }
       if (const int64_t groups = MapGroups(call.g); groups > 1) {
-        return EncodeStrided(&part.output, call.type, call.result,
-                             {out.c / groups, groups, part.pixels},
+        return EncodeStrided(&sub.output, call.type, call.result,
+                             {out.c / groups, groups, sub.pixels},
                              {out.c / groups, out.c},
                              {channels, 1, boxes.store_pixels}, Copy::kStore);
       }
-      return EncodeTiled(&part.output, call.type, call.result,
-                         {out.c, part.pixels}, {channels, boxes.store_pixels},
+      return EncodeTiled(&sub.output, call.type, call.result,
+                         {out.c, sub.pixels}, {channels, boxes.store_pixels},
                          Copy::kStore);
     case Output::kFullRows:  // box by box of 64 channels within a line
       return EncodeStrided(
-          &part.output, call.type, call.result,
-          {channels, out.c / channels, part.pixels}, {channels, out.c},
+          &sub.output, call.type, call.result,
+          {channels, out.c / channels, sub.pixels}, {channels, out.c},
           {channels, call.plan.tile_n / channels, kFullRowPixels},
           Copy::kStore);
     case Output::kThreads:
-      part.output_data = call.result;
+      sub.output_data = call.result;
       return true;
     default:
       const int64_t groups = MapGroups(call.g);
       const int pixels = groups > 1
-                             ? GroupStorePixels(part.pixels, boxes.store_pixels)
+                             ? GroupStorePixels(sub.pixels, boxes.store_pixels)
                              : boxes.store_pixels;
-      return EncodeIm2col(&part.output, call.type, call.result,
+      return EncodeIm2col(&sub.output, call.type, call.result,
                           OutputWalk(out, axes, pixels, groups), Copy::kStore);
   }
 }
 
 // False where the driver refuses.
-template <int kParts, typename Parts>
+template <int kSubs, typename Subproblems>
 bool MakeConvProblem(const ConvCall& call, const Activations& in,
-                     const Activations& out, const Parts& parts,
-                     const ConvBoxes& boxes, ConvProblem<kParts>* problem) {
+                     const Activations& out, const Subproblems& subs,
+                     const ConvBoxes& boxes, ConvProblem<kSubs>* problem) {
   const ConvGeometry& g = call.g;
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   const int block = 128 / ElementBytes(call.type);
@@ -107,11 +107,11 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
                         {block, boxes.filter_channels, 1});
   if (!weights) return false;
   int pixels = 0;
-  for (const PartAxes& part : parts) {
-    if (!AddPart(call, in, out, part, boxes, problem)) return false;
-    pixels = std::max(pixels, problem->part[problem->parts - 1].pixels);
+  for (const SubproblemAxes& sub : subs) {
+    if (!AddSubproblem(call, in, out, sub, boxes, problem)) return false;
+    pixels = std::max(pixels, problem->sub[problem->subs - 1].pixels);
   }
-  problem->tiles = (pixels + m - 1) / m * problem->n_tiles * problem->parts;
+  problem->tiles = (pixels + m - 1) / m * problem->n_tiles * problem->subs;
   return true;
 }
 
@@ -119,7 +119,7 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
 // the driver refuses.
 template <Contiguous kWeights>
 bool MakeResidueK(const ConvCall& call, const Activations& in,
-                  const PartAxes& axes, int filter_channels, int channels,
+                  const SubproblemAxes& axes, int filter_channels, int channels,
                   int block, ConvResidueK* residue_k) {
   residue_k->channels = channels;
   residue_k->block = block;
@@ -143,11 +143,11 @@ bool MakeResidueK(const ConvCall& call, const Activations& in,
                                   sizes, {channels, filter_channels, 1});
 }
 
-template <typename Config, int kParts, typename After>
-cudaError_t LaunchConv(const ProblemOf<Config, kParts, After>& problem,
+template <typename Config, int kSubs, typename After>
+cudaError_t LaunchConv(const ProblemOf<Config, kSubs, After>& problem,
                        const After& after, int blocks, Stage stage,
                        cudaStream_t stream) {
-  const auto kernel = &ConvKernel<Config, kParts, After>;
+  const auto kernel = &ConvKernel<Config, kSubs, After>;
   const cudaError_t raised =
       RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
@@ -160,14 +160,14 @@ cudaError_t LaunchConv(const ProblemOf<Config, kParts, After>& problem,
 }
 
 inline ConvKSlices MakeKSlices(const ConvProblem<1>& problem) {
-  const ConvPart& part = problem.part[0];
+  const ConvSubproblem& sub = problem.sub[0];
   ConvKSlices k_slices{};
   for (int i = 0; i < kSumKSlices; ++i) {
-    const int begin = KSliceBegin(part.iterations, i);
+    const int begin = KSliceBegin(sub.iterations, i);
     const int tap = begin / problem.channel_blocks;
-    k_slices.k_slice[i] = {tap / part.taps_w.count, tap % part.taps_w.count,
+    k_slices.k_slice[i] = {tap / sub.taps_w.count, tap % sub.taps_w.count,
                            begin % problem.channel_blocks,
-                           KSliceBegin(part.iterations, i + 1) - begin};
+                           KSliceBegin(sub.iterations, i + 1) - begin};
   }
   return k_slices;
 }
@@ -186,55 +186,54 @@ cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
 }
 
 // The filter is copied in boxes of box_c input channels.
-template <typename T, Contiguous kWeights, int kParts, typename Parts,
+template <typename T, Contiguous kWeights, int kSubs, typename Subproblems,
           typename After = NoEpilogue>
 cudaError_t RunConv(const ConvCall& call, const Activations& in,
-                    const Activations& out, const Parts& parts, int box_c,
+                    const Activations& out, const Subproblems& subs, int box_c,
                     Stage stage, cudaStream_t stream, const After& after = {}) {
   // Of a kernel that has no tails, what it is given of this has none either.
-  std::conditional_t<kParts == 1, ResidueKProblem, ConvProblem<kParts>>
-      problem{};
+  std::conditional_t<kSubs == 1, ResidueKProblem, ConvProblem<kSubs>> problem{};
   const bool lines = call.plan.tile_m == kFullRowTilePixels &&
                      call.plan.tile_n == kFullRowTileChannels;
   const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
-                           kParts > 1 ? Output::kWalk
-                           : lines    ? Output::kFullRows
-                                      : Output::kMatrix,
+                           kSubs > 1 ? Output::kWalk
+                           : lines   ? Output::kFullRows
+                                     : Output::kMatrix,
                            kWeights == Contiguous::kRows &&
                                IsResidueNTile(call.plan) &&
                                !HasWholeBoxes(call.g, call.plan)};
-  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+  if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+  if constexpr (kSubs == 1 && (After::kPlain || !After::kPresent)) {
     const int tail = ResidueKChannels(in.c);
-    if (tail > 0 && !MakeResidueK<kWeights>(call, in, parts[0], box_c, tail,
+    if (tail > 0 && !MakeResidueK<kWeights>(call, in, subs[0], box_c, tail,
                                             problem.channel_blocks - 1,
                                             &problem.residue_k)) {
       return cudaErrorInvalidValue;
     }
   }
   const int m = call.plan.tile_m, n = call.plan.tile_n;
-  const bool zeros =
-      std::any_of(problem.part, problem.part + problem.parts,
-                  [](const ConvPart& part) { return part.iterations == 0; });
+  const bool zeros = std::any_of(
+      problem.sub, problem.sub + problem.subs,
+      [](const ConvSubproblem& sub) { return sub.iterations == 0; });
 
-  if (kParts > 1 && !zeros &&
-      LongestFirst(problem.tiles, problem.part[0].iterations,
+  if (kSubs > 1 && !zeros &&
+      LongestFirst(problem.tiles, problem.sub[0].iterations,
                    call.plan.blocks)) {
-    problem.part_tiles = problem.tiles / int(problem.parts);
+    problem.sub_tiles = problem.tiles / int(problem.subs);
   }
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config), kParts>(
-        problem, after, call.plan.blocks, stage, stream);
+    return LaunchConv<decltype(config), kSubs>(problem, after, call.plan.blocks,
+                                               stage, stream);
   };
   // Stages and store buffers: what fits in shared memory.
   constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
-  constexpr bool kZeros = kParts > 1;
+  constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
   // K slices are never summed for a plain epilogue alone.
-  if constexpr (kParts == 1 && !After::kPlain) {
-    if (SumsInKSlices(in, out, parts[0])) {
+  if constexpr (kSubs == 1 && !After::kPlain) {
+    if (SumsInKSlices(in, out, subs[0])) {
       if (m == 64 && n == 64) {
         return launch(
             InKSlices<
@@ -257,10 +256,10 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
   }
   if (m == 64 && n == 128) {
-    if constexpr (kParts == 1) {
+    if constexpr (kSubs == 1) {
       // Small sums: a tile's weights would be most of what it copies.
       constexpr int kResident = 2;
-      if (call.g.taps() == 1 && problem.part[0].iterations <= kResident &&
+      if (call.g.taps() == 1 && problem.sub[0].iterations <= kResident &&
           problem.n_tiles <= 8 && problem.tiles >= 2 * call.plan.blocks &&
           problem.n_tiles <= call.plan.blocks) {
         return launch(ConvConfig<T, 64, 128, kInTurns, 8, 4, false, kWeights,
@@ -271,7 +270,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
         ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
   }
   // Odd widths and lines have a plain epilogue alone.
-  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
+  if constexpr (kSubs == 1 && (After::kPlain || !After::kPresent)) {
     if (m == 128 && n == 160) {
       if constexpr (kWeights == Contiguous::kRows) {
         if (HasWholeBoxes(call.g, call.plan)) return launch(InWholeBoxes<T>());
@@ -291,8 +290,8 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
       return launch(ConvConfig<T, 128, 32, kInTurns, 9, 2, false, kWeights>());
     }
   }
-  if constexpr (kParts == 1 && (After::kPlain || !After::kPresent)) {
-    if (lines && StoresFullRows(in, out, parts[0])) {
+  if constexpr (kSubs == 1 && (After::kPlain || !After::kPresent)) {
+    if (lines && StoresFullRows(in, out, subs[0])) {
       return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
                                kInTurns, 8, 4, false, kWeights, 1, true>());
     }
@@ -312,7 +311,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
       }
     }
     // The short sums of a stride's classes wait for their stores.
-    constexpr int kBuffers = After::kOverlaps || kParts > 1 ? 2 : 1;
+    constexpr int kBuffers = After::kOverlaps || kSubs > 1 ? 2 : 1;
     return launch(ConvConfig<T, 128, 128, kInTurns, 7 - kBuffers, kBuffers,
                              false, kWeights>());
   }

@@ -58,9 +58,10 @@ struct SplitBarriers {
 };
 
 // Where a block's K slice begins in the sum of its tile.
-__device__ __forceinline__ StageWalk KSliceWalk(const ConvPart& part, int pixel,
+__device__ __forceinline__ StageWalk KSliceWalk(const ConvSubproblem& sub,
+                                                int pixel,
                                                 const ConvKSlice& k_slice) {
-  StageWalk walk(part, pixel);
+  StageWalk walk(sub, pixel);
   walk.r = k_slice.r;
   walk.s = k_slice.s;
   walk.block = k_slice.block;
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const ConvKSlice& k_slice = k_slices.k_slice[rank];
   const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumKSlices);
   const int channel = tile.channel + rank * Config::kHalf;  // of its half
-  const StageWalk walk = KSliceWalk(*tile.part, tile.pixel, k_slice);
+  const StageWalk walk = KSliceWalk(*tile.sub, tile.pixel, k_slice);
   // As in ConvKernel.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   constexpr int kInputWarp = kWarpgroup / 32;
@@ -139,9 +140,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     NamedBarrier(kRestBarrier, 64);
   } else {
     if (threadIdx.x == 32) {
-      PrefetchMap(problem.part[0].input);
+      PrefetchMap(problem.sub[0].input);
       PrefetchMap(problem.weights);
-      PrefetchMap(problem.part[0].output);
+      PrefetchMap(problem.sub[0].output);
     }
     if (warp == 0) {
       if (ElectOne()) barriers.Init();
@@ -191,13 +192,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ScaleAndAdd<typename Config::T>(after, channel, problem.channels, sum);
     WriteLayerTile<typename Config::T>(
         after, sum, buffer, &barriers.written,
-        {tile.pixel, channel, tile.part->pixels, problem.channels});
+        {tile.pixel, channel, tile.sub->pixels, problem.channels});
   } else {
     WriteTile<typename Config::T>(sum, buffer, &barriers.written);
   }
   if (threadIdx.x == 0) {
     BarrierWait(SharedAddress(&barriers.written), 0);
-    StoreTile<Config::kM, Config::kHalf, true>(*tile.part, buffer, kBoxBytes,
+    StoreTile<Config::kM, Config::kHalf, true>(*tile.sub, buffer, kBoxBytes,
                                                false, tile.pixel, channel,
                                                problem.channels);
     StoreWaitRead<0>();

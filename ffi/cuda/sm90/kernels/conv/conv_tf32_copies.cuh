@@ -29,26 +29,26 @@ struct Tf32Walk {
       image[Config::kInputBoxes];
   int r = 0, s = 0, block = 0;
 
-  __device__ __forceinline__ Tf32Walk(const ConvPart& part, int first) {
+  __device__ __forceinline__ Tf32Walk(const ConvSubproblem& sub, int first) {
 #pragma unroll
     for (int b = 0; b < Config::kInputBoxes; ++b) {
       int pixel = first + b * Config::kBoxPixels;
       // A box of groups must begin inside the tensor (it is an illegal
       // instruction otherwise); of one that does not nothing is stored.
       if constexpr (Config::kWidth == kAnyGroups) {
-        pixel = min(pixel, part.pixels - 1);
+        pixel = min(pixel, sub.pixels - 1);
       }
-      const int row = pixel / part.cols;
-      image[b] = row / part.rows;
-      w[b] = part.input_w + (pixel - row * part.cols) * part.input_step_w;
-      h[b] = part.input_h + (row - image[b] * part.rows) * part.input_step_h;
+      const int row = pixel / sub.cols;
+      image[b] = row / sub.rows;
+      w[b] = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
+      h[b] = sub.input_h + (row - image[b] * sub.rows) * sub.input_step_h;
     }
   }
 
-  __device__ __forceinline__ void Advance(const ConvPart& part,
+  __device__ __forceinline__ void Advance(const ConvSubproblem& sub,
                                           int channel_blocks) {
     s += Config::kTaps;
-    if (s == part.taps_w.count) {
+    if (s == sub.taps_w.count) {
       s = 0;
       if (++block == channel_blocks) {
         block = 0;
@@ -58,23 +58,24 @@ struct Tf32Walk {
   }
 };
 
-template <typename Config, int kParts>
-__device__ __forceinline__ void CopyTf32Input(
-    const ConvProblem<kParts>& problem, const ConvTile& tile,
-    const Tf32Walk<Config>& walk, uint32_t input, uint32_t full) {
-  const ConvPart& part = *tile.part;
+template <typename Config, int kSubs>
+__device__ __forceinline__ void CopyTf32Input(const ConvProblem<kSubs>& problem,
+                                              const ConvTile& tile,
+                                              const Tf32Walk<Config>& walk,
+                                              uint32_t input, uint32_t full) {
+  const ConvSubproblem& sub = *tile.sub;
   const int c = walk.block * kTf32Block;
-  const int offset_w = walk.s * part.taps_w.offset_step;
-  const int offset_h = walk.r * part.taps_h.offset_step;
+  const int offset_w = walk.s * sub.taps_w.offset_step;
+  const int offset_h = walk.r * sub.taps_h.offset_step;
   BarrierArriveExpect(full, Config::kInputBytes);
 #pragma unroll
   for (int b = 0; b < Config::kInputBoxes; ++b) {
     const uint32_t to = input + b * Config::kBoxPixels * 128;
     if constexpr (Config::kWidth == kAnyGroups) {
-      LoadGroupIm2col(to, part.input, full, c, walk.w[b], walk.h[b],
+      LoadGroupIm2col(to, sub.input, full, c, walk.w[b], walk.h[b],
                       walk.image[b], tile.group, offset_w, offset_h);
     } else {
-      LoadIm2col(to, part.input, full, tile.input_channel + c, walk.w[b],
+      LoadIm2col(to, sub.input, full, tile.input_channel + c, walk.w[b],
                  walk.h[b], walk.image[b], offset_w, offset_h);
     }
   }
@@ -82,31 +83,30 @@ __device__ __forceinline__ void CopyTf32Input(
 
 // `boxes`: of 32 output channels. Those past the last channel are left out, and
 // what they would have given is not written.
-template <typename Config, int kParts>
-__device__ __forceinline__ int FilterBoxes(const ConvProblem<kParts>& problem,
+template <typename Config, int kSubs>
+__device__ __forceinline__ int FilterBoxes(const ConvProblem<kSubs>& problem,
                                            const ConvTile& tile) {
   return (min(Config::kN, problem.channels - StoredChannel<Config>(tile)) +
           kTf32Block - 1) /
          kTf32Block;
 }
 
-template <typename Config, int kParts>
+template <typename Config, int kSubs>
 __device__ __forceinline__ void CopyTf32Weights(
-    const ConvProblem<kParts>& problem, const ConvTile& tile,
+    const ConvProblem<kSubs>& problem, const ConvTile& tile,
     const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
   constexpr bool kInGroups = Config::kWidth == kAnyGroups;
   constexpr bool kRows = Config::kWeights == Contiguous::kRows;
-  const ConvPart& part = *tile.part;
+  const ConvSubproblem& sub = *tile.sub;
   const int c = walk.block * kTf32Block;
   BarrierArriveExpect(full, Config::kTaps * (kRows ? boxes * kTf32BoxBytes
                                                    : Config::kTapBytes));
 #pragma unroll
   for (int tap = 0; tap < Config::kTaps; ++tap) {
     const uint32_t to_tap = weights + tap * Config::kTapBytes;
-    const int filter_tap = (part.taps_h.tap + walk.r * part.taps_h.tap_step) *
-                               problem.filter_width +
-                           part.taps_w.tap +
-                           (walk.s + tap) * part.taps_w.tap_step;
+    const int filter_tap =
+        (sub.taps_h.tap + walk.r * sub.taps_h.tap_step) * problem.filter_width +
+        sub.taps_w.tap + (walk.s + tap) * sub.taps_w.tap_step;
     if constexpr (kRows) {
 #pragma unroll
       for (int n = 0; n < Config::kN / kTf32Block; ++n) {

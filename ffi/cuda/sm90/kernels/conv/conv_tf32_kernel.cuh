@@ -67,14 +67,14 @@ struct Tf32Config {
       kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
 };
 
-template <typename Config, Operand kOperand, int kParts>
+template <typename Config, Operand kOperand, int kSubs>
 __device__ __forceinline__ void IssueTf32Copies(
-    const ConvProblem<kParts>& problem, uint32_t ring,
+    const ConvProblem<kSubs>& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const ConvTile tile = TileAt<Config>(problem, t);
-    Tf32Walk<Config> walk(*tile.part, tile.pixel);
+    Tf32Walk<Config> walk(*tile.sub, tile.pixel);
     const int boxes = FilterBoxes<Config>(problem, tile);
     for (int i = 0; i < tile.iterations; i += Config::kTaps) {
       const uint32_t full = SharedAddress(&barriers.full[at.stage]);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void IssueTf32Copies(
                                 input + Config::kInputBytes, full);
       }
       at.Advance();
-      walk.Advance(*tile.part, problem.channel_blocks);
+      walk.Advance(*tile.sub, problem.channel_blocks);
     }
   }
 }
@@ -133,11 +133,11 @@ __device__ __forceinline__ void MultiplyTaps(
   }
 }
 
-template <typename Config, int kParts, typename After>
+template <typename Config, int kSubs, typename After>
 __device__ __forceinline__ void ConsumeTf32(
-    const ConvProblem<kParts>& problem, const After& after, int group,
+    const ConvProblem<kSubs>& problem, const After& after, int group,
     uint32_t ring, RingBarriers<Config::kStages>& barriers) {
-  Tf32Store<Config, kTf32Output<Config, kParts>> out(
+  Tf32Store<Config, kTf32Output<Config, kSubs>> out(
       group, ring + Config::kRingBytes +
                  group * Config::kStoreBuffers * Config::kStoreBytes);
   // Lane % 4 takes rows of the filter in order, as the multiplier takes the
@@ -157,7 +157,7 @@ __device__ __forceinline__ void ConsumeTf32(
     }
     const int stages = tile.iterations / Config::kTaps;
     // From tap to tap, in the pixels of a stage.
-    const int step = tile.part->taps_w.offset_step * 128;
+    const int step = tile.sub->taps_w.offset_step * 128;
     if (!Config::kTogether && turn % kConsumers != group) {
       at.Skip(stages);
       continue;
@@ -180,17 +180,17 @@ __device__ __forceinline__ void ConsumeTf32(
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     }
     if constexpr (After::kPresent) {
-      out.Store(after, acc, *tile.part, tile.pixel, channel, problem.channels);
+      out.Store(after, acc, *tile.sub, tile.pixel, channel, problem.channels);
     } else {
-      out.Store(acc, *tile.part, tile.pixel, channel, problem.channels);
+      out.Store(acc, *tile.sub, tile.pixel, channel, problem.channels);
     }
   }
   out.Finish();
 }
 
-template <typename Config, int kParts, typename After>
+template <typename Config, int kSubs, typename After>
 __global__ void __launch_bounds__(kThreads, 1)
-    ConvTf32Kernel(const __grid_constant__ ConvProblem<kParts> problem,
+    ConvTf32Kernel(const __grid_constant__ ConvProblem<kSubs> problem,
                    const __grid_constant__ After after) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;

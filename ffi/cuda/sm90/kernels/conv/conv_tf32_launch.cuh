@@ -12,18 +12,18 @@
 
 namespace jax_convbatch::hopper {
 
-template <typename Config, int kParts, typename Parts, typename After>
+template <typename Config, int kSubs, typename Subproblems, typename After>
 cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
-                           const Activations& out, const Parts& parts,
+                           const Activations& out, const Subproblems& subs,
                            int box_c, Stage stage, cudaStream_t stream,
                            const After& after) {
-  ConvProblem<kParts> problem{};
+  ConvProblem<kSubs> problem{};
   const ConvBoxes boxes = {Config::kBoxPixels, Config::kStorePixels, box_c,
-                           kTf32Output<Config, kParts>};
-  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+                           kTf32Output<Config, kSubs>};
+  if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = &ConvTf32Kernel<Config, kParts, After>;
+  const auto kernel = &ConvTf32Kernel<Config, kSubs, After>;
   const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
@@ -32,16 +32,16 @@ cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
 }
 
 // The filter is copied in boxes of box_c input channels.
-template <Contiguous kWeights, int kParts, int kWidth = kOneGroup,
-          typename Parts, typename After = NoEpilogue>
+template <Contiguous kWeights, int kSubs, int kWidth = kOneGroup,
+          typename Subproblems, typename After = NoEpilogue>
 cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
-                        const Activations& out, const Parts& parts, int box_c,
-                        Stage stage, cudaStream_t stream,
+                        const Activations& out, const Subproblems& subs,
+                        int box_c, Stage stage, cudaStream_t stream,
                         const After& after = {}) {
   constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
   auto launch = [&](auto config, const auto& walked) {
-    return LaunchConvTf32<decltype(config), kParts>(
-        call, in, out, walked, box_c, stage, stream, after);
+    return LaunchConvTf32<decltype(config), kSubs>(call, in, out, walked, box_c,
+                                                   stage, stream, after);
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   // The same bits. Residual and z lie in memory without the columns that are
@@ -50,10 +50,10 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   if constexpr (After::kPresent) {
     walks = after.residual == nullptr && after.z == nullptr;
   }
-  if constexpr (kParts == 1) {
-    if (walks && m == 256 && n == 64 && TapsShare(parts[0].w)) {
+  if constexpr (kSubs == 1) {
+    if (walks && m == 256 && n == 64 && TapsShare(subs[0].w)) {
       return launch(Tf32Config<256, 64, 3, kWeights, 3, kInTurns, kWidth>(),
-                    std::array{WithReach(parts[0])});
+                    std::array{WithReach(subs[0])});
     }
   }
   // Only dgrad has it: with filters from registers, multiplications of 128
@@ -63,54 +63,52 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
       // The short sums of a stride's classes wait for their stores.
       using Strided = Tf32Config<128, 128, 5, kWeights, 1, kInTurns, kWidth, 2>;
       using Dense = Tf32Config<128, 128, 6, kWeights, 1, kInTurns, kWidth>;
-      return launch(std::conditional_t<(kParts > 1), Strided, Dense>(), parts);
+      return launch(std::conditional_t<(kSubs > 1), Strided, Dense>(), subs);
     }
   }
   if (m == 256 && n == 64) {
     return launch(Tf32Config<256, 64, 5, kWeights, 1, kInTurns, kWidth>(),
-                  parts);
+                  subs);
   }
   // By 128 channels together. Only fprop has these: dgrad's 128 x 128 store
   // while the other multiplies.
   if constexpr (kWeights == Contiguous::kRows) {
     if (m == 256 && n == 128) {
       return launch(Tf32Config<256, 128, 4, kWeights, 1, kTogether, kWidth>(),
-                    parts);
+                    subs);
     }
     if (m == 192 && n == 128) {
       return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether, kWidth>(),
-                    parts);
+                    subs);
     }
   }
   // What leaves less of the last wave empty; HasTf32Epilogue() knows of them.
-  if constexpr (kParts == 1 && kWidth == kOneGroup && !After::kPresent) {
+  if constexpr (kSubs == 1 && kWidth == kOneGroup && !After::kPresent) {
     if (m == 224 && n == 64) {
-      return launch(Tf32Config<224, 64, 5, kWeights, 1, kInTurns>(), parts);
+      return launch(Tf32Config<224, 64, 5, kWeights, 1, kInTurns>(), subs);
     }
     if (m == 192 && n == 64) {
-      return launch(Tf32Config<192, 64, 6, kWeights, 1, kInTurns>(), parts);
+      return launch(Tf32Config<192, 64, 6, kWeights, 1, kInTurns>(), subs);
     }
     if (m == 160 && n == 64) {
-      return launch(Tf32Config<160, 64, 7, kWeights, 1, kInTurns>(), parts);
+      return launch(Tf32Config<160, 64, 7, kWeights, 1, kInTurns>(), subs);
     }
     if constexpr (kWeights == Contiguous::kReduction) {
       if (m == 192 && n == 128) {
-        return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether>(), parts);
+        return launch(Tf32Config<192, 128, 5, kWeights, 1, kTogether>(), subs);
       }
     } else if (m == 224 && n == 128) {
-      return launch(Tf32Config<224, 128, 4, kWeights, 1, kTogether>(), parts);
+      return launch(Tf32Config<224, 128, 4, kWeights, 1, kTogether>(), subs);
     }
     if (m == 160 && n == 128) {
-      return launch(Tf32Config<160, 128, 5, kWeights, 1, kTogether>(), parts);
+      return launch(Tf32Config<160, 128, 5, kWeights, 1, kTogether>(), subs);
     }
   }
   if (m == 64 && n == 64) {
-    return launch(Tf32Config<64, 64, 8, kWeights, 1, kInTurns, kWidth>(),
-                  parts);
+    return launch(Tf32Config<64, 64, 8, kWeights, 1, kInTurns, kWidth>(), subs);
   }
   if (m == 32 && n == 64) {
-    return launch(Tf32Config<32, 64, 8, kWeights, 1, kInTurns, kWidth>(),
-                  parts);
+    return launch(Tf32Config<32, 64, 8, kWeights, 1, kInTurns, kWidth>(), subs);
   }
   return cudaErrorInvalidValue;
 }

@@ -50,14 +50,14 @@ __device__ __forceinline__ void WriteResidueNTile(
 
 // StoreTile of store_tile.cuh.
 template <int kM, int kN>
-__device__ __forceinline__ void StoreResidueNTile(const ConvPart& part,
+__device__ __forceinline__ void StoreResidueNTile(const ConvSubproblem& sub,
                                                   uint32_t buffer, bool paced,
                                                   int pixel, int channel,
                                                   int channels) {
   constexpr int kBox = kBoxChannels<kN>;
-  for (int m = 0; m < kM && pixel + m < part.pixels; m += 64) {
+  for (int m = 0; m < kM && pixel + m < sub.pixels; m += 64) {
     for (int n = 0; n < kN && channel + n < channels; n += kBox) {
-      StoreTile2(part.output, buffer + m * kN * 2 + n * 64 * 2, channel + n,
+      StoreTile2(sub.output, buffer + m * kN * 2 + n * 64 * 2, channel + n,
                  pixel + m);
       if (paced) {
         StoreCommit();

@@ -7,18 +7,19 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-CpAsyncPart MakePart(const PartAxes& axes, const Activations& in,
-                     const Activations& out, const CpAsyncRuns& runs) {
-  const PartAxis &h = axes.h, &w = axes.w;
-  CpAsyncPart part{};
-  part.grid = MakeGrid(axes, out.n);
-  part.runs = runs;
-  part.taps_h = h.taps;
-  part.taps_w = w.taps;
+CpAsyncSubproblem MakeSubproblem(const SubproblemAxes& axes,
+                                 const Activations& in, const Activations& out,
+                                 const CpAsyncRuns& runs) {
+  const SubproblemAxis &h = axes.h, &w = axes.w;
+  CpAsyncSubproblem sub{};
+  sub.grid = MakeGrid(axes, out.n);
+  sub.runs = runs;
+  sub.taps_h = h.taps;
+  sub.taps_w = w.taps;
   const int chunks =
       static_cast<int>((runs.lead + runs.length + kChunk - 1) / kChunk);
-  part.iterations = (runs.count * chunks * kChunk + 63) / 64;
-  return part;
+  sub.iterations = (runs.count * chunks * kChunk + 63) / 64;
+  return sub;
 }
 
 template <typename Config>
@@ -32,17 +33,17 @@ cudaError_t Launch(const CpAsyncConvProblem& problem, int blocks, Stage stage,
   return cudaGetLastError();
 }
 
-// The problem's members that follow from the parts and the plan.
+// The problem's members that follow from the sub-problems and the plan.
 template <Contiguous kWeights>
 cudaError_t Run(const ConvCall& call, CpAsyncConvProblem& problem, Stage stage,
                 cudaStream_t stream) {
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   int pixels = 0;
-  for (int i = 0; i < problem.parts; ++i) {
-    pixels = std::max(pixels, problem.part[i].grid.pixels);
+  for (int i = 0; i < problem.subs; ++i) {
+    pixels = std::max(pixels, problem.sub[i].grid.pixels);
   }
   problem.n_tiles = (problem.channels + n - 1) / n;
-  problem.tiles = (pixels + m - 1) / m * problem.n_tiles * problem.parts;
+  problem.tiles = (pixels + m - 1) / m * problem.n_tiles * problem.subs;
   auto launch = [&](auto tag) {
     using T = typename decltype(tag)::type;
     return n == 64 ? Launch<CpAsyncConvConfig<T, 64, 8, kWeights>>(
@@ -70,9 +71,9 @@ cudaError_t CpAsyncFprop(const ConvCall& call, Stage stage,
   problem.output_run = FastDivmod<uint32_t>(g.K);
   problem.output_vector = CommonVector(g.K);
   problem.channels = static_cast<int>(g.K);
-  problem.parts = 1;
-  problem.part[0] =
-      MakePart(FpropPart(g), InputOf(g), OutputOf(g), MakeRuns(RunsOfX(g)));
+  problem.subs = 1;
+  problem.sub[0] = MakeSubproblem(FpropSubproblem(g), InputOf(g), OutputOf(g),
+                                  MakeRuns(RunsOfX(g)));
   return Run<Contiguous::kRows>(call, problem, stage, stream);
 }
 
@@ -103,7 +104,7 @@ cudaError_t CpAsyncDgrad(const ConvCall& call, Stage stage,
   problem.output_run = FastDivmod<uint32_t>(run);
   problem.output_run_step = row;
   problem.output_vector = CommonVector(run);
-  for (const PartAxes& axes : DgradParts(g)) {
+  for (const SubproblemAxes& axes : DgradSubproblems(g)) {
     CpAsyncRuns runs{};
     runs.count = axes.h.taps.count * axes.w.taps.count;
     runs.length = static_cast<int>(g.K);
@@ -111,10 +112,10 @@ cudaError_t CpAsyncDgrad(const ConvCall& call, Stage stage,
     runs.cols = FastDivmod<uint32_t>(std::max(axes.w.taps.count, 1));
     runs.step_h = axes.h.taps.offset_step;
     runs.step_w = axes.w.taps.offset_step * static_cast<int>(g.K);
-    CpAsyncPart& part = problem.part[problem.parts++];
-    part = MakePart(axes, OutputOf(g), InputOf(g), runs);
-    part.output = axes.h.output * row + axes.w.output * g.C;
-    // The same for all parts.
+    CpAsyncSubproblem& sub = problem.sub[problem.subs++];
+    sub = MakeSubproblem(axes, OutputOf(g), InputOf(g), runs);
+    sub.output = axes.h.output * row + axes.w.output * g.C;
+    // The same for all sub-problems.
     problem.output_row = patches ? call.g.R * row : axes.h.output_step * row;
     problem.output_col = patches ? run : axes.w.output_step * g.C;
   }

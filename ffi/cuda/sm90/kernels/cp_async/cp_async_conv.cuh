@@ -25,21 +25,20 @@ struct CpAsyncConvConfig {
 };
 
 struct CpAsyncTile {
-  const CpAsyncPart* part;
+  const CpAsyncSubproblem* sub;
   int pixel, channel, iterations;
 };
 
-// Tiles of the parts take turns, as in conv_kernel.cuh.
+// Tiles of the sub-problems take turns, as in conv_kernel.cuh.
 template <typename Config>
 __device__ __forceinline__ CpAsyncTile
 CpAsyncTileAt(const CpAsyncConvProblem& problem, int tile) {
   const int row = tile / problem.n_tiles;
   const int channel = (tile - row * problem.n_tiles) * Config::kN;
-  const int group = row / problem.parts;
-  const CpAsyncPart* part = &problem.part[(row + group) % problem.parts];
+  const int group = row / problem.subs;
+  const CpAsyncSubproblem* sub = &problem.sub[(row + group) % problem.subs];
   const int pixel = group * Config::kM;
-  return {part, pixel, channel,
-          pixel < part->grid.pixels ? part->iterations : 0};
+  return {sub, pixel, channel, pixel < sub->grid.pixels ? sub->iterations : 0};
 }
 
 template <typename Config>
@@ -56,12 +55,12 @@ __device__ __forceinline__ void CpAsyncInput(
 #pragma unroll
     for (int r = 0; r < Config::kM / kRowStep; ++r) {
       rows[r] =
-          RowOfPixel(problem.input, tile.part->grid, problem.input_channels,
+          RowOfPixel(problem.input, tile.sub->grid, problem.input_channels,
                      tile.pixel + thread / kChunk + r * kRowStep);
     }
     for (int i = 0; i < tile.iterations; ++i) {
       const CpAsyncChunk chunk =
-          ChunkOfRuns(problem.input, tile.part->runs, i * 8 + thread % kChunk);
+          ChunkOfRuns(problem.input, tile.sub->runs, i * 8 + thread % kChunk);
       const int stage = stages.Next();
       CpAsyncRows(to + stage * Config::kStageBytes, rows, chunk, problem.input);
       stages.Commit();
@@ -77,7 +76,7 @@ __device__ __forceinline__ void CpAsyncWeightRows(
     RingBarriers<Config::kStages>& barriers) {
   const int thread = threadIdx.x % kWarpgroup;
   const uint32_t to = ring + Config::kInputBytes + ChunkAddress(thread);
-  const CpAsyncRuns& runs = problem.part[0].runs;
+  const CpAsyncRuns& runs = problem.sub[0].runs;
   CpAsyncRing<Config::kStages> stages(barriers);
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const CpAsyncTile tile = CpAsyncTileAt<Config>(problem, t);
@@ -119,7 +118,7 @@ __device__ __forceinline__ void CpAsyncWeightChunks(
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const CpAsyncTile tile = CpAsyncTileAt<Config>(problem, t);
     if (tile.iterations == 0) continue;
-    const CpAsyncPart& part = *tile.part;
+    const CpAsyncSubproblem& sub = *tile.sub;
     CpAsyncRow rows[Config::kN / kRowStep];
 #pragma unroll
     for (int r = 0; r < Config::kN / kRowStep; ++r) {
@@ -128,16 +127,16 @@ __device__ __forceinline__ void CpAsyncWeightChunks(
     }
     for (int i = 0; i < tile.iterations; ++i) {
       const int at = i * 8 + thread % kChunk;
-      const int run = part.runs.chunks.Divide(at);
-      const int row = part.runs.cols.Divide(run);
-      const int col = run - row * part.runs.cols.divisor();
-      const int tap = (part.taps_h.tap + row * part.taps_h.tap_step) *
-                          problem.filter_width +
-                      part.taps_w.tap + col * part.taps_w.tap_step;
+      const int run = sub.runs.chunks.Divide(at);
+      const int row = sub.runs.cols.Divide(run);
+      const int col = run - row * sub.runs.cols.divisor();
+      const int tap =
+          (sub.taps_h.tap + row * sub.taps_h.tap_step) * problem.filter_width +
+          sub.taps_w.tap + col * sub.taps_w.tap_step;
       CpAsyncChunk chunk =
-          ChunkOfMatrix((at - run * part.runs.chunks.divisor()) * kChunk);
+          ChunkOfMatrix((at - run * sub.runs.chunks.divisor()) * kChunk);
       chunk.offset += tap * problem.weights_tap;
-      if (run >= part.runs.count) chunk.end = 0;
+      if (run >= sub.runs.count) chunk.end = 0;
       const int stage = stages.Next();
       CpAsyncRows(to + stage * Config::kStageBytes, rows, chunk,
                   problem.weights);
@@ -177,7 +176,7 @@ __device__ __forceinline__ void StoreChunk(const CpAsyncConvProblem& problem,
 // 64 pixels x kN channels, through a box of shared memory at `buffer`.
 template <typename T, int kHalfN>
 __device__ __forceinline__ void StoreCpAsync(const CpAsyncConvProblem& problem,
-                                             const CpAsyncPart& part,
+                                             const CpAsyncSubproblem& sub,
                                              const float (&acc)[kHalfN],
                                              uint32_t buffer, int barrier,
                                              int pixel, int channel) {
@@ -189,10 +188,10 @@ __device__ __forceinline__ void StoreCpAsync(const CpAsyncConvProblem& problem,
   for (int r = 0; r < kRowsOfBox; ++r) {
     const int at = pixel + thread / kChunk + r * kRowStep;
     uint32_t image = at;
-    const int col = TakeDigit(part.grid.cols, image);
-    const int row = TakeDigit(part.grid.rows, image);
-    to[r] = at < part.grid.pixels
-                ? problem.output + part.output + image * problem.output_image +
+    const int col = TakeDigit(sub.grid.cols, image);
+    const int row = TakeDigit(sub.grid.rows, image);
+    to[r] = at < sub.grid.pixels
+                ? problem.output + sub.output + image * problem.output_image +
                       row * problem.output_row + col * problem.output_col
                 : nullptr;
   }
@@ -247,7 +246,7 @@ __device__ __forceinline__ void ConsumeCpAsync(
         acc, tile.iterations, ring + group * kBoxBytes,
         ring + Config::kInputBytes, Config::kStageBytes, barriers, at);
     StoreCpAsync<typename Config::T>(
-        problem, *tile.part, acc[0],
+        problem, *tile.sub, acc[0],
         ring + Config::kRingBytes + group * kBoxBytes, 1 + group,
         tile.pixel + group * 64, tile.channel);
   }

@@ -37,8 +37,8 @@ inline CpAsyncRuns MakeRuns(const XRuns& runs) {
           static_cast<int>(runs.step_w)};
 }
 
-inline CpAsyncGrid MakeGrid(const PartAxes& axes, int64_t images) {
-  const PartAxis &h = axes.h, &w = axes.w;
+inline CpAsyncGrid MakeGrid(const SubproblemAxes& axes, int64_t images) {
+  const SubproblemAxis &h = axes.h, &w = axes.w;
   return {FastDivmod<uint32_t>(h.count),
           FastDivmod<uint32_t>(w.count),
           static_cast<int>(images * h.count * w.count),

@@ -103,7 +103,7 @@ std::optional<Plan> PlanCpAsyncDgrad(const ConvGeometry& g,
     return Plan{kTileM, TileN(g.taps() * g.C), multiprocessors, 0,
                 Path::kCpAsync};
   }
-  if (DgradParts(g).empty()) return std::nullopt;
+  if (DgradSubproblems(g).empty()) return std::nullopt;
   return Plan{kTileM, TileN(g.C),     multiprocessors,
               0,      Path::kCpAsync, IsFastDgrad(g)};
 }

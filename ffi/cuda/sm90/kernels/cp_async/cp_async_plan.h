@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 

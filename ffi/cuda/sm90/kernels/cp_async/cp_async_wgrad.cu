@@ -38,7 +38,7 @@ cudaError_t CpAsyncWgrad(const ConvCall& call, Stage stage,
   problem.x = SourceOfX(g, call.lhs);
   problem.dy = MatrixSource(call.rhs, g.K);
   problem.channels = static_cast<int>(g.C);
-  problem.grid = MakeGrid(FpropPart(g), g.N);
+  problem.grid = MakeGrid(FpropSubproblem(g), g.N);
   problem.runs = MakeRuns(RunsOfX(g));
   problem.dw = call.result;
   problem.partials = static_cast<float*>(call.workspace);

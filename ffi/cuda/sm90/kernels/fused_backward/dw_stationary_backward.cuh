@@ -124,12 +124,12 @@ __device__ __forceinline__ void StoreTiles(
     const uint32_t dx = dz + Config::kDyBytes;
     if (problem.Strided()) {
       const StridedPixel to(problem.walk, pixel);
-      for (int part = 0; part < problem.walk.parts; ++part) {
+      for (int sub = 0; sub < problem.walk.subs; ++sub) {
         for (int c = 0; c < Config::kCBoxes; ++c) {
-          StoreIm2col(problem.dx[part],
-                      part == 0 ? dx + c * kBoxBytes : shared.zeros,
-                      channel + c * 64, to.w + problem.walk.part_w[part],
-                      to.h + problem.walk.part_h[part], to.image);
+          StoreIm2col(problem.dx[sub],
+                      sub == 0 ? dx + c * kBoxBytes : shared.zeros,
+                      channel + c * 64, to.w + problem.walk.sub_w[sub],
+                      to.h + problem.walk.sub_h[sub], to.image);
         }
       }
     } else {

@@ -18,7 +18,7 @@ struct DwStationaryProblem {
   CUtensorMap x, dy, w, dz;  // boxes of 64 x 64
   // Of the pixels that the filter meets, then of those that get zeros, by
   // residue class of the stride.
-  CUtensorMap dx[kBackwardParts];
+  CUtensorMap dx[kBackwardSubproblems];
   const uint8_t* bitmask;
   float* partials;
   int pixels, tiles;
@@ -26,7 +26,7 @@ struct DwStationaryProblem {
   bool stores_dz;
   StridedPixels walk;
 
-  __device__ bool Strided() const { return walk.parts > 1; }
+  __device__ bool Strided() const { return walk.subs > 1; }
   __device__ int Slice() const { return blockIdx.x % slices; }
   __device__ int FirstTile() const { return blockIdx.x / slices; }
 };

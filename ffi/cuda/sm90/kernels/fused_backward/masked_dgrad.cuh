@@ -21,7 +21,7 @@ namespace jax_convbatch::hopper {
 struct MaskedDgradProblem {
   CUtensorMap dy, w, dz;  // boxes of 128 pixels, of kN input channels
   // Of the pixels that the filter meets, then of those that get zeros.
-  CUtensorMap dx[kBackwardParts];
+  CUtensorMap dx[kBackwardSubproblems];
   const uint8_t* bitmask;
   int K, pixels, tiles, n_tiles;
   StridedPixels walk;
@@ -85,14 +85,14 @@ __device__ __forceinline__ void StoreZeros(const MaskedDgradProblem& problem,
                                            int first, int last) {
   constexpr int kBoxes = Config::kN / 64;  // of 64 pixels
   for (int box = first; box < last; ++box) {
-    const int part = 1 + box / (2 * kBoxes);
+    const int sub = 1 + box / (2 * kBoxes);
     const int half = box / kBoxes % 2;
     if (tile.pixel + half * 64 >= problem.pixels) continue;
     const StridedPixel to(problem.walk, tile.pixel + half * 64);
-    StoreIm2col(problem.dx[part], shared + Config::kZeroOffset,
+    StoreIm2col(problem.dx[sub], shared + Config::kZeroOffset,
                 tile.channel + box % kBoxes * 64,
-                to.w + problem.walk.part_w[part],
-                to.h + problem.walk.part_h[part], to.image);
+                to.w + problem.walk.sub_w[sub], to.h + problem.walk.sub_h[sub],
+                to.image);
   }
 }
 
@@ -136,7 +136,7 @@ template <typename Config>
 __device__ __forceinline__ void LoadMaskedFilter(
     const MaskedDgradProblem& problem, uint32_t shared,
     MaskedDgradBarriers<Config>& barriers) {
-  const int zeros = (problem.walk.parts - 1) * (2 * Config::kN / 64);
+  const int zeros = (problem.walk.subs - 1) * (2 * Config::kN / 64);
   RingPosition<Config::kStages> at;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
     const MaskedTile tile = MaskedTileAt<Config>(problem, t);
@@ -179,8 +179,8 @@ __device__ __forceinline__ void StoreMaskedDgrad(
             StoreTile2(problem.dx[0], box, tile.channel + c, pixel);
           } else {
             StoreIm2col(problem.dx[0], box, tile.channel + c,
-                        to.w + problem.walk.part_w[0],
-                        to.h + problem.walk.part_h[0], to.image);
+                        to.w + problem.walk.sub_w[0],
+                        to.h + problem.walk.sub_h[0], to.image);
           }
           // Loads should not queue behind stores.
           StoreCommit();

@@ -104,7 +104,7 @@ __device__ __forceinline__ void LoadMaskedX(
     const uint32_t x = shared + Config::kXOffset + at.stage * Config::kXBytes;
     BarrierWait(SharedAddress(&ring.empty[at.stage]), at.round ^ 1);
     BarrierArriveExpect(full, Config::kXBytes);
-    if (problem.walk.parts > 1) {
+    if (problem.walk.subs > 1) {
       const StridedPixel from(problem.walk, pixel);
 #pragma unroll
       for (int c = 0; c < kMaskedColumns; c += 64) {

@@ -122,7 +122,7 @@ __device__ __forceinline__ void MultiplyDx(
   for (int c = 0; c < Config::kDxN; c += 64) {
     if constexpr (Config::kStrided) {
       StoreIm2col(problem.dx[0], result + c * 128, tile.channel + c,
-                  to.w + problem.walk.part_w[0], to.h + problem.walk.part_h[0],
+                  to.w + problem.walk.sub_w[0], to.h + problem.walk.sub_h[0],
                   to.image);
     } else {
       StoreTile2(problem.dx[0], result + c * 128, tile.channel + c, tile.pixel);

@@ -12,7 +12,7 @@ namespace jax_convbatch::hopper {
 struct SingleWaveBackwardProblem {
   CUtensorMap dy, x, w, bitmask, dw, dz;  // dw: boxes of what a block adds
   // Of the pixels that the filter meets, then of those that get zeros.
-  CUtensorMap dx[kBackwardParts];
+  CUtensorMap dx[kBackwardSubproblems];
   const uint8_t* bitmask_of_dx;  // by ordinary loads
   void* db;
   int K, pixels;
@@ -104,14 +104,14 @@ __device__ __forceinline__ void StoreSingleWaveBackwardZeros(
     int last) {
   constexpr int kBoxes = Config::kDxN / 64;  // of 64 pixels
   for (int box = first; box < last; ++box) {
-    const int part = 1 + box / (Config::kGroups * kBoxes);
+    const int sub = 1 + box / (Config::kGroups * kBoxes);
     const int pixel = tile.pixel + box / kBoxes % Config::kGroups * 64;
     if (pixel >= problem.pixels) continue;
     const StridedPixel to(problem.walk, pixel);
-    StoreIm2col(problem.dx[part], shared + Config::kZeroOffset,
+    StoreIm2col(problem.dx[sub], shared + Config::kZeroOffset,
                 tile.channel + box % kBoxes * 64,
-                to.w + problem.walk.part_w[part],
-                to.h + problem.walk.part_h[part], to.image);
+                to.w + problem.walk.sub_w[sub], to.h + problem.walk.sub_h[sub],
+                to.image);
   }
 }
 
@@ -209,7 +209,7 @@ __device__ __forceinline__ void LoadOthers(
   const SingleWaveBackwardTile<Config> tile(problem);
   const int steps = problem.K / 64;
   const int zeros =
-      (problem.walk.parts - 1) * Config::kGroups * (Config::kDxN / 64);
+      (problem.walk.subs - 1) * Config::kGroups * (Config::kDxN / 64);
   int done = 0;
   load(steps, [&](uint32_t stage, uint32_t full, int step) {
     LoadDxStage<Config>(problem, tile, stage, full, step);

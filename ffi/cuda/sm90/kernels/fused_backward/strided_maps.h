@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "cuda/sm90/copy/strided_pixels.cuh"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/fused_backward.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
 namespace jax_convbatch::hopper {
@@ -20,10 +20,10 @@ inline StridedPixels StridedPixelsOf(const ConvGeometry& g) {
   pixels.cols = static_cast<int>(g.Q);
   pixels.step_h = static_cast<int>(g.stride.h);
   pixels.step_w = static_cast<int>(g.stride.w);
-  for (const PartAxes& part : DgradParts(g)) {
-    pixels.part_h[pixels.parts] = static_cast<int>(part.h.output);
-    pixels.part_w[pixels.parts] = static_cast<int>(part.w.output);
-    ++pixels.parts;
+  for (const SubproblemAxes& sub : DgradSubproblems(g)) {
+    pixels.sub_h[pixels.subs] = static_cast<int>(sub.h.output);
+    pixels.sub_w[pixels.subs] = static_cast<int>(sub.w.output);
+    ++pixels.subs;
   }
   return pixels;
 }
@@ -36,19 +36,19 @@ inline bool EncodeX(const FusedBackwardCall& call, CUtensorMap* map) {
                        {64, 64});
   }
   return EncodeIm2col(map, call.type, call.x,
-                      InputWalk(InputOf(g), FpropPart(g), 64));
+                      InputWalk(InputOf(g), FpropSubproblem(g), 64));
 }
 
-// The same of dx: a map for each of StridedPixels' parts.
+// The same of dx: a map for each of StridedPixels' sub-problems.
 inline bool EncodeDx(const FusedBackwardCall& call, CUtensorMap* maps) {
   const ConvGeometry& g = call.g;
   if (g.is_pointwise()) {
     return EncodeTiled(maps, call.type, call.dx, {g.C, g.N * g.output_pixels()},
                        {64, 64}, Copy::kStore);
   }
-  for (const PartAxes& part : DgradParts(g)) {
+  for (const SubproblemAxes& sub : DgradSubproblems(g)) {
     if (!EncodeIm2col(maps++, call.type, call.dx,
-                      OutputWalk(InputOf(g), part, 64), Copy::kStore)) {
+                      OutputWalk(InputOf(g), sub, 64), Copy::kStore)) {
       return false;
     }
   }

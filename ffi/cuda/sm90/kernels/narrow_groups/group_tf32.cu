@@ -33,9 +33,10 @@ bool MakeProblem(const ConvCall& call, bool dgrad, GroupTf32Problem* problem) {
   if (!tiling) return false;
   const Activations in = dgrad ? OutputOf(g) : InputOf(g);
   const Activations out = dgrad ? InputOf(g) : OutputOf(g);
-  const auto parts = dgrad ? DgradParts(g) : std::vector{FpropPart(g)};
-  const GroupReach h = ReachOf(parts, &PartAxes::h);
-  const GroupReach w = ReachOf(parts, &PartAxes::w);
+  const auto subs =
+      dgrad ? DgradSubproblems(g) : std::vector{FpropSubproblem(g)};
+  const GroupReach h = ReachOf(subs, &SubproblemAxes::h);
+  const GroupReach w = ReachOf(subs, &SubproblemAxes::w);
   const int line_groups = GroupsOfLine(g);
   problem->tiling = *tiling;
   problem->filter = static_cast<const float*>(call.rhs);
@@ -49,11 +50,11 @@ bool MakeProblem(const ConvCall& call, bool dgrad, GroupTf32Problem* problem) {
   problem->per_image = tiling->tiles;
   problem->tiles = static_cast<int>(out.n * tiling->tiles);
   problem->reciprocal = (65536 + tiling->width - 1) / tiling->width;
-  problem->tap_pixels = parts[0].w.taps.offset_step;
+  problem->tap_pixels = subs[0].w.taps.offset_step;
   problem->input_h = h.low;
   problem->input_w = w.low;
   problem->input_classes = h.step * w.step;
-  problem->output_classes = static_cast<int>(parts.size());
+  problem->output_classes = static_cast<int>(subs.size());
   for (int i = 0; i < problem->input_classes; ++i) {
     if (!EncodeClass(&problem->input[i], call, call.lhs, in, line_groups,
                      i / w.step, i % w.step, h.step, w.step, tiling->box_rows,
@@ -63,7 +64,7 @@ bool MakeProblem(const ConvCall& call, bool dgrad, GroupTf32Problem* problem) {
   }
   int count = 0;
   for (int i = 0; i < problem->output_classes; ++i) {
-    const PartAxis &ph = parts[i].h, &pw = parts[i].w;
+    const SubproblemAxis &ph = subs[i].h, &pw = subs[i].w;
     if (!EncodeClass(&problem->output[i], call, call.result, out, line_groups,
                      ph.output, pw.output, ph.output_step, pw.output_step,
                      tiling->rows, tiling->cols, Copy::kStore)) {

@@ -16,8 +16,8 @@ constexpr int64_t kMostStages = 4;
 
 int64_t FloorDiv(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-std::vector<PartAxes> PartsOf(const ConvGeometry& g, bool dgrad) {
-  return dgrad ? DgradParts(g) : std::vector{FpropPart(g)};
+std::vector<SubproblemAxes> SubproblemsOf(const ConvGeometry& g, bool dgrad) {
+  return dgrad ? DgradSubproblems(g) : std::vector{FpropSubproblem(g)};
 }
 
 }  // namespace
@@ -46,12 +46,12 @@ int GroupColumns(int64_t outputs) {
   return static_cast<int>((outputs + 7) / 8 * 8);
 }
 
-GroupReach ReachOf(const std::vector<PartAxes>& parts,
-                   PartAxis PartAxes::* axis) {
-  GroupReach reach{(parts[0].*axis).input_step, 0, 0};
+GroupReach ReachOf(const std::vector<SubproblemAxes>& subs,
+                   SubproblemAxis SubproblemAxes::* axis) {
+  GroupReach reach{(subs[0].*axis).input_step, 0, 0};
   bool first = true;
-  for (const PartAxes& part : parts) {
-    const PartAxis& a = part.*axis;
+  for (const SubproblemAxes& sub : subs) {
+    const SubproblemAxis& a = sub.*axis;
     for (int i = 0; i < a.taps.count; ++i) {
       const auto at = static_cast<int>(
           FloorDiv(a.input + int64_t{i} * a.taps.offset_step, reach.step));
@@ -70,16 +70,16 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
       g.taps() > kMostGroupTaps || g.H < g.stride.h || g.W < g.stride.w) {
     return std::nullopt;
   }
-  const auto parts = PartsOf(g, dgrad);
-  if (parts.empty() || parts.size() > kMostGroupClasses) return std::nullopt;
+  const auto subs = SubproblemsOf(g, dgrad);
+  if (subs.empty() || subs.size() > kMostGroupClasses) return std::nullopt;
   // Those of the class that has most.
   int64_t height = 0, cols = 0;
-  for (const PartAxes& part : parts) {
-    height = std::max(height, part.h.count);
-    cols = std::max(cols, part.w.count);
+  for (const SubproblemAxes& sub : subs) {
+    height = std::max(height, sub.h.count);
+    cols = std::max(cols, sub.w.count);
   }
-  const GroupReach h = ReachOf(parts, &PartAxes::h);
-  const GroupReach w = ReachOf(parts, &PartAxes::w);
+  const GroupReach h = ReachOf(subs, &SubproblemAxes::h);
+  const GroupReach w = ReachOf(subs, &SubproblemAxes::w);
   constexpr int64_t kFar = 1 << 20;
   if (std::abs(h.low) > kFar || std::abs(h.high) > kFar ||
       std::abs(w.low) > kFar || std::abs(w.high) > kFar) {
@@ -87,8 +87,8 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
   }
   const int64_t reach_h = h.high - h.low, reach_w = w.high - w.low;
   const int64_t width = cols + reach_w;
-  const bool shares = parts.size() == 1 && h.step == 1 && w.step == 1 &&
-                      parts[0].w.taps.count == kSharedTaps;
+  const bool shares = subs.size() == 1 && h.step == 1 && w.step == 1 &&
+                      subs[0].w.taps.count == kSharedTaps;
   const int64_t fit = std::min(blocks * 64 / width, kMaxBox - reach_h);
   if (width > kMaxBox || fit < 1) return std::nullopt;
   const int64_t tiles = (height + fit - 1) / fit;

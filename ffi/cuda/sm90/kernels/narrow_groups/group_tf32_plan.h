@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_tiling.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
@@ -34,14 +34,14 @@ std::optional<GroupTiling> TileGroupTf32(const ConvGeometry& g, bool dgrad,
 std::optional<Plan> PlanGroupTf32(const ConvGeometry& g, bool dgrad,
                                   int multiprocessors);
 
-// One axis of all parts as a launch has them: taps read at `step` times an
-// output's place, plus an offset.
+// One axis of all sub-problems as a launch has them: taps read at `step` times
+// an output's place, plus an offset.
 struct GroupReach {
   int step;       // of the input
   int low, high;  // offsets within a class, of all taps
 };
-GroupReach ReachOf(const std::vector<PartAxes>& parts,
-                   PartAxis PartAxes::* axis);
+GroupReach ReachOf(const std::vector<SubproblemAxes>& subs,
+                   SubproblemAxis SubproblemAxes::* axis);
 
 }  // namespace jax_convbatch::hopper
 

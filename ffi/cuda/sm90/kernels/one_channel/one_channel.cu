@@ -6,8 +6,8 @@
 #include "cuda/sm90/kernels/one_channel/one_channel.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel.h"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/given_epilogue.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {

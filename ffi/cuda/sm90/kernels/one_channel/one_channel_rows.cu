@@ -3,8 +3,8 @@
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/given_epilogue.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {

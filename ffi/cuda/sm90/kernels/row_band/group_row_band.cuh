@@ -121,10 +121,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T, Contiguous kWeights, int kWidth, typename Few>
 cudaError_t RunGroupRowBand(const ConvCall& call, const Activations& in,
-                            const Activations& out, const PartAxes& part,
+                            const Activations& out, const SubproblemAxes& sub,
                             const Few& few, Stage stage, cudaStream_t stream) {
   RowBandProblem problem{};
-  if (!MakeRowBandProblem(call, in, out, part, &problem)) {
+  if (!MakeRowBandProblem(call, in, out, sub, &problem)) {
     return cudaErrorInvalidValue;
   }
   return LaunchRowBand(&GroupRowBandKernel<T, kWeights, kWidth, Few>, problem,

@@ -16,9 +16,10 @@ namespace jax_convbatch::hopper {
 
 // Where in a stage the pixels of tap r, s of its first output begin, in 16
 // bytes. low: of the pixels that an axis reads, in steps.
-inline int RowBandTapAt(const RowBandTiling& tiling, const PartAxis& h,
-                        int low_h, int r, const PartAxis& w, int low_w, int s) {
-  auto pixel = [&](const PartAxis& axis, int low, int i) {
+inline int RowBandTapAt(const RowBandTiling& tiling, const SubproblemAxis& h,
+                        int low_h, int r, const SubproblemAxis& w, int low_w,
+                        int s) {
+  auto pixel = [&](const SubproblemAxis& axis, int low, int i) {
     return static_cast<int>(axis.input) + i * axis.taps.offset_step -
            low * tiling.step;
   };
@@ -48,15 +49,16 @@ inline bool EncodeRowBands(const ConvCall& call, const Activations& in,
   return true;
 }
 
-// False where the kernel cannot run the part or the driver refuses.
+// False where the kernel cannot run the sub-problem or the driver refuses.
 inline bool MakeRowBandProblem(const ConvCall& call, const Activations& in,
-                               const Activations& out, const PartAxes& part,
+                               const Activations& out,
+                               const SubproblemAxes& sub,
                                RowBandProblem* problem) {
   const ConvGeometry& g = call.g;
   const auto tiling =
       g.groups > 1
-          ? TileGroupRowBand(g, call.type, in, out, part, call.plan.tile_m)
-          : TileRowBand(g, call.type, in, out, part, call.plan.tile_m);
+          ? TileGroupRowBand(g, call.type, in, out, sub, call.plan.tile_m)
+          : TileRowBand(g, call.type, in, out, sub, call.plan.tile_m);
   if (!tiling) return false;
   const int units =
       static_cast<int>(g.groups > 1 ? GroupUnits(g) : (out.c + 63) / 64);
@@ -64,18 +66,18 @@ inline bool MakeRowBandProblem(const ConvCall& call, const Activations& in,
   if (blocks == 0) return false;
   problem->units = units;
   problem->tiling = *tiling;
-  problem->taps_h = part.h.taps;
-  problem->taps_w = part.w.taps;
+  problem->taps_h = sub.h.taps;
+  problem->taps_w = sub.w.taps;
   problem->filter_width = static_cast<int>(g.S);
-  const GroupReach h = ReachOf({part}, &PartAxes::h);
-  const GroupReach w = ReachOf({part}, &PartAxes::w);
+  const GroupReach h = ReachOf({sub}, &SubproblemAxes::h);
+  const GroupReach w = ReachOf({sub}, &SubproblemAxes::w);
   problem->input_h = h.low;
   problem->input_w = w.low;
-  const int placed = g.groups > 1 ? part.h.taps.count * part.w.taps.count : 0;
+  const int placed = g.groups > 1 ? sub.h.taps.count * sub.w.taps.count : 0;
   for (int i = 0; i < placed; ++i) {
     problem->tap_at[i] =
-        RowBandTapAt(*tiling, part.h, h.low, i / part.w.taps.count, part.w,
-                     w.low, i % part.w.taps.count);
+        RowBandTapAt(*tiling, sub.h, h.low, i / sub.w.taps.count, sub.w, w.low,
+                     i % sub.w.taps.count);
   }
   problem->height = static_cast<int>(out.h);
   problem->cols = static_cast<int>(out.w);
@@ -138,11 +140,11 @@ cudaError_t LaunchRowBand(Kernel* kernel, const RowBandProblem& problem,
 template <typename T, Contiguous kWeights, int kWidth = kOneGroup,
           typename After = NoEpilogue>
 cudaError_t RunRowBand(const ConvCall& call, const Activations& in,
-                       const Activations& out, const PartAxes& part,
+                       const Activations& out, const SubproblemAxes& sub,
                        Stage stage, cudaStream_t stream,
                        const After& after = {}) {
   RowBandProblem problem{};
-  if (!MakeRowBandProblem(call, in, out, part, &problem)) {
+  if (!MakeRowBandProblem(call, in, out, sub, &problem)) {
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto* kernel) {

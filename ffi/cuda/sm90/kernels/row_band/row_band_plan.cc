@@ -29,8 +29,9 @@ RowBandFilter RowBandFilterOf(const ConvGeometry& g, const Activations& in) {
 std::optional<RowBandTiling> TileRowBand(const ConvGeometry& g, Type type,
                                          const Activations& in,
                                          const Activations& out,
-                                         const PartAxes& part, int pixels) {
-  const PartAxis &h = part.h, &w = part.w;
+                                         const SubproblemAxes& sub,
+                                         int pixels) {
+  const SubproblemAxis &h = sub.h, &w = sub.w;
   const bool in_strips = pixels == kColumnStripPixels;
   const bool narrow = pixels == kGroupRowBandPixels;
   const int64_t taps = int64_t{h.taps.count} * w.taps.count;
@@ -43,8 +44,8 @@ std::optional<RowBandTiling> TileRowBand(const ConvGeometry& g, Type type,
       taps > (g.groups > 1 ? kMaxGroupRowBandTaps : kMaxRowBandTaps)) {
     return std::nullopt;
   }
-  const GroupReach pixels_h = ReachOf({part}, &PartAxes::h);
-  const GroupReach pixels_w = ReachOf({part}, &PartAxes::w);
+  const GroupReach pixels_h = ReachOf({sub}, &SubproblemAxes::h);
+  const GroupReach pixels_w = ReachOf({sub}, &SubproblemAxes::w);
   const int64_t reach_h = pixels_h.high - pixels_h.low;
   const int64_t reach_w = pixels_w.high - pixels_w.low;
   const int64_t cols = in_strips ? kColumnStripCols : w.count;
@@ -113,7 +114,7 @@ std::optional<RowBandTiling> TileRowBand(const ConvGeometry& g, Type type,
 std::optional<RowBandTiling> TileGroupRowBand(const ConvGeometry& g, Type type,
                                               const Activations& in,
                                               const Activations& out,
-                                              const PartAxes& part,
+                                              const SubproblemAxes& sub,
                                               int pixels) {
   const int width = GroupWidth(g);
   const bool narrow = IsNarrow(width);
@@ -123,7 +124,7 @@ std::optional<RowBandTiling> TileGroupRowBand(const ConvGeometry& g, Type type,
   Activations unit_in = in, unit_out = out;
   unit_in.c = UnitChannels(g, in.c);
   unit_out.c = UnitChannels(g, out.c);
-  return TileRowBand(g, type, unit_in, unit_out, part, pixels);
+  return TileRowBand(g, type, unit_in, unit_out, sub, pixels);
 }
 
 }  // namespace jax_convbatch::hopper

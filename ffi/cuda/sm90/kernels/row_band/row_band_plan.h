@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cuda/sm90/kernels/row_band/row_band_tiling.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
@@ -34,22 +34,24 @@ struct RowBandFilter {
 RowBandFilter RowBandFilterOf(const ConvGeometry& g, const Activations& in);
 
 // For products of kRowBandPixels or kColumnStripPixels, or for those of narrow
-// groups of kGroupRowBandPixels. Nothing where the kernel cannot run the part:
-// it takes 16-bit types, up to 64 input channels but where row bands have two
-// boxes, at most kMaxRowBandTaps taps (of several groups kMaxGroupRowBandTaps)
-// whose filter leaves room for two tiles, stride 1 (of narrow groups also 2)
-// and, if whole, rows of which at least one fits a product.
+// groups of kGroupRowBandPixels. Nothing where the kernel cannot run the
+// sub-problem: it takes 16-bit types, up to 64 input channels but where row
+// bands have two boxes, at most kMaxRowBandTaps taps (of several groups
+// kMaxGroupRowBandTaps) whose filter leaves room for two tiles, stride 1 (of
+// narrow groups also 2) and, if whole, rows of which at least one fits a
+// product.
 std::optional<RowBandTiling> TileRowBand(const ConvGeometry& g, Type type,
                                          const Activations& in,
                                          const Activations& out,
-                                         const PartAxes& part, int pixels);
+                                         const SubproblemAxes& sub, int pixels);
 
 // The same for a set of 64 channels of several groups: several narrow ones, of
 // kGroupRowBandPixels, or one of 64.
 std::optional<RowBandTiling> TileGroupRowBand(const ConvGeometry& g, Type type,
                                               const Activations& in,
                                               const Activations& out,
-                                              const PartAxes& part, int pixels);
+                                              const SubproblemAxes& sub,
+                                              int pixels);
 
 }  // namespace jax_convbatch::hopper
 

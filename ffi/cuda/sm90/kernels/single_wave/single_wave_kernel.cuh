@@ -83,40 +83,40 @@ __device__ __forceinline__ void MultiplySingleWave(
   WgmmaWait<0>();
 }
 
-// Of the first part, number `tile` of the launch. What problem.n_tiles counts
-// comes first, as blocks that begin side by side share what they read from the
-// L2: tiles of channels or, where those are fewer than it takes for all
-// channels, of pixels.
-template <typename Config, int kParts>
+// Of the first sub-problem, number `tile` of the launch. What problem.n_tiles
+// counts comes first, as blocks that begin side by side share what they read
+// from the L2: tiles of channels or, where those are fewer than it takes for
+// all channels, of pixels.
+template <typename Config, int kSubs>
 __device__ __forceinline__ ConvTile
-SingleWaveTile(const ConvProblem<kParts>& problem, int tile) {
+SingleWaveTile(const ConvProblem<kSubs>& problem, int tile) {
   const int inner = problem.n_tiles;
   const int other = tile / problem.n_tiles, one = tile - other * inner;
   const bool channels = inner * Config::kN >= problem.channels;
   const int row = channels ? other : one;
   const int channel = (channels ? one : other) * Config::kN;
-  const ConvPart& part = problem.part[0];
-  return {&part, row * Config::kM, channel, part.iterations, 0, channel, 0};
+  const ConvSubproblem& sub = problem.sub[0];
+  return {&sub, row * Config::kM, channel, sub.iterations, 0, channel, 0};
 }
 
 // Stores a box of 64 channels. By one thread.
-template <int kParts>
-__device__ __forceinline__ void StoreColumns(const ConvPart& part,
+template <int kSubs>
+__device__ __forceinline__ void StoreColumns(const ConvSubproblem& sub,
                                              uint32_t buffer, int pixel,
                                              int channel) {
-  if constexpr (kParts == 1) {
-    StoreTile2(part.output, buffer, channel, pixel);
+  if constexpr (kSubs == 1) {
+    StoreTile2(sub.output, buffer, channel, pixel);
   } else {
-    const OutputPixel at(part, pixel);
-    StoreIm2col(part.output, buffer, channel, at.w, at.h, at.image);
+    const OutputPixel at(sub, pixel);
+    StoreIm2col(sub.output, buffer, channel, at.w, at.h, at.image);
   }
 }
 
-// Several parts: those of a stride, of which the first alone has taps; the
-// others are zeros.
-template <typename Config, int kParts, typename After>
+// Several sub-problems: those of a stride, of which the first alone has taps;
+// the others are zeros.
+template <typename Config, int kSubs, typename After>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    SingleWaveKernel(const __grid_constant__ ConvProblem<kParts> problem,
+    SingleWaveKernel(const __grid_constant__ ConvProblem<kSubs> problem,
                      const __grid_constant__ After after) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SingleWaveBarriers<Config>*>(
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
       const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-      const StageWalk walk(*tile.part, tile.pixel);
+      const StageWalk walk(*tile.sub, tile.pixel);
       if (ElectOne()) {
         CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
                                 barriers.ring);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                           barriers.ring, at);
     } else {
       const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-      const StageWalk walk(*tile.part, tile.pixel);
+      const StageWalk walk(*tile.sub, tile.pixel);
       NamedBarrier(kFirstBarrier, Config::kThreads);
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
                                             tile.iterations, shared,
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return;
   }
   if (threadIdx.x == 32) {
-    PrefetchMap(problem.part[0].input);
+    PrefetchMap(problem.sub[0].input);
     PrefetchMap(problem.weights);
-    PrefetchMap(problem.part[0].output);
+    PrefetchMap(problem.sub[0].output);
   }
   if (warp == 0) {
     if (ElectOne()) barriers.Init();
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       shared + Config::kTileOffset + group * Config::kTileBytes;
   const bool stores =
       threadIdx.x % kWarpgroup == 0 && channel < problem.channels;
-  if constexpr (kParts > 1) {
+  if constexpr (kSubs > 1) {
     // Of zeros, which are stored while the first stages come.
     uint8_t* const zeros =
         memory + Config::kTileOffset + group * Config::kTileBytes;
@@ -180,9 +180,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     FenceAsyncProxy();
     NamedBarrier(kRestBarrier + 1 + group, kWarpgroup);
     if (stores) {
-      for (int i = 1; i < problem.parts; ++i) {
-        if (tile.pixel < problem.part[i].pixels) {
-          StoreColumns<kParts>(problem.part[i], buffer, tile.pixel, channel);
+      for (int i = 1; i < problem.subs; ++i) {
+        if (tile.pixel < problem.sub[i].pixels) {
+          StoreColumns<kSubs>(problem.sub[i], buffer, tile.pixel, channel);
         }
       }
       StoreCommit();
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   MultiplySingleWave<Config>(acc, tile.iterations, shared,
                              shared + Config::kInputBytes + group * kBoxBytes,
                              barriers.ring);
-  if constexpr (kParts > 1) {
+  if constexpr (kSubs > 1) {
     if (stores) StoreWaitRead<0>();
     NamedBarrier(kRestBarrier + 1 + group, kWarpgroup);
   }
@@ -200,13 +200,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if constexpr (After::kPlain) {
     WriteColumnBitmask<typename Config::T>(
         after, buffer, tile.pixel,
-        min(Config::kM, tile.part->pixels - tile.pixel), channel,
+        min(Config::kM, tile.sub->pixels - tile.pixel), channel,
         problem.channels);
   }
   FenceAsyncProxy();
   NamedBarrier(kRestBarrier + 1 + group, kWarpgroup);
   if (stores) {
-    StoreColumns<kParts>(*tile.part, buffer, tile.pixel, channel);
+    StoreColumns<kSubs>(*tile.sub, buffer, tile.pixel, channel);
     StoreCommit();
     StoreWaitRead<0>();  // shared memory must outlive the store that reads it
   }

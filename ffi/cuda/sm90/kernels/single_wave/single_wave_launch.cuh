@@ -13,7 +13,7 @@
 
 namespace jax_convbatch::hopper {
 
-using SingleWaveParts = std::vector<PartAxes>;
+using SingleWaveSubproblems = std::vector<SubproblemAxes>;
 
 // Rows of the filter's boxes.
 template <Contiguous kWeights>
@@ -37,15 +37,15 @@ cudaError_t WithSingleWaveTile(const Plan& plan, Run run) {
 }
 
 // kernel: SingleWaveKernel or, in f32, SingleWaveTf32Kernel.
-template <typename Config, int kParts, typename After>
-cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kParts>, After),
-                             ConvProblem<kParts> problem, const After& after,
+template <typename Config, int kSubs, typename After>
+cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kSubs>, After),
+                             ConvProblem<kSubs> problem, const After& after,
                              Stage stage, cudaStream_t stream) {
   constexpr int kBytes =
       Config::kBarrierOffset + sizeof(SingleWaveBarriers<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  const int blocks = problem.tiles / int(problem.parts);
+  const int blocks = problem.tiles / int(problem.subs);
   const int columns = problem.n_tiles;
   // Which come first, see SingleWaveTile.
   problem.n_tiles = std::min(columns, blocks / columns);
@@ -54,34 +54,34 @@ cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kParts>, After),
 }
 
 // after: NoEpilogue or PlainEpilogue.
-template <typename T, Contiguous kWeights, int kParts,
+template <typename T, Contiguous kWeights, int kSubs,
           typename After = NoEpilogue>
 cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
-                          const Activations& out, const SingleWaveParts& parts,
-                          Stage stage, cudaStream_t stream,
-                          const After& after = {}) {
-  if (!TakesSingleWave(call.type, in, out, parts)) return cudaErrorInvalidValue;
+                          const Activations& out,
+                          const SingleWaveSubproblems& subs, Stage stage,
+                          cudaStream_t stream, const After& after = {}) {
+  if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
   const int m = call.plan.tile_m;
-  ConvProblem<kParts> problem{};
+  ConvProblem<kSubs> problem{};
   const ConvBoxes boxes = {m, m, FilterChannels<kWeights>(call.plan),
-                           kParts > 1 ? Output::kWalk : Output::kMatrix};
-  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+                           kSubs > 1 ? Output::kWalk : Output::kMatrix};
+  if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  return WithSingleWaveTile<kSingleWavePixels>(call.plan, [&](auto pixels,
-                                                              auto groups) {
-    using Config = SingleWaveConfig<T, decltype(pixels)::value,
-                                    decltype(groups)::value, kWeights>;
-    return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kParts, After>,
-                                    problem, after, stage, stream);
-  });
+  return WithSingleWaveTile<kSingleWavePixels>(
+      call.plan, [&](auto pixels, auto groups) {
+        using Config = SingleWaveConfig<T, decltype(pixels)::value,
+                                        decltype(groups)::value, kWeights>;
+        return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kSubs, After>,
+                                        problem, after, stage, stream);
+      });
 }
 
 template <typename T, typename After = NoEpilogue>
 cudaError_t RunSingleWaveFprop(const ConvCall& call, Stage stage,
                                cudaStream_t stream, const After& after = {}) {
   return RunSingleWave<T, Contiguous::kRows, 1>(
-      call, InputOf(call.g), OutputOf(call.g), {FpropPart(call.g)}, stage,
+      call, InputOf(call.g), OutputOf(call.g), {FpropSubproblem(call.g)}, stage,
       stream, after);
 }
 

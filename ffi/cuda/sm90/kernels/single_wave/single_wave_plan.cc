@@ -11,8 +11,8 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-int64_t Taps(const PartAxes& part) {
-  return int64_t{part.h.taps.count} * part.w.taps.count;
+int64_t Taps(const SubproblemAxes& sub) {
+  return int64_t{sub.h.taps.count} * sub.w.taps.count;
 }
 
 // OrSingleWave() of sums that come in K slices, where each tile is a cluster's.
@@ -44,33 +44,34 @@ bool IsSingleWave(Type type, const Plan& plan) {
 }
 
 bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
-                     const std::vector<PartAxes>& parts) {
-  if (parts.empty() || parts.size() > kMaxSingleWaveParts) return false;
-  return std::all_of(parts.begin() + 1, parts.end(),
-                     [](const PartAxes& part) { return Taps(part) == 0; });
+                     const std::vector<SubproblemAxes>& subs) {
+  if (subs.empty() || subs.size() > kMaxSingleWaveSubproblems) return false;
+  return std::all_of(subs.begin() + 1, subs.end(),
+                     [](const SubproblemAxes& sub) { return Taps(sub) == 0; });
 }
 
 // The tile that takes in the least a stage, if one wave has all of them.
 Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
-                  const Activations& out, const std::vector<PartAxes>& parts,
+                  const Activations& out,
+                  const std::vector<SubproblemAxes>& subs,
                   int multiprocessors) {
-  if (IsRowBand(plan) || !TakesSingleWave(type, in, out, parts)) return plan;
-  const int64_t pixels = out.n * parts[0].h.count * parts[0].w.count;
+  if (IsRowBand(plan) || !TakesSingleWave(type, in, out, subs)) return plan;
+  const int64_t pixels = out.n * subs[0].h.count * subs[0].w.count;
   auto tiles = [&](int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };
-  if (parts.size() == 1 && SumsInKSlices(in, out, parts[0])) {
+  if (subs.size() == 1 && SumsInKSlices(in, out, subs[0])) {
     return OrClusters(plan, tiles, multiprocessors);
   }
   const int64_t rounds =
       (tiles(plan.tile_m, plan.tile_n) - 1) / multiprocessors + 1;
   // Many short tiles in turns hide how they are stored.
-  if (parts.size() == 1 && rounds > 2) return plan;
+  if (subs.size() == 1 && rounds > 2) return plan;
   Plan best = plan;
   // Of as many, a tile of an odd width takes longer.
   int64_t least = rounds * (plan.tile_m + plan.tile_n) + IsResidueNTile(plan);
   // Where pixels lie 4 KiB apart, to read many for few channels is slow.
-  const bool far = Taps(parts[0]) == 1 && in.c >= 2048;
+  const bool far = Taps(subs[0]) == 1 && in.c >= 2048;
   for (const int n : {64, 128}) {
     for (const int m : kSingleWavePixels) {
       if (far && m > n) continue;

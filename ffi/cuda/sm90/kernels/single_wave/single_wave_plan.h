@@ -5,29 +5,29 @@
 
 #include <vector>
 
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
 // Pixels of a tile, by 64 or 128 channels. No other kernel of 16-bit types has
 // tiles of so many, so that they tell the kernel.
 inline constexpr int kSingleWavePixels[] = {32, 48, 56, 96, 104, 192};
-inline constexpr int kMaxSingleWaveParts = 4;  // of a stride
+inline constexpr int kMaxSingleWaveSubproblems = 4;  // of a stride
 // Where sums come in K slices, of which the blocks of a cluster form one each
 // (single_wave_split_k_kernel.cuh): of images of 7x7 pixels.
 inline constexpr int kSplitKPixels[] = {56, 104};
 
 bool IsSingleWave(Type type, const Plan& plan);
 
-// Whether the kernel can run the parts: of 16-bit types and one group; of a
-// stride's parts the first alone has taps.
+// Whether the kernel can run the sub-problems: of 16-bit types and one group;
+// of a stride's sub-problems the first alone has taps.
 bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
-                     const std::vector<PartAxes>& parts);
+                     const std::vector<SubproblemAxes>& subs);
 
 // A plan of the kernel where it is faster than `plan` of another.
 Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
-                  const Activations& out, const std::vector<PartAxes>& parts,
-                  int multiprocessors);
+                  const Activations& out,
+                  const std::vector<SubproblemAxes>& subs, int multiprocessors);
 
 // What has an epilogue that is not plain in place of a plan of the kernel: a
 // plan of conv_kernel.cuh or row_band_kernel.cuh, with the same bits.

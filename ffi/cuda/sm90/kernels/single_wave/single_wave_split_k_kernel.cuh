@@ -91,8 +91,8 @@ __device__ __forceinline__ void AddWarpKSlices(float (&acc)[Config::kM / 2],
 // Stores the 16 channels of a warp, 32 bytes a pixel.
 template <typename Config>
 __device__ __forceinline__ void StoreWarpColumns(
-    const float (&acc)[Config::kM / 2], uint32_t buffer, const ConvPart& part,
-    int pixel, int channel, int channels) {
+    const float (&acc)[Config::kM / 2], uint32_t buffer,
+    const ConvSubproblem& sub, int pixel, int channel, int channels) {
   using T = typename Config::T;
   constexpr int kEights = Config::kM / 8;
   const int lane = threadIdx.x % 32;
@@ -110,8 +110,8 @@ __device__ __forceinline__ void StoreWarpColumns(
   if (k >= channels) return;
 #pragma unroll
   for (int p = lane / 2; p < Config::kM; p += 16) {
-    if (pixel + p >= part.pixels) return;
-    *reinterpret_cast<float4*>(static_cast<T*>(part.output_data) +
+    if (pixel + p >= sub.pixels) return;
+    *reinterpret_cast<float4*>(static_cast<T*>(sub.output_data) +
                                (int64_t{pixel} + p) * channels + k) =
         LoadShared4(buffer + p * 32 + lane % 2 * 16);
   }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& barriers = *reinterpret_cast<SingleWaveSplitKBarriers<Config>*>(
       memory + Config::kBarrierOffset);
   const uint32_t shared = SharedAddress(memory);
-  const ConvPart& part = problem.part[0];
+  const ConvSubproblem& sub = problem.sub[0];
   const int rank = blockIdx.x % kSumKSlices;
   const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumKSlices);
   // As in ConvKernel.
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == Config::kWarps) {
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-      const StageWalk walk = KSliceWalk(part, tile.pixel, k_slice);
+      const StageWalk walk = KSliceWalk(sub, tile.pixel, k_slice);
       if (ElectOne()) {
         CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
                                 barriers.ring);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                           k_slice.count, shared, barriers.ring,
                                           at);
     } else {
-      const StageWalk walk = KSliceWalk(part, tile.pixel, k_slice);
+      const StageWalk walk = KSliceWalk(sub, tile.pixel, k_slice);
       NamedBarrier(kFirstBarrier, Config::kThreads);
       ClusterArrive();
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return;
   }
   if (threadIdx.x == 32) {
-    PrefetchMap(part.input);
+    PrefetchMap(sub.input);
     PrefetchMap(problem.weights);
   }
   if (warp == 0) {
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   BarrierWait(SharedAddress(&barriers.arrived), 0);
   AddWarpKSlices<Config>(acc, rank, sums);
   StoreWarpColumns<Config>(
-      acc, shared + Config::kTileOffset + own * Config::kTileBytes, part,
+      acc, shared + Config::kTileOffset + own * Config::kTileBytes, sub,
       tile.pixel, tile.channel + warp * 16, problem.channels);
 }
 

@@ -17,9 +17,9 @@ namespace jax_convbatch::hopper {
 
 // The most pixels, a multiple of eight, of which a tile is a multiple.
 constexpr int StoredAtOnce(int pixels) {
-  int parts = 1;
-  while (pixels / parts > 104 || pixels % (8 * parts) != 0) ++parts;
-  return pixels / parts;
+  int subs = 1;
+  while (pixels / subs > 104 || pixels % (8 * subs) != 0) ++subs;
+  return pixels / subs;
 }
 
 // kGroups: warpgroups, of 64 channels each, that share the pixels of a stage.
@@ -55,15 +55,15 @@ struct SingleWaveTf32Config {
   static constexpr int kBarrierOffset = kStoreOffset + kGroups * kStoreBytes;
 };
 
-template <typename Config, int kParts>
+template <typename Config, int kSubs>
 __device__ __forceinline__ void CopySingleWaveWeights(
-    const ConvProblem<kParts>& problem, const ConvTile& tile,
+    const ConvProblem<kSubs>& problem, const ConvTile& tile,
     const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
   if constexpr (Config::kOneBox) {
     static_assert(Config::kTaps == 1);
-    const ConvPart& part = *tile.part;
-    const int filter_row = part.taps_h.tap + walk.r * part.taps_h.tap_step;
-    const int filter_column = part.taps_w.tap + walk.s * part.taps_w.tap_step;
+    const ConvSubproblem& sub = *tile.sub;
+    const int filter_row = sub.taps_h.tap + walk.r * sub.taps_h.tap_step;
+    const int filter_column = sub.taps_w.tap + walk.s * sub.taps_w.tap_step;
     BarrierArriveExpect(full, Config::kTapBytes);
     LoadTile4(weights, problem.weights, full, 0, walk.block * kTf32Block,
               tile.channel / kTf32Block,
@@ -74,16 +74,16 @@ __device__ __forceinline__ void CopySingleWaveWeights(
 }
 
 // Copies of `count` stages those from the first few on.
-template <typename Config, Operand kOperand, int kParts>
+template <typename Config, Operand kOperand, int kSubs>
 __device__ __forceinline__ void CopySingleWave(
-    const ConvProblem<kParts>& problem, const ConvTile& tile,
+    const ConvProblem<kSubs>& problem, const ConvTile& tile,
     Tf32Walk<Config> walk, int boxes, int count, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
   at.stage = kFirstStages;
 #pragma unroll
   for (int i = 0; i < kFirstStages; ++i) {
-    walk.Advance(*tile.part, problem.channel_blocks);
+    walk.Advance(*tile.sub, problem.channel_blocks);
   }
   if (at.stage == Config::kStages) at = {0, 1};
   for (int i = kFirstStages; i < count; ++i) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void CopySingleWave(
       }
     }
     at.Advance();
-    walk.Advance(*tile.part, problem.channel_blocks);
+    walk.Advance(*tile.sub, problem.channel_blocks);
   }
 }
 
@@ -185,13 +185,13 @@ __device__ __forceinline__ void AddPlain(const After& after, int channel,
   }
 }
 
-// Several parts: those of a stride, of which the first alone has taps; the
-// others are zeros.
-template <typename Config, int kParts, typename After>
+// Several sub-problems: those of a stride, of which the first alone has taps;
+// the others are zeros.
+template <typename Config, int kSubs, typename After>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    SingleWaveTf32Kernel(const __grid_constant__ ConvProblem<kParts> problem,
+    SingleWaveTf32Kernel(const __grid_constant__ ConvProblem<kSubs> problem,
                          const __grid_constant__ After after) {
-  constexpr Output kOutput = kTf32Output<Config, kParts>;
+  constexpr Output kOutput = kTf32Output<Config, kSubs>;
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SingleWaveBarriers<Config>*>(
       memory + Config::kBarrierOffset);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
     }
     const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-    const Tf32Walk<Config> walk(*tile.part, tile.pixel);
+    const Tf32Walk<Config> walk(*tile.sub, tile.pixel);
     const int boxes = FilterBoxes<Config>(problem, tile);
     const int count = tile.iterations / Config::kTaps;
     if (first) {
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           CopyTf32Input<Config>(problem, tile, at, input, full);
           CopySingleWaveWeights<Config>(problem, tile, at, boxes,
                                         input + Config::kInputBytes, full);
-          at.Advance(*tile.part, problem.channel_blocks);
+          at.Advance(*tile.sub, problem.channel_blocks);
         }
       }
       NamedBarrier(kRestBarrier, 64);
@@ -234,10 +234,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return;
   }
   if (threadIdx.x == 32) {
-    PrefetchMap(problem.part[0].input);
+    PrefetchMap(problem.sub[0].input);
     PrefetchMap(problem.weights);
     if constexpr (kOutput != Output::kThreads) {
-      PrefetchMap(problem.part[0].output);
+      PrefetchMap(problem.sub[0].output);
     }
   }
   if (warp == 0) {
@@ -254,11 +254,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int stages = tile.iterations / Config::kTaps;
   const uint32_t weights = shared + Config::kInputBytes +
                            group * (Config::kTapBytes / Config::kGroups);
-  const int step = tile.part->taps_w.offset_step * 128;
-  if constexpr (kParts > 1) {
+  const int step = tile.sub->taps_w.offset_step * 128;
+  if constexpr (kSubs > 1) {
     // While the first stages come.
     if (channel < problem.channels) {
-      out.StoreZeros(problem.part + 1, int(problem.parts) - 1, tile.pixel,
+      out.StoreZeros(problem.sub + 1, int(problem.subs) - 1, tile.pixel,
                      channel, problem.channels);
     }
   }
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (After::kPresent) {
       AddPlain(after, channel, problem.channels, acc[0]);
     }
-    out.Store(acc, *tile.part, tile.pixel, channel, problem.channels);
+    out.Store(acc, *tile.sub, tile.pixel, channel, problem.channels);
     out.Finish();
   }
 }

@@ -10,18 +10,18 @@
 
 namespace jax_convbatch::hopper {
 
-template <typename Config, int kParts, typename After>
+template <typename Config, int kSubs, typename After>
 cudaError_t LaunchSingleWaveTf32(const ConvCall& call, const Activations& in,
                                  const Activations& out,
-                                 const std::vector<PartAxes>& parts,
+                                 const std::vector<SubproblemAxes>& subs,
                                  Stage stage, cudaStream_t stream,
                                  const After& after) {
   constexpr bool kRows = Config::kWeights == Contiguous::kRows;
-  ConvProblem<kParts> problem{};
+  ConvProblem<kSubs> problem{};
   const ConvBoxes boxes = {Config::kBoxPixels, Config::kStorePixels,
                            kRows ? kTf32Block : Config::kN,
-                           kTf32Output<Config, kParts>};
-  if (!MakeConvProblem(call, in, out, parts, boxes, &problem)) {
+                           kTf32Output<Config, kSubs>};
+  if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
   if constexpr (Config::kOneBox) {
@@ -33,38 +33,39 @@ cudaError_t LaunchSingleWaveTf32(const ConvCall& call, const Activations& in,
       return cudaErrorInvalidValue;
     }
   }
-  return LaunchSingleWave<Config>(&SingleWaveTf32Kernel<Config, kParts, After>,
+  return LaunchSingleWave<Config>(&SingleWaveTf32Kernel<Config, kSubs, After>,
                                   problem, after, stage, stream);
 }
 
-template <Contiguous kWeights, int kParts, typename After = NoEpilogue>
+template <Contiguous kWeights, int kSubs, typename After = NoEpilogue>
 cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
                               const Activations& out,
-                              const std::vector<PartAxes>& parts, Stage stage,
-                              cudaStream_t stream, const After& after = {}) {
-  if (!TakesSingleWave(call.type, in, out, parts)) return cudaErrorInvalidValue;
+                              const std::vector<SubproblemAxes>& subs,
+                              Stage stage, cudaStream_t stream,
+                              const After& after = {}) {
+  if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
   return WithSingleWaveTile<kSingleWaveTf32Pixels>(
       call.plan, [&](auto pixels, auto groups) {
         constexpr int kM = decltype(pixels)::value;
         constexpr int kGroups = decltype(groups)::value;
-        if constexpr (kParts == 1 && kGroups == 1) {
-          if (TapsShareInSingleWave(parts[0].w, 64)) {
+        if constexpr (kSubs == 1 && kGroups == 1) {
+          if (TapsShareInSingleWave(subs[0].w, 64)) {
             return LaunchSingleWaveTf32<
-                SingleWaveTf32Config<kM, kGroups, kWeights, 3>, kParts>(
-                call, in, out, {WithReach(parts[0])}, stage, stream, after);
+                SingleWaveTf32Config<kM, kGroups, kWeights, 3>, kSubs>(
+                call, in, out, {WithReach(subs[0])}, stage, stream, after);
           }
         }
         if constexpr (kWeights == Contiguous::kRows && kGroups == 1 &&
                       kM <= 112 && !After::kPresent) {
           if (call.g.K % kTf32Block == 0) {
             using Config = SingleWaveTf32Config<kM, kGroups, kWeights, 1, true>;
-            return LaunchSingleWaveTf32<Config, kParts>(call, in, out, parts,
-                                                        stage, stream, after);
+            return LaunchSingleWaveTf32<Config, kSubs>(call, in, out, subs,
+                                                       stage, stream, after);
           }
         }
         return LaunchSingleWaveTf32<SingleWaveTf32Config<kM, kGroups, kWeights>,
-                                    kParts>(call, in, out, parts, stage, stream,
-                                            after);
+                                    kSubs>(call, in, out, subs, stage, stream,
+                                           after);
       });
 }
 

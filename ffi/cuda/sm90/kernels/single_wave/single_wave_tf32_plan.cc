@@ -8,8 +8,8 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-int64_t Taps(const PartAxes& part) {
-  return int64_t{part.h.taps.count} * part.w.taps.count;
+int64_t Taps(const SubproblemAxes& sub) {
+  return int64_t{sub.h.taps.count} * sub.w.taps.count;
 }
 
 // How long so many tiles take a tap and 32 channels, in boxes of a pixel or a
@@ -31,30 +31,31 @@ bool IsSingleWaveTf32(const Plan& plan) {
                    plan.tile_m) != std::end(kSingleWaveTf32Pixels);
 }
 
-bool TapsShareInSingleWave(const PartAxis& w, int channels) {
-  PartAxis longer = w;
+bool TapsShareInSingleWave(const SubproblemAxis& w, int channels) {
+  SubproblemAxis longer = w;
   longer.count *= 4;
   return channels == 64 && TapsShare(longer);
 }
 
 Plan OrSingleWaveTf32(const Plan& plan, const Activations& in,
                       const Activations& out,
-                      const std::vector<PartAxes>& parts, int multiprocessors) {
-  if (!TakesSingleWave(Type::kTf32, in, out, parts)) return plan;
-  const PartAxes& part = parts[0];
+                      const std::vector<SubproblemAxes>& subs,
+                      int multiprocessors) {
+  if (!TakesSingleWave(Type::kTf32, in, out, subs)) return plan;
+  const SubproblemAxes& sub = subs[0];
   auto tiles = [&](int m, int n, bool share) {
     const int64_t columns =
-        share ? WithReach(part).w.count : int64_t{part.w.count};
-    return (out.n * part.h.count * columns + m - 1) / m * ((out.c + n - 1) / n);
+        share ? WithReach(sub).w.count : int64_t{sub.w.count};
+    return (out.n * sub.h.count * columns + m - 1) / m * ((out.c + n - 1) / n);
   };
   const int m = plan.tile_m, n = plan.tile_n;
   const bool shares =
-      parts.size() == 1 && m == 256 && n == 64 && TapsShare(part.w);
+      subs.size() == 1 && m == 256 && n == 64 && TapsShare(sub.w);
   const int64_t given = tiles(m, n, shares);
   const int64_t rounds = (given - 1) / multiprocessors + 1;
   // Many short tiles in turns hide how they are stored.
-  const int64_t stages = Taps(part) * ((in.c + 31) / 32);
-  if (parts.size() == 1 && rounds > 2 && stages <= 8) return plan;
+  const int64_t stages = Taps(sub) * ((in.c + 31) / 32);
+  if (subs.size() == 1 && rounds > 2 && stages <= 8) return plan;
   // Each warpgroup of tiles in turns waits for stages by itself; those of 160
   // to 224 pixels fill their wave.
   const bool fills = m >= 160 && (n == 128 || m < 256);
@@ -64,7 +65,7 @@ Plan OrSingleWaveTf32(const Plan& plan, const Activations& in,
   Plan best = plan;
   for (const int channels : {64, 128}) {
     const bool share =
-        parts.size() == 1 && TapsShareInSingleWave(part.w, channels);
+        subs.size() == 1 && TapsShareInSingleWave(sub.w, channels);
     for (const int pixels : kSingleWaveTf32Pixels) {
       const int64_t count = tiles(pixels, channels, share);
       if (count > multiprocessors) continue;

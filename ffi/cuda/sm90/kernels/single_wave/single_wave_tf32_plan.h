@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
@@ -19,13 +19,14 @@ bool IsSingleWaveTf32(const Plan& plan);
 // Whether three taps of a row share the pixels of a stage in tiles of 64
 // channels: as TapsShare, but in shorter rows, too. With 128 channels the
 // stages would be two or three.
-bool TapsShareInSingleWave(const PartAxis& w, int channels);
+bool TapsShareInSingleWave(const SubproblemAxis& w, int channels);
 
-// A plan of the kernel where it can run the parts, as TakesSingleWave says, of
-// one group and is faster than `plan` of another.
+// A plan of the kernel where it can run the sub-problems, as TakesSingleWave
+// says, of one group and is faster than `plan` of another.
 Plan OrSingleWaveTf32(const Plan& plan, const Activations& in,
                       const Activations& out,
-                      const std::vector<PartAxes>& parts, int multiprocessors);
+                      const std::vector<SubproblemAxes>& subs,
+                      int multiprocessors);
 
 // Whether the other kernel's tile has an epilogue: with one, those that leave
 // less of the last wave empty would be as many kernels again.

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/common/most_shared.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {

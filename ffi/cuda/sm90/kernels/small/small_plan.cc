@@ -1,7 +1,7 @@
 #include "cuda/sm90/kernels/small/small_plan.h"
 
 #include "cuda/sm90/kernels/small/small_shape.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "cuda/sm90/problem/conv.h"
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/wgrad_problem.h"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
@@ -94,8 +94,8 @@ inline bool MakeWgradProblem(const ConvCall& call, Copy copy,
   const WgradTiling tiling(g, call.type, call.plan.tile_m, call.plan.tile_n);
   const bool tap_rows =
       call.type == Type::kTf32 && call.plan.tile_m == kTapRowTile;
-  const PartAxes part = FpropPart(g);
-  const PartAxes walk = tap_rows ? WithReach(part) : part;
+  const SubproblemAxes sub = FpropSubproblem(g);
+  const SubproblemAxes walk = tap_rows ? WithReach(sub) : sub;
   const int block = static_cast<int>(tiling.block);
   static_cast<WgradTiles&>(*problem) =
       TilesOf(call, tiling.channel_blocks, tiling.n_tiles, tiling.tiles(),

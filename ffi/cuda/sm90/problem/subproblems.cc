@@ -1,10 +1,10 @@
-#include "cuda/sm90/problem/conv_parts.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "cuda/sm90/problem/group_width.h"
-#include "cuda/sm90/problem/part_axis.h"
+#include "cuda/sm90/problem/subproblem_axis.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -15,9 +15,9 @@ constexpr int64_t kMaxCorner = 127;
 
 }  // namespace
 
-PartAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
-                   int64_t pad, int64_t dilation) {
-  PartAxis a{};
+SubproblemAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
+                         int64_t pad, int64_t dilation) {
+  SubproblemAxis a{};
   a.count = out;
   a.output_step = 1;
   a.input = -pad;
@@ -27,9 +27,9 @@ PartAxis FpropAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
   return a;
 }
 
-PartAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
-                   int64_t pad, int64_t dilation, int64_t residue) {
-  PartAxis a{};
+SubproblemAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
+                         int64_t pad, int64_t dilation, int64_t residue) {
+  SubproblemAxis a{};
   a.count = (in - residue + stride - 1) / stride;
   a.output = residue;
   a.output_step = static_cast<int>(stride);
@@ -106,59 +106,60 @@ ConvGeometry FoldPatches(const ConvGeometry& g, Type type) {
   return folded;
 }
 
-PartAxes FpropPart(const ConvGeometry& g) {
+SubproblemAxes FpropSubproblem(const ConvGeometry& g) {
   return {
       FpropAxis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h),
       FpropAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w),
   };
 }
 
-bool TapsShare(const PartAxis& w) {
+bool TapsShare(const SubproblemAxis& w) {
   const int reach = (w.taps.count - 1) * w.taps.offset_step;
   return w.input_step == 1 && w.output_step == 1 && w.taps.count == 3 &&
          reach <= kTapReach && 12 * reach <= w.count &&
          w.upper + reach <= kMaxCorner;
 }
 
-PartAxes WithReach(const PartAxes& part) {
-  PartAxes reaching = part;
-  const int reach = (part.w.taps.count - 1) * part.w.taps.offset_step;
+SubproblemAxes WithReach(const SubproblemAxes& sub) {
+  SubproblemAxes reaching = sub;
+  const int reach = (sub.w.taps.count - 1) * sub.w.taps.offset_step;
   reaching.w.count += reach;
   reaching.w.upper += reach;
   return reaching;
 }
 
-std::vector<PartAxes> DgradParts(const ConvGeometry& g) {
-  std::vector<PartAxes> parts;
-  if (g.stride.h * g.stride.w > kMaxParts) return parts;
+std::vector<SubproblemAxes> DgradSubproblems(const ConvGeometry& g) {
+  std::vector<SubproblemAxes> subs;
+  if (g.stride.h * g.stride.w > kMaxSubproblems) return subs;
   for (int64_t h = 0; h < std::min(g.stride.h, g.H); ++h) {
     for (int64_t w = 0; w < std::min(g.stride.w, g.W); ++w) {
-      parts.push_back({DgradAxis(g.H, g.P, g.R, g.stride.h, g.pad.h,
-                                 g.filter_dilation.h, h),
-                       DgradAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w,
-                                 g.filter_dilation.w, w)});
+      subs.push_back({DgradAxis(g.H, g.P, g.R, g.stride.h, g.pad.h,
+                                g.filter_dilation.h, h),
+                      DgradAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w,
+                                g.filter_dilation.w, w)});
     }
   }
-  auto taps = [](const PartAxes& part) {
-    return int64_t{part.h.taps.count} * part.w.taps.count;
+  auto taps = [](const SubproblemAxes& sub) {
+    return int64_t{sub.h.taps.count} * sub.w.taps.count;
   };
-  std::stable_sort(
-      parts.begin(), parts.end(),
-      [&](const PartAxes& a, const PartAxes& b) { return taps(a) > taps(b); });
-  return parts;
+  std::stable_sort(subs.begin(), subs.end(),
+                   [&](const SubproblemAxes& a, const SubproblemAxes& b) {
+                     return taps(a) > taps(b);
+                   });
+  return subs;
 }
 
-Im2colWalk InputWalk(const Activations& in, const PartAxes& part, int pixels,
-                     int64_t groups) {
-  const PartAxis &h = part.h, &w = part.w;
+Im2colWalk InputWalk(const Activations& in, const SubproblemAxes& sub,
+                     int pixels, int64_t groups) {
+  const SubproblemAxis &h = sub.h, &w = sub.w;
   return {in.n,    in.h,    in.w,         in.c,         h.input, w.input,
           h.upper, w.upper, h.input_step, w.input_step, pixels,  groups};
 }
 
-Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
-                      int64_t groups) {
-  const PartAxis &h = part.h, &w = part.w;
-  auto upper = [](const PartAxis& a, int64_t size) {
+Im2colWalk OutputWalk(const Activations& out, const SubproblemAxes& sub,
+                      int pixels, int64_t groups) {
+  const SubproblemAxis &h = sub.h, &w = sub.w;
+  auto upper = [](const SubproblemAxis& a, int64_t size) {
     return a.output + (a.count - 1) * a.output_step - (size - 1);
   };
   return {out.n,         out.h,         out.w,           out.c,
@@ -167,19 +168,19 @@ Im2colWalk OutputWalk(const Activations& out, const PartAxes& part, int pixels,
 }
 
 bool SumsInKSlices(const Activations& in, const Activations& out,
-                   const PartAxes& part) {
-  const int64_t taps = int64_t{part.h.taps.count} * part.w.taps.count;
+                   const SubproblemAxes& sub) {
+  const int64_t taps = int64_t{sub.h.taps.count} * sub.w.taps.count;
   return taps * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
 }
 
 bool StoresFullRows(const Activations& in, const Activations& out,
-                    const PartAxes& part) {
-  return part.h.taps.count == 1 && part.w.taps.count == 1 && in.c <= 64 &&
+                    const SubproblemAxes& sub) {
+  return sub.h.taps.count == 1 && sub.w.taps.count == 1 && in.c <= 64 &&
          out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kFullRowTileChannels;
 }
 
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
-                const PartAxes& part, int64_t groups) {
+                const SubproblemAxes& sub, int64_t groups) {
   constexpr double kLimit = 1 << 30;
   const int64_t reach = groups > 1 ? 31 : 255;
   auto fits = [&](const TapAxis& taps) {
@@ -187,11 +188,11 @@ bool IsWalkable(Type type, const Activations& in, const Activations& out,
            int64_t{taps.count - 1} * taps.offset_step <= reach;
   };
   // Products of many factors, as floating point does not overflow.
-  const double pixels = 1.0 * out.n * part.h.count * part.w.count;
-  return fits(part.h.taps) && fits(part.w.taps) && pixels < kLimit &&
-         (pixels / 64 + 1) * (out.c / 64 + groups) * kMaxParts < kLimit &&
-         IsEncodable(type, InputWalk(in, part, 64, groups)) &&
-         IsEncodable(type, OutputWalk(out, part, 64, groups));
+  const double pixels = 1.0 * out.n * sub.h.count * sub.w.count;
+  return fits(sub.h.taps) && fits(sub.w.taps) && pixels < kLimit &&
+         (pixels / 64 + 1) * (out.c / 64 + groups) * kMaxSubproblems < kLimit &&
+         IsEncodable(type, InputWalk(in, sub, 64, groups)) &&
+         IsEncodable(type, OutputWalk(out, sub, 64, groups));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,29 +1,29 @@
 // What plan and launches ask about the sums of fprop and dgrad. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_PARTS_H_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_PARTS_H_
+#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_
+#define JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/problem/conv_parts.h"
 #include "cuda/sm90/problem/op.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::simt {
 
 constexpr hopper::Op Bf16x6Op(Op op) { return static_cast<hopper::Op>(op); }
 
 // Outputs that use the same taps, of most taps first.
-std::vector<hopper::PartAxes> PartsOf(Op op, const ConvGeometry& g);
+std::vector<hopper::SubproblemAxes> SubproblemsOf(Op op, const ConvGeometry& g);
 
 // Of kDepth of the reduction each.
-int Steps(const hopper::PartAxes& part, int64_t in_channels);
+int Steps(const hopper::SubproblemAxes& sub, int64_t in_channels);
 
 // How many K slices a sum is formed in: enough to fill the GPU with a batch of
 // eight. It does not depend on N, so that a sample's bits do not.
 int KSlices(Op op, const ConvGeometry& g,
-            const std::vector<hopper::PartAxes>& parts);
+            const std::vector<hopper::SubproblemAxes>& subs);
 
 }  // namespace jax_convbatch::simt
 
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_PARTS_H_
+#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_

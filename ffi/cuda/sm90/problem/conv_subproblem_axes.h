@@ -1,0 +1,34 @@
+// What a sub-problem of the output is told of its axes. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_
+
+#include <cstdint>
+
+#include "cuda/sm90/problem/conv_problem.h"
+#include "cuda/sm90/problem/subproblems.h"
+
+namespace jax_convbatch::hopper {
+
+// All of a sub-problem but its maps and where threads store.
+inline void SetAxes(const SubproblemAxes& axes, int64_t images,
+                    int channel_blocks, ConvSubproblem* sub) {
+  const SubproblemAxis &h = axes.h, &w = axes.w;
+  sub->taps_h = h.taps;
+  sub->taps_w = w.taps;
+  sub->rows = static_cast<int>(h.count);
+  sub->cols = static_cast<int>(w.count);
+  sub->pixels = static_cast<int>(images * h.count * w.count);
+  sub->iterations = h.taps.count * w.taps.count * channel_blocks;
+  sub->input_h = static_cast<int>(h.input);
+  sub->input_w = static_cast<int>(w.input);
+  sub->input_step_h = h.input_step;
+  sub->input_step_w = w.input_step;
+  sub->output_h = static_cast<int>(h.output);
+  sub->output_w = static_cast<int>(w.output);
+  sub->output_step_h = h.output_step;
+  sub->output_step_w = w.output_step;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_

@@ -1,0 +1,120 @@
+// The sub-problems of a convolution: the outputs that use the same taps, all of
+// them or a residue class of dgrad's stride, and how each walks its input and
+// its output. Host only.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEMS_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEMS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "conv_geometry.h"
+#include "cuda/common/tap_axis.h"
+#include "cuda/sm90/problem/conv.h"
+#include "cuda/sm90/problem/tensor_map.h"
+
+namespace jax_convbatch::hopper {
+
+// The most parts that a launch has.
+inline constexpr int kMaxSubproblems = 16;
+
+// One axis of a sub-problem: `count` outputs from `output`, `output_step`
+// apart; output i reads its taps from base pixel `input` + i `input_step` on.
+struct SubproblemAxis {
+  int64_t count, output, input;
+  int output_step, input_step;
+  TapAxis taps;
+  // Of the im2col box: base pixels end at size - 1 + upper.
+  int64_t upper;
+};
+
+struct SubproblemAxes {
+  SubproblemAxis h, w;
+};
+
+// A tensor of activations.
+struct Activations {
+  int64_t n, h, w, c;
+};
+
+inline Activations InputOf(const ConvGeometry& g) {
+  return {g.N, g.H, g.W, g.C};
+}
+inline Activations OutputOf(const ConvGeometry& g) {
+  return {g.N, g.P, g.Q, g.K};
+}
+
+// Whether the other functions may be asked: 2-D, one group, no input dilation,
+// C and K multiples of 16 bytes, and no number so large that it could overflow.
+bool IsPlain2d(const ConvGeometry& g, Type type);
+
+// The same for several groups (group_width.h): of multiples of 16 bytes of
+// channels of which either is 32 or more, or in bf16 and f16 of 16 to 16.
+bool IsGroups2d(const ConvGeometry& g, Type type);
+
+// Whether the filter cuts x into patches, each pixel in one.
+bool IsPatches(const ConvGeometry& g);
+
+// In bf16 and f16, fprop and wgrad of patches with a patch's rows as pixels and
+// all that they hold as channels, where TMA can take these; other geometries as
+// they are.
+ConvGeometry FoldPatches(const ConvGeometry& g, Type type);
+
+// The one sub-problem of fprop; wgrad walks x in the same way.
+SubproblemAxes FpropSubproblem(const ConvGeometry& g);
+
+// How far the taps of a row that share their pixels reach at most.
+inline constexpr int kTapReach = 8;
+
+// Whether three taps of a row may share their pixels, walked by WithReach, and
+// the columns that this adds to a row cost less than it saves.
+bool TapsShare(const SubproblemAxis& w);
+
+// The sub-problem with the pixels between the last of a row and the first of
+// the next, as many as its taps reach further: all taps then read at a fixed
+// distance in the line of pixels. Strides of 1 along the row.
+SubproblemAxes WithReach(const SubproblemAxes& sub);
+
+// dgrad's sub-problems: one a residue class of the stride, those of most taps
+// first, so that the short ones fill the gaps at the end. Empty where they
+// would be more than kMaxSubproblems.
+std::vector<SubproblemAxes> DgradSubproblems(const ConvGeometry& g);
+
+// How a sub-problem reads and writes, in boxes of so many pixels.
+Im2colWalk InputWalk(const Activations& in, const SubproblemAxes& sub,
+                     int pixels, int64_t groups = 1);
+Im2colWalk OutputWalk(const Activations& out, const SubproblemAxes& sub,
+                      int pixels, int64_t groups = 1);
+
+// Tiles that are stored as whole lines of channels, Output::kFullRows.
+inline constexpr int kFullRowTilePixels = 64, kFullRowTileChannels = 256;
+
+// Whether the convolution kernel has them for the only sub-problem: 1x1 filters
+// that one stage of a tile holds whole, and channels in whole boxes. Not for
+// TF32.
+bool StoresFullRows(const Activations& in, const Activations& out,
+                    const SubproblemAxes& sub);
+
+// Whether the sums of the only sub-problem are formed in K slices
+// (conv_k_slices.cuh): long ones of few outputs an image, whatever the number
+// of images. Not for TF32.
+bool SumsInKSlices(const Activations& in, const Activations& out,
+                   const SubproblemAxes& sub);
+
+// Whether the tiles of a stride's sub-problems come one after another, those of
+// most taps first, on so many blocks; else sub-problems take turns, so that
+// what lies side by side is written together. Of few tiles a long one would
+// come last, and blocks that begin side by side would share nothing that they
+// read. `stages`: of the longest. All sub-problems have taps.
+inline bool LongestFirst(int64_t tiles, int64_t stages, int blocks) {
+  const int64_t rounds = stages >= 32 ? 4 : 2;
+  return tiles <= rounds * blocks;
+}
+
+// Whether taps and corners fit TMA's instruction, and the tiles 32 bits.
+// `groups`: those of the walks' maps.
+bool IsWalkable(Type type, const Activations& in, const Activations& out,
+                const SubproblemAxes& sub, int64_t groups = 1);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEMS_H_
