@@ -55,11 +55,11 @@ std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
 // Those of several groups that Run() in group_conv.cu has kernels for.
 std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors) {
-  if (IsFewChannels(g)) return {};  // the rule's is the only one
+  if (IsFewChannelGroups(g)) return {};  // the rule's is the only one
   std::vector<Tile> tiles = {{64, 64}, {128, 64}, {256, 64}};
   const bool fprop = op == Op::kFprop;
   const int64_t channels = fprop ? g.group_K() : g.group_C();
-  if (GroupWidth(g) == kWideGroups && channels % 128 == 0) {
+  if (GroupWidth(g) == kBoxGroups && channels % 128 == 0) {
     tiles.push_back({128, 128});
   }
   const auto subs =

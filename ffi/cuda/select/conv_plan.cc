@@ -42,8 +42,8 @@ Plan LargestTile(const Activations& out, const Heaviest& sub, int subs,
       if (subs == 1 && sub.taps == 1 && sub.stages <= 2) {
         return {64, 128, multiprocessors, 0};
       }
-      // 128x256 moves fewer bytes, but its warpgroups do not take turns: worth
-      // it for short sums of many tiles, if no wave is wasted.
+      // 128x256 moves fewer bytes, but its warpgroups are cooperative: worth it
+      // for short sums of many tiles, if no wave is wasted.
       auto waves = [&](int n) {
         return (tiles(sub.pixels, 128, n) - 1) / multiprocessors + 1;
       };
@@ -264,7 +264,7 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   if (type == Type::kTf32) {
     return FpropTf32Tile(g, sub, multiprocessors);
   }
-  if (IsFewChannels(g)) {
+  if (IsFewChannelGroups(g)) {
     return FewTile(g, type, in, out, sub, multiprocessors);
   }
   return g.groups > 1
@@ -293,7 +293,7 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
   if (type == Type::kTf32) {
     return DgradTf32Tile(g, subs, multiprocessors);
   }
-  if (IsFewChannels(g)) {
+  if (IsFewChannelGroups(g)) {
     if (subs.size() != 1) return std::nullopt;
     return FewTile(g, type, in, out, subs[0], multiprocessors);
   }

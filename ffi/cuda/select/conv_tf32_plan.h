@@ -1,4 +1,4 @@
-// Which tiles fprop and dgrad of f32 have: in turns or together
+// Which tiles fprop and dgrad of f32 have: ping-pong or cooperative
 // (conv_tf32_kernel.cuh), or all at once (single_wave_tf32_kernel.cuh). Host
 // only.
 #ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_

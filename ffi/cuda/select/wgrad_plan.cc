@@ -131,7 +131,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
 // Of narrow groups, only what lies on a tile's diagonal.
 double InDw(const ConvGeometry& g) {
   const int width = IsFew16Bit(g, Type::kBf16) ? kFewWidth : GroupWidth(g);
-  return IsNarrow(width) ? 1.0 * width / kWideGroups : 1;
+  return IsNarrow(width) ? 1.0 * width / kBoxGroups : 1;
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {

@@ -84,7 +84,7 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
     // A tile has output channels of one group, or of one set of narrow ones;
     // it is filled up where no tile is full.
     const int64_t outputs = WgradUnits(g, Type::kTf32).outputs;
-    if (g.groups > 1 && outputs % kWideGroups == 0 && outputs % n != 0) {
+    if (g.groups > 1 && outputs % kBoxGroups == 0 && outputs % n != 0) {
       continue;
     }
     const WgradTiling tiling(g, Type::kTf32, m, n);

@@ -69,16 +69,18 @@ class Tf32Store {
 
   // The same with a bias, for filters whose rows are channels.
   __device__ __forceinline__ void Store(
-      const ChannelBias& after, float (&acc)[Config::kBlocks][Config::kM / 2],
-      const ConvSubproblem& sub, int pixel, int channel, int channels) {
+      const ChannelBias& epilogue,
+      float (&acc)[Config::kBlocks][Config::kM / 2], const ConvSubproblem& sub,
+      int pixel, int channel, int channels) {
     static_assert(Config::kWeights == Contiguous::kReduction);
-    if (after.bias != nullptr) {
+    if (epilogue.bias != nullptr) {
       const int row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int m = 0; m < Config::kBlocks; ++m) {
         const int k = channel + m * 64 + row;
-        const float low = k < channels ? __ldg(after.bias + k) : 0.0f;
-        const float high = k + 8 < channels ? __ldg(after.bias + k + 8) : 0.0f;
+        const float low = k < channels ? __ldg(epilogue.bias + k) : 0.0f;
+        const float high =
+            k + 8 < channels ? __ldg(epilogue.bias + k + 8) : 0.0f;
 #pragma unroll
         for (int i = 0; i < Config::kM / 2; ++i) {
           acc[m][i] += i & 2 ? high : low;

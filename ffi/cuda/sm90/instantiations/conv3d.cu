@@ -41,18 +41,18 @@ cudaError_t Run(Op op, const ConvCall& call, Stage stage, cudaStream_t stream) {
     return LaunchConv<InDepth<decltype(config)>, 1>(
         problem, NoEpilogue{}, call.plan.blocks, stage, stream);
   };
-  constexpr Work kInTurns = Work::kInTurns;
+  constexpr Schedule kPingPong = Schedule::kPingPong;
   if (m == 64 && n == 64) {
-    return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, false, kWeights>());
+    return launch(ConvConfig<T, 64, 64, kPingPong, 12, 2, false, kWeights>());
   }
   if (m == 64 && n == 128) {
-    return launch(ConvConfig<T, 64, 128, kInTurns, 8, 2, false, kWeights>());
+    return launch(ConvConfig<T, 64, 128, kPingPong, 8, 2, false, kWeights>());
   }
   if (m == 256 && n == 64) {
-    return launch(ConvConfig<T, 256, 64, kInTurns, 4, 2, false, kWeights>());
+    return launch(ConvConfig<T, 256, 64, kPingPong, 4, 2, false, kWeights>());
   }
   if (m == 128 && n == 128) {
-    return launch(ConvConfig<T, 128, 128, kInTurns, 6, 1, false, kWeights>());
+    return launch(ConvConfig<T, 128, 128, kPingPong, 6, 1, false, kWeights>());
   }
   return cudaErrorInvalidValue;
 }

@@ -9,18 +9,18 @@
 
 namespace jax_convbatch::hopper {
 
-template <typename T, typename After = NoEpilogue>
+template <typename T, typename EpilogueT = NoEpilogue>
 cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
-                     const After& after = {}) {
+                     const EpilogueT& epilogue = {}) {
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
   const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   const Activations in = InputOf(call.g), out = OutputOf(call.g);
   if (IsRowBand(call.plan)) {
     return RunRowBand<T, Contiguous::kRows>(call, in, out, subs[0], stage,
-                                            stream, after);
+                                            stream, epilogue);
   }
   return RunConv<T, Contiguous::kRows, 1>(call, in, out, subs, kBoxC, stage,
-                                          stream, after);
+                                          stream, epilogue);
 }
 
 }  // namespace jax_convbatch::hopper

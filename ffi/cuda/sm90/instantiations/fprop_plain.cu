@@ -8,8 +8,8 @@ namespace {
 
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return WithPlainEpilogue(call, [&](const auto& after) {
-    return RunFprop<T>(call, stage, stream, after);
+  return WithPlainEpilogue(call, [&](const auto& epilogue) {
+    return RunFprop<T>(call, stage, stream, epilogue);
   });
 }
 

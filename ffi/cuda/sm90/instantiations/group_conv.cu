@@ -58,25 +58,25 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
     return LaunchConv<decltype(config), kSubs>(problem, NoEpilogue{},
                                                call.plan.blocks, stage, stream);
   };
-  constexpr Work kInTurns = Work::kInTurns;
+  constexpr Schedule kPingPong = Schedule::kPingPong;
   constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
   if (m == 64 && n == 64) {
-    return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights, 0,
+    return launch(ConvConfig<T, 64, 64, kPingPong, 12, 2, kZeros, kWeights, 0,
                              false, kWidth>());
   }
   if (m == 128 && n == 64) {
-    return launch(ConvConfig<T, 128, 64, kInTurns, 7, kStores, kZeros, kWeights,
-                             0, false, kWidth>());
+    return launch(ConvConfig<T, 128, 64, kPingPong, 7, kStores, kZeros,
+                             kWeights, 0, false, kWidth>());
   }
   if (m == 256 && n == 64) {
-    return launch(ConvConfig<T, 256, 64, kInTurns, 4, kStores, kZeros, kWeights,
-                             0, false, kWidth>());
+    return launch(ConvConfig<T, 256, 64, kPingPong, 4, kStores, kZeros,
+                             kWeights, 0, false, kWidth>());
   }
-  if constexpr (kWidth == kWideGroups) {
+  if constexpr (kWidth == kBoxGroups) {
     if (m == 128 && n == 128) {
-      return launch(ConvConfig<T, 128, 128, kInTurns, 5, 1, kZeros, kWeights, 0,
-                               false, kWidth>());
+      return launch(ConvConfig<T, 128, 128, kPingPong, 5, 1, kZeros, kWeights,
+                               0, false, kWidth>());
     }
   }
   return cudaErrorInvalidValue;
@@ -91,9 +91,9 @@ cudaError_t RunWidth(const ConvCall& call, const Activations& in,
       return Run<T, kWeights, kSubs, 16>(call, in, out, subs, stage, stream);
     case 32:
       return Run<T, kWeights, kSubs, 32>(call, in, out, subs, stage, stream);
-    case kWideGroups:
-      return Run<T, kWeights, kSubs, kWideGroups>(call, in, out, subs, stage,
-                                                  stream);
+    case kBoxGroups:
+      return Run<T, kWeights, kSubs, kBoxGroups>(call, in, out, subs, stage,
+                                                 stream);
     default:
       return Run<T, kWeights, kSubs, kAnyGroups>(call, in, out, subs, stage,
                                                  stream);

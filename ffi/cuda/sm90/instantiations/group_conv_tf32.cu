@@ -12,7 +12,7 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
                 Stage stage, cudaStream_t stream) {
   return MapGroups(call.g) > 1 ? RunConvTf32<kWeights, kSubs, kAnyGroups>(
                                      call, in, out, subs, box_c, stage, stream)
-                               : RunConvTf32<kWeights, kSubs, kWideGroups>(
+                               : RunConvTf32<kWeights, kSubs, kBoxGroups>(
                                      call, in, out, subs, box_c, stage, stream);
 }
 

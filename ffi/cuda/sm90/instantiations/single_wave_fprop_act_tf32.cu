@@ -12,12 +12,12 @@ cudaError_t SingleWaveFpropActTf32(const ConvCall& given, Stage stage,
     call.plan = WithTf32Epilogue(given.g, given.plan);
     return FpropActTf32(call, stage, stream);
   }
-  PlainEpilogue<false> after{};
-  after.bias = epilogue.bias;
-  after.relu = epilogue.activation == Activation::kRelu;
+  PlainEpilogue<false> plain{};
+  plain.bias = epilogue.bias;
+  plain.relu = epilogue.activation == Activation::kRelu;
   return RunSingleWaveTf32<Contiguous::kRows, 1>(
       given, InputOf(given.g), OutputOf(given.g), {FpropSubproblem(given.g)},
-      stage, stream, after);
+      stage, stream, plain);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -7,8 +7,8 @@ namespace {
 
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  return WithPlainEpilogue(call, [&](const auto& after) {
-    return RunSingleWaveFprop<T>(call, stage, stream, after);
+  return WithPlainEpilogue(call, [&](const auto& epilogue) {
+    return RunSingleWaveFprop<T>(call, stage, stream, epilogue);
   });
 }
 

@@ -19,11 +19,11 @@ inline Epilogue EpilogueOf(const ConvCall& call) {
 template <typename Run>
 cudaError_t WithPlainEpilogue(const ConvCall& call, Run run) {
   const Epilogue& given = *call.epilogue;
-  auto with = [&](auto after) {
-    after.bias = given.bias;
-    after.bitmask = given.bitmask;
-    after.relu = given.activation == Activation::kRelu;
-    return run(after);
+  auto with = [&](auto epilogue) {
+    epilogue.bias = given.bias;
+    epilogue.bitmask = given.bitmask;
+    epilogue.relu = given.activation == Activation::kRelu;
+    return run(epilogue);
   };
   return given.bitmask != nullptr ? with(PlainEpilogue<true>())
                                   : with(PlainEpilogue<false>());

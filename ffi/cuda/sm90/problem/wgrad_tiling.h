@@ -26,7 +26,7 @@ inline bool IsNarrowTf32(const ConvGeometry& g, Type type) {
 // The same of bf16 and f16, of 2, 4 or 8 channels: of their tiles
 // wgrad_store.cuh writes what is in dw.
 inline bool IsFew16Bit(const ConvGeometry& g, Type type) {
-  return type != Type::kTf32 && IsFewChannels(g);
+  return type != Type::kTf32 && IsFewChannelGroups(g);
 }
 
 // Groups of bf16 and f16 that only wgrad has these tiles for: few channels, and
@@ -49,8 +49,8 @@ struct WgradUnits {
         inputs(UnitChannels(g, g.C)),
         outputs(UnitChannels(g, g.K)) {
     if (!IsNarrowTf32(g, type) && !IsFew16Bit(g, type)) return;
-    count = (g.C + kWideGroups - 1) / kWideGroups;
-    inputs = outputs = kWideGroups;
+    count = (g.C + kBoxGroups - 1) / kBoxGroups;
+    inputs = outputs = kBoxGroups;
   }
 };
 

@@ -38,7 +38,7 @@ cudaError_t Run(const ColumnGemmCall& call, Stage stage, cudaStream_t stream) {
   if (!encoded) return cudaErrorInvalidValue;
   problem.sub.pixels = static_cast<int>(rows);
   problem.sub.rows = problem.sub.cols = 1;
-  problem.after.bias = call.bias;
+  problem.epilogue.bias = call.bias;
   problem.channels = static_cast<int>(g.K);
   const int n_tiles = static_cast<int>((g.K + kN - 1) / kN);
   problem.n_tiles = n_tiles;

@@ -14,7 +14,7 @@ namespace jax_convbatch::hopper {
 struct ColumnGemmProblem {
   CUtensorMap columns, filter;  // [rows, depth], [channels, depth]
   ConvSubproblem sub;           // of it the output
-  ChannelBias after;
+  ChannelBias epilogue;
   int channels;
   Divisor n_tiles;  // along the channels, fastest; a multiple of the cluster
   int tiles;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void MultiplyColumnTiles(
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     }
     const ColumnGemmTile tile = ColumnGemmTileAt<Config>(problem, t);
-    out.Store(problem.after, acc, problem.sub, tile.row, tile.channel,
+    out.Store(problem.epilogue, acc, problem.sub, tile.row, tile.channel,
               problem.channels);
   }
   out.Finish();

@@ -12,9 +12,10 @@
 
 namespace jax_convbatch::hopper {
 
-// The warpgroups take turns with tiles of kM x kN, so that one stores while the
-// other multiplies, or multiply the halves of one tile together.
-enum class Work { kInTurns, kTogether };
+// Ping-pong: the warpgroups take turns with tiles of kM x kN, so that one
+// stores while the other multiplies. Cooperative: they multiply the halves of
+// one tile.
+enum class Schedule { kPingPong, kCooperative };
 
 // How a tile's sum is formed: in one go, or in K slices (conv_k_slices.cuh).
 enum class Sum { kWhole, kKSlices };
@@ -26,14 +27,14 @@ enum class Sum { kWhole, kKSlices };
 // every tile of a block has the same channels; 0: they come anew. kFullRows:
 // tiles are written and stored as whole rows of kN channels, not as boxes of 64
 // channels. kWidth: how the groups' channels lie in tiles, see group_width.h.
-template <typename T_, int kM_, int kN_, Work kWork, int kStages_, int kStores_,
-          bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
+template <typename T_, int kM_, int kN_, Schedule kSchedule, int kStages_,
+          int kStores_, bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
           bool kFullRows_ = false, int kWidth_ = kOneGroup>
 struct ConvConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
   static constexpr int kStores = kStores_;
-  static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr bool kCooperative = kSchedule == Schedule::kCooperative;
   static constexpr bool kZeros = kZeros_;
   static constexpr Contiguous kWeights = kWeights_;
 
@@ -54,9 +55,9 @@ struct ConvConfig {
   static constexpr int kTileBytes = kM * kN * 2;          // of the output
   static constexpr int kIssuers = kResident > 0 ? 1 : 2;  // that fill a stage
   // What one warpgroup multiplies, and the warps that use a stage.
-  static constexpr int kGroupM = kTogether ? kM / kConsumers : kM;
+  static constexpr int kGroupM = kCooperative ? kM / kConsumers : kM;
   static constexpr int kWarps =
-      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+      (kCooperative ? kConsumers : 1) * (kWarpgroup / 32);
 };
 
 // Of three axes.
@@ -68,10 +69,10 @@ struct InDepth : Config {
 // fprop's tiles of 160 channels with their filter in boxes of 64, of whose last
 // one half is not used: they are half as many lines to copy, but a stage less.
 template <typename T>
-struct InWholeBoxes
-    : ConvConfig<T, 128, 160, Work::kInTurns, 4, 1, false, Contiguous::kRows> {
-  using Base =
-      ConvConfig<T, 128, 160, Work::kInTurns, 4, 1, false, Contiguous::kRows>;
+struct InWholeBoxes : ConvConfig<T, 128, 160, Schedule::kPingPong, 4, 1, false,
+                                 Contiguous::kRows> {
+  using Base = ConvConfig<T, 128, 160, Schedule::kPingPong, 4, 1, false,
+                          Contiguous::kRows>;
   static constexpr int kWeightBytes = 3 * kBoxBytes;
   static constexpr int kStageBytes = Base::kInputBytes + kWeightBytes;
 };
@@ -91,8 +92,8 @@ struct InKSlices : Config {
 // Of a large one, the warpgroups take turns with the K slices, which they add
 // up in shared memory: in the buffer of the finished tile, or apart from it.
 template <typename T, Contiguous kWeights, bool kApart>
-struct LargeInKSlices : ConvConfig<T, 128, 128, Work::kInTurns, kApart ? 4 : 5,
-                                   1, false, kWeights> {
+struct LargeInKSlices : ConvConfig<T, 128, 128, Schedule::kPingPong,
+                                   kApart ? 4 : 5, 1, false, kWeights> {
   static constexpr Sum kSum = Sum::kKSlices;
   static constexpr bool kSumsApart = kApart;
   static constexpr int kSumBytes = 128 * 128 * 4;

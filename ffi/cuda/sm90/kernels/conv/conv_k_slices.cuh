@@ -56,10 +56,10 @@ inline constexpr int kSumsReadBarrier = 3;  // hardware barrier of a warpgroup
 
 // Consume() of conv_kernel.cuh, by both warpgroups: one adds while the other
 // multiplies.
-template <typename Config, typename After>
+template <typename Config, typename EpilogueT>
 __device__ __forceinline__ void ConsumeKSlices(const ConvProblem<1>& problem,
-                                               const After& after, int group,
-                                               uint32_t shared,
+                                               const EpilogueT& epilogue,
+                                               int group, uint32_t shared,
                                                ConvBarriers<Config>& barriers) {
   static_assert(kSumKSlices % kConsumers == 0);
   const uint32_t buffer = shared + ConvShared<Config>::kStoreOffset;
@@ -133,14 +133,14 @@ __device__ __forceinline__ void ConsumeKSlices(const ConvProblem<1>& problem,
       if constexpr (!Config::kSumsApart) {
         NamedBarrier(kSumsReadBarrier, kWarpgroup);
       }
-      if constexpr (After::kPresent) {
-        if (after.residual != nullptr) {
+      if constexpr (EpilogueT::kPresent) {
+        if (epilogue.residual != nullptr) {
           BarrierWait(SharedAddress(&barriers.residual[0]), number & 1);
         }
-        ScaleAndAdd<typename Config::T>(after, tile.channel, problem.channels,
-                                        acc);
+        ScaleAndAdd<typename Config::T>(epilogue, tile.channel,
+                                        problem.channels, acc);
         WriteLayerTile<typename Config::T>(
-            after, acc, buffer, written,
+            epilogue, acc, buffer, written,
             {tile.pixel, tile.channel, tile.sub->pixels, problem.channels});
       } else {
         WriteTile<typename Config::T>(acc, buffer, written);

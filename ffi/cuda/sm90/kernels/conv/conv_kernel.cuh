@@ -37,12 +37,12 @@ inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 // There are none before an epilogue of any kind, as two ways to multiply and
 // all of that are much code, nor where warpgroups share a stage's pixels, tiles
 // are stored as lines or sums come in K slices.
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 using ProblemOf =
-    std::conditional_t<kSubs == 1 && !Config::kTogether && !Config::k3d &&
+    std::conditional_t<kSubs == 1 && !Config::kCooperative && !Config::k3d &&
                            !Config::kFullRows && Config::kWidth == kOneGroup &&
                            Config::kSum == Sum::kWhole &&
-                           (After::kPlain || !After::kPresent),
+                           (EpilogueT::kPlain || !EpilogueT::kPresent),
                        ResidueKProblem, ConvProblem<kSubs>>;
 
 // The first channel of the tile that a warpgroup has after one that begins with
@@ -50,20 +50,21 @@ using ProblemOf =
 template <typename Config>
 __device__ __forceinline__ int NextChannel(const ConvProblem<1>& problem,
                                            int channel) {
-  const int stride = (Config::kTogether ? 1 : kConsumers) * gridDim.x;
+  const int stride = (Config::kCooperative ? 1 : kConsumers) * gridDim.x;
   const int next = channel + stride % problem.n_tiles * Config::kN;
   const int all = int(problem.n_tiles) * Config::kN;
   return next < all ? next : next - all;
 }
 
-// After: what follows the convolution, NoEpilogue, Epilogue or PlainEpilogue. A
-// sum begins with the bias, unless it comes in K slices or is scaled.
-template <typename Config, typename Problem, typename After>
+// EpilogueT: what follows the convolution, NoEpilogue, Epilogue or
+// PlainEpilogue. A sum begins with the bias, unless it comes in K slices or is
+// scaled.
+template <typename Config, typename Problem, typename EpilogueT>
 __device__ __forceinline__ void Consume(const Problem& problem,
-                                        const After& after, int group,
+                                        const EpilogueT& epilogue, int group,
                                         uint32_t shared,
                                         ConvBarriers<Config>& barriers) {
-  constexpr bool kTogether = Config::kTogether;
+  constexpr bool kCooperative = Config::kCooperative;
   constexpr int kStores = Config::kStores, kGroupM = Config::kGroupM;
   constexpr bool kResident = Config::kResident > 0;
   [[maybe_unused]] constexpr bool kHalfBoxes =
@@ -73,7 +74,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       (kResident ? ConvShared<Config>::kResidentOffset : Config::kInputBytes);
   uint32_t input = shared;
   uint32_t stores = shared + ConvShared<Config>::kStoreOffset;
-  if constexpr (kTogether) {
+  if constexpr (kCooperative) {
     input += group * kGroupM * 128;
     stores += group * kGroupM * Config::kN * 2;
   }
@@ -82,42 +83,43 @@ __device__ __forceinline__ void Consume(const Problem& problem,
   int turns = 0;
   using T = typename Config::T;
   constexpr bool kKSlices = Config::kSum == Sum::kKSlices;
-  static_assert(!(kKSlices && After::kPlain));
+  static_assert(!(kKSlices && EpilogueT::kPlain));
   [[maybe_unused]] TileBias<T, Config::kN / 8> bias{kKSlices};
-  if constexpr (After::kPresent) {
-    if constexpr (!After::kPlain) bias.is_added |= after.scale != nullptr;
-    const int first = blockIdx.x + (kTogether ? 0 : group * gridDim.x);
-    bias.Load(after.bias, TileAt<Config>(problem, first).channel,
+  if constexpr (EpilogueT::kPresent) {
+    if constexpr (!EpilogueT::kPlain)
+      bias.is_added |= epilogue.scale != nullptr;
+    const int first = blockIdx.x + (kCooperative ? 0 : group * gridDim.x);
+    bias.Load(epilogue.bias, TileAt<Config>(problem, first).channel,
               problem.channels);
   }
   if constexpr (kResident) BarrierWait(SharedAddress(&barriers.resident), 0);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     if (tile.iterations == 0) return;
     const int turn = turns++;
-    if constexpr (!kTogether) {
+    if constexpr (!kCooperative) {
       if (turn % kConsumers != group) {
         at.Skip(tile.iterations);
         return;
       }
     }
-    // The parity of a stage tells its next round only from this one, so a
+    // The phase of a stage tells its next round only from this one, so a
     // warpgroup waits until the other has seen the stages before.
     auto wait_turn = [&] {
-      if constexpr (!kTogether) {
+      if constexpr (!kCooperative) {
         if (turn == 0) return;
         BarrierWait(SharedAddress(&barriers.turn[group]),
                     (turn - 1) / kConsumers & 1);
       }
     };
     auto issued = [&] {
-      if constexpr (!kTogether) {
+      if constexpr (!kCooperative) {
         if (signals) {
           BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
         }
       }
       // While the last stage is multiplied.
-      if constexpr (After::kPresent) {
-        bias.Load(after.bias,
+      if constexpr (EpilogueT::kPresent) {
+        bias.Load(epilogue.bias,
                   bias.is_added ? tile.channel
                                 : NextChannel<Config>(problem, tile.channel),
                   problem.channels);
@@ -135,9 +137,9 @@ __device__ __forceinline__ void Consume(const Problem& problem,
           },
           issued);
     } else {
-      if constexpr (After::kPlain) {
-        BeginWithBias(bias, after.minus_zero, acc);
-      } else if constexpr (After::kPresent) {
+      if constexpr (EpilogueT::kPlain) {
+        BeginWithBias(bias, epilogue.minus_zero, acc);
+      } else if constexpr (EpilogueT::kPresent) {
         BeginSums(acc, [&](int, int i) { return bias.First(i); });
       } else {
         BeginSums(acc, [](int, int) { return 0.0f; });
@@ -176,25 +178,25 @@ __device__ __forceinline__ void Consume(const Problem& problem,
     uint64_t* written = &barriers.stores.written[buffer];
     auto wait_free = [&] {
       if (turn < kStores) return;
-      const int round = (turn - kStores) / (kTogether ? 1 : kConsumers);
+      const int round = (turn - kStores) / (kCooperative ? 1 : kConsumers);
       BarrierWait(SharedAddress(&barriers.stores.free[group]), round & 1);
     };
-    const LayerPlace place = {tile.pixel + (kTogether ? group * kGroupM : 0),
+    const LayerPlace place = {tile.pixel + (kCooperative ? group * kGroupM : 0),
                               tile.channel, tile.sub->pixels, problem.channels};
-    if constexpr (After::kPlain) {
+    if constexpr (EpilogueT::kPlain) {
       wait_free();
-      WritePlainTile<T, Config::kFullRows>(after, acc, to, written, place);
-    } else if constexpr (After::kPresent) {
-      if (after.residual != nullptr) {
+      WritePlainTile<T, Config::kFullRows>(epilogue, acc, to, written, place);
+    } else if constexpr (EpilogueT::kPresent) {
+      if (epilogue.residual != nullptr) {
         BarrierWait(SharedAddress(&barriers.residual[buffer]),
                     turn / kStores & 1);
       } else {
         wait_free();
       }
       if (bias.is_added) {
-        ScaleAndAdd(after, tile.channel, problem.channels, bias, acc);
+        ScaleAndAdd(epilogue, tile.channel, problem.channels, bias, acc);
       }
-      WriteLayerTile<T>(after, acc, to, written, place);
+      WriteLayerTile<T>(epilogue, acc, to, written, place);
     } else {
       wait_free();
       if constexpr (kIsResidueN<Config::kN>) {
@@ -232,9 +234,10 @@ __device__ __forceinline__ void IssueResidual(const ConvProblem<1>& problem,
 }
 
 // By one thread.
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
-                                            const After& after, uint32_t shared,
+                                            const EpilogueT& epilogue,
+                                            uint32_t shared,
                                             ConvBarriers<Config>& barriers) {
   constexpr int kM = Config::kM, kN = Config::kN, kStores = Config::kStores;
   constexpr bool kGroups = Config::kWidth == kAnyGroups;
@@ -249,11 +252,11 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
   const bool paces = kSubs == 1 || Config::kZeros ||
                      problem.sub[0].iterations >= kPacedClasses;
   auto residual = [&](int turn) {
-    if constexpr (After::kPresent && !After::kPlain) {
-      if (after.residual == nullptr) return;
+    if constexpr (EpilogueT::kPresent && !EpilogueT::kPlain) {
+      if (epilogue.residual == nullptr) return;
       // Its buffer may still be on the way out.
       if (turn >= kStores) StoreWaitRead<0>();
-      IssueResidual<Config>(problem, after, turn, stores, barriers);
+      IssueResidual<Config>(problem, epilogue, turn, stores, barriers);
     }
   };
   for (int turn = 0; turn < kStores - 1; ++turn) residual(turn);
@@ -281,7 +284,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
       if (++turns >= kStores) {
         for (int group = 0; group < kConsumers; ++group) {
           // Of a tile whose K slices they share, the first waits.
-          if (Config::kTogether ||
+          if (Config::kCooperative ||
               group == (Config::kSumBytes > 0 ? 0 : turns % kConsumers)) {
             BarrierArrive(SharedAddress(&free[group]));
           }
@@ -299,10 +302,10 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
   StoreWaitRead<0>();  // shared memory must outlive the stores that read it
 }
 
-template <typename Config, int kSubs, typename After>
-__global__ void __launch_bounds__(kThreads, 1)
-    ConvKernel(const __grid_constant__ ProblemOf<Config, kSubs, After> problem,
-               const __grid_constant__ After after) {
+template <typename Config, int kSubs, typename EpilogueT>
+__global__ void __launch_bounds__(kThreads, 1) ConvKernel(
+    const __grid_constant__ ProblemOf<Config, kSubs, EpilogueT> problem,
+    const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<ConvBarriers<Config>*>(
       memory + ConvShared<Config>::kBarrierOffset);
@@ -345,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   // Small tiles need no more registers than each warpgroup has.
-  constexpr bool kTrades = (After::kPresent && !After::kPlain) ||
+  constexpr bool kTrades = (EpilogueT::kPresent && !EpilogueT::kPlain) ||
                            Config::kGroupM * Config::kN > 64 * 128;
   if (warp < kWarpgroup / 32) {
     if constexpr (kTrades) GiveRegisters<kProducerRegisters>();
@@ -354,15 +357,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (Config::kResident == 0 && warp == 1) {
       IssueCopies<Config, Operand::kWeights>(problem, shared, barriers.ring);
     } else if (threadIdx.x == 64) {
-      IssueStores<Config>(problem, after, shared, barriers);
+      IssueStores<Config>(problem, epilogue, shared, barriers);
     }
   } else {
     if constexpr (kTrades) TakeRegisters<kConsumerRegisters>();
     const int group = threadIdx.x / kWarpgroup - 1;
     if constexpr (Config::kSumBytes > 0) {
-      ConsumeKSlices<Config>(problem, after, group, shared, barriers);
+      ConsumeKSlices<Config>(problem, epilogue, group, shared, barriers);
     } else {
-      Consume<Config>(problem, after, group, shared, barriers);
+      Consume<Config>(problem, epilogue, group, shared, barriers);
     }
   }
 }

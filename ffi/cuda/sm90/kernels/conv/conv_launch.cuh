@@ -143,19 +143,19 @@ bool MakeResidueK(const ConvCall& call, const Activations& in,
                                   sizes, {channels, filter_channels, 1});
 }
 
-template <typename Config, int kSubs, typename After>
-cudaError_t LaunchConv(const ProblemOf<Config, kSubs, After>& problem,
-                       const After& after, int blocks, Stage stage,
+template <typename Config, int kSubs, typename EpilogueT>
+cudaError_t LaunchConv(const ProblemOf<Config, kSubs, EpilogueT>& problem,
+                       const EpilogueT& epilogue, int blocks, Stage stage,
                        cudaStream_t stream) {
-  const auto kernel = &ConvKernel<Config, kSubs, After>;
+  const auto kernel = &ConvKernel<Config, kSubs, EpilogueT>;
   const cudaError_t raised =
       RaiseSharedMemory(kernel, ConvShared<Config>::kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   // Every tile of a block has the same channels.
   if (Config::kResident > 0) blocks -= blocks % int(problem.n_tiles);
   constexpr int kBytes = ConvShared<Config>::kBytes;
-  kernel<<<std::min(problem.tiles, blocks), kThreads, kBytes, stream>>>(problem,
-                                                                        after);
+  kernel<<<std::min(problem.tiles, blocks), kThreads, kBytes, stream>>>(
+      problem, epilogue);
   return cudaGetLastError();
 }
 
@@ -172,25 +172,27 @@ inline ConvKSlices MakeKSlices(const ConvProblem<1>& problem) {
   return k_slices;
 }
 
-template <typename Config, typename After>
-cudaError_t LaunchSplit(const ConvProblem<1>& problem, const After& after,
-                        Stage stage, cudaStream_t stream) {
-  const auto kernel = &ConvSplitKKernel<Config, After>;
+template <typename Config, typename EpilogueT>
+cudaError_t LaunchSplit(const ConvProblem<1>& problem,
+                        const EpilogueT& epilogue, Stage stage,
+                        cudaStream_t stream) {
+  const auto kernel = &ConvSplitKKernel<Config, EpilogueT>;
   constexpr int kBytes = Config::kBarrierOffset + sizeof(SplitBarriers<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   return LaunchKernel(kernel,
                       {int64_t{kSumKSlices} * problem.tiles, Config::kThreads,
                        Start::kInOrder, kBytes, kSumKSlices},
-                      stream, problem, MakeKSlices(problem), after);
+                      stream, problem, MakeKSlices(problem), epilogue);
 }
 
 // The filter is copied in boxes of box_c input channels.
 template <typename T, Contiguous kWeights, int kSubs, typename Subproblems,
-          typename After = NoEpilogue>
+          typename EpilogueT = NoEpilogue>
 cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Subproblems& subs, int box_c,
-                    Stage stage, cudaStream_t stream, const After& after = {}) {
+                    Stage stage, cudaStream_t stream,
+                    const EpilogueT& epilogue = {}) {
   // Of a kernel that has no tails, what it is given of this has none either.
   std::conditional_t<kSubs == 1, ResidueKProblem, ConvProblem<kSubs>> problem{};
   const bool lines = call.plan.tile_m == kFullRowTilePixels &&
@@ -205,7 +207,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  if constexpr (kSubs == 1 && (After::kPlain || !After::kPresent)) {
+  if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     const int tail = ResidueKChannels(in.c);
     if (tail > 0 && !MakeResidueK<kWeights>(call, in, subs[0], box_c, tail,
                                             problem.channel_blocks - 1,
@@ -224,36 +226,37 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     problem.sub_tiles = problem.tiles / int(problem.subs);
   }
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config), kSubs>(problem, after, call.plan.blocks,
-                                               stage, stream);
+    return LaunchConv<decltype(config), kSubs>(problem, epilogue,
+                                               call.plan.blocks, stage, stream);
   };
   // Stages and store buffers: what fits in shared memory.
-  constexpr Work kInTurns = Work::kInTurns, kTogether = Work::kTogether;
+  constexpr Schedule kPingPong = Schedule::kPingPong,
+                     kCooperative = Schedule::kCooperative;
   constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
   // K slices are never summed for a plain epilogue alone.
-  if constexpr (kSubs == 1 && !After::kPlain) {
+  if constexpr (kSubs == 1 && !EpilogueT::kPlain) {
     if (SumsInKSlices(in, out, subs[0])) {
       if (m == 64 && n == 64) {
         return launch(
             InKSlices<
-                ConvConfig<T, 64, 64, kInTurns, 12, 2, false, kWeights>>());
+                ConvConfig<T, 64, 64, kPingPong, 12, 2, false, kWeights>>());
       }
       if (m == 64 && n == 128) {
         // One round of clusters is faster than blocks that are half as many.
         return kSumKSlices * problem.tiles <= call.plan.blocks
-                   ? LaunchSplit<SplitConfig<T, kWeights>>(problem, after,
+                   ? LaunchSplit<SplitConfig<T, kWeights>>(problem, epilogue,
                                                            stage, stream)
-                   : launch(InKSlices<ConvConfig<T, 64, 128, kInTurns, 8, 2,
+                   : launch(InKSlices<ConvConfig<T, 64, 128, kPingPong, 8, 2,
                                                  false, kWeights>>());
       }
       return m == 128 && n == 128
-                 ? launch(LargeInKSlices<T, kWeights, After::kPresent>())
+                 ? launch(LargeInKSlices<T, kWeights, EpilogueT::kPresent>())
                  : cudaErrorInvalidValue;
     }
   }
   if (m == 64 && n == 64) {
-    return launch(ConvConfig<T, 64, 64, kInTurns, 12, 2, kZeros, kWeights>());
+    return launch(ConvConfig<T, 64, 64, kPingPong, 12, 2, kZeros, kWeights>());
   }
   if (m == 64 && n == 128) {
     if constexpr (kSubs == 1) {
@@ -262,57 +265,59 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
       if (call.g.taps() == 1 && problem.sub[0].iterations <= kResident &&
           problem.n_tiles <= 8 && problem.tiles >= 2 * call.plan.blocks &&
           problem.n_tiles <= call.plan.blocks) {
-        return launch(ConvConfig<T, 64, 128, kInTurns, 8, 4, false, kWeights,
+        return launch(ConvConfig<T, 64, 128, kPingPong, 8, 4, false, kWeights,
                                  kResident>());
       }
     }
     return launch(
-        ConvConfig<T, 64, 128, kInTurns, 8, kStores, kZeros, kWeights>());
+        ConvConfig<T, 64, 128, kPingPong, 8, kStores, kZeros, kWeights>());
   }
   // Odd widths and lines have a plain epilogue alone.
-  if constexpr (kSubs == 1 && (After::kPlain || !After::kPresent)) {
+  if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (m == 128 && n == 160) {
       if constexpr (kWeights == Contiguous::kRows) {
         if (HasWholeBoxes(call.g, call.plan)) return launch(InWholeBoxes<T>());
       }
-      return launch(ConvConfig<T, 128, 160, kInTurns, 5, 1, false, kWeights>());
+      return launch(
+          ConvConfig<T, 128, 160, kPingPong, 5, 1, false, kWeights>());
     }
     if (m == 256 && n == 96) {
-      return launch(ConvConfig<T, 256, 96, kInTurns, 4, 1, false, kWeights>());
+      return launch(ConvConfig<T, 256, 96, kPingPong, 4, 1, false, kWeights>());
     }
     if (m == 128 && n == 96) {
-      return launch(ConvConfig<T, 128, 96, kInTurns, 6, 2, false, kWeights>());
+      return launch(ConvConfig<T, 128, 96, kPingPong, 6, 2, false, kWeights>());
     }
     if (m == 256 && n == 32) {
-      return launch(ConvConfig<T, 256, 32, kInTurns, 5, 2, false, kWeights>());
+      return launch(ConvConfig<T, 256, 32, kPingPong, 5, 2, false, kWeights>());
     }
     if (m == 128 && n == 32) {
-      return launch(ConvConfig<T, 128, 32, kInTurns, 9, 2, false, kWeights>());
+      return launch(ConvConfig<T, 128, 32, kPingPong, 9, 2, false, kWeights>());
     }
   }
-  if constexpr (kSubs == 1 && (After::kPlain || !After::kPresent)) {
+  if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (lines && StoresFullRows(in, out, subs[0])) {
       return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
-                               kInTurns, 8, 4, false, kWeights, 1, true>());
+                               kPingPong, 8, 4, false, kWeights, 1, true>());
     }
   }
   if (m == 256 && n == 64) {
     return launch(
-        ConvConfig<T, 256, 64, kInTurns, 4, kStores, kZeros, kWeights>());
+        ConvConfig<T, 256, 64, kPingPong, 4, kStores, kZeros, kWeights>());
   }
   if (m == 128 && n == 256) {
-    return launch(ConvConfig<T, 128, 256, kTogether, 3, 1, kZeros, kWeights>());
+    return launch(
+        ConvConfig<T, 128, 256, kCooperative, 3, 1, kZeros, kWeights>());
   }
   if (m == 128 && n == 128) {
     if constexpr (kZeros) {
       if (zeros) {
         return launch(
-            ConvConfig<T, 128, 128, kInTurns, 5, 1, true, kWeights>());
+            ConvConfig<T, 128, 128, kPingPong, 5, 1, true, kWeights>());
       }
     }
     // The short sums of a stride's classes wait for their stores.
-    constexpr int kBuffers = After::kOverlaps || kSubs > 1 ? 2 : 1;
-    return launch(ConvConfig<T, 128, 128, kInTurns, 7 - kBuffers, kBuffers,
+    constexpr int kBuffers = EpilogueT::kOverlaps || kSubs > 1 ? 2 : 1;
+    return launch(ConvConfig<T, 128, 128, kPingPong, 7 - kBuffers, kBuffers,
                              false, kWeights>());
   }
   return cudaErrorInvalidValue;

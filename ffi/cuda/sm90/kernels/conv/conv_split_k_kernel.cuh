@@ -113,11 +113,11 @@ __device__ __forceinline__ bool AddKSlices(
   return true;
 }
 
-template <typename Config, typename After>
+template <typename Config, typename EpilogueT>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     ConvSplitKKernel(const __grid_constant__ ConvProblem<1> problem,
                      const __grid_constant__ ConvKSlices k_slices,
-                     const __grid_constant__ After after) {
+                     const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SplitBarriers<Config>*>(
       memory + Config::kBarrierOffset);
@@ -168,11 +168,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   const uint32_t buffer = shared + Config::kTileOffset;
   const bool stores = rank < 2 && channel < problem.channels;
-  if constexpr (After::kPresent) {
-    if (after.residual != nullptr && threadIdx.x == 0 && stores) {
+  if constexpr (EpilogueT::kPresent) {
+    if (epilogue.residual != nullptr && threadIdx.x == 0 && stores) {
       const uint32_t barrier = SharedAddress(&barriers.residual);
       BarrierArriveExpect(barrier, kBoxBytes);
-      LoadTile2(buffer, after.residual_boxes, barrier, channel, tile.pixel);
+      LoadTile2(buffer, epilogue.residual_boxes, barrier, channel, tile.pixel);
     }
   }
   float acc[1][Config::kN / 2], sum[1][Config::kHalf / 2];
@@ -185,13 +185,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       !stores) {
     return;
   }
-  if constexpr (After::kPresent) {
-    if (after.residual != nullptr) {
+  if constexpr (EpilogueT::kPresent) {
+    if (epilogue.residual != nullptr) {
       BarrierWait(SharedAddress(&barriers.residual), 0);
     }
-    ScaleAndAdd<typename Config::T>(after, channel, problem.channels, sum);
+    ScaleAndAdd<typename Config::T>(epilogue, channel, problem.channels, sum);
     WriteLayerTile<typename Config::T>(
-        after, sum, buffer, &barriers.written,
+        epilogue, sum, buffer, &barriers.written,
         {tile.pixel, channel, tile.sub->pixels, problem.channels});
   } else {
     WriteTile<typename Config::T>(sum, buffer, &barriers.written);

@@ -35,20 +35,21 @@ inline constexpr int kTurnBarrier = 3;
 // its pixels a fixed number further on. What those columns give is not written.
 // kWidth: see group_width.h.
 template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1,
-          Work kWork = Work::kInTurns, int kWidth_ = kOneGroup,
-          int kStoreBuffers_ = kWork == Work::kTogether && kM_ == 256 ? 2 : 1>
+          Schedule kSchedule = Schedule::kPingPong, int kWidth_ = kOneGroup,
+          int kStoreBuffers_ =
+              kSchedule == Schedule::kCooperative && kM_ == 256 ? 2 : 1>
 struct Tf32Config {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
-  static constexpr bool kTogether = kWork == Work::kTogether;
+  static constexpr bool kCooperative = kSchedule == Schedule::kCooperative;
   static constexpr int kWidth = kWidth_;
   static_assert(!kIsNarrow<kWidth>);
 
   // What one warpgroup multiplies, the warps that use a stage, and rows of the
   // multiplication.
-  static constexpr int kGroupN = kTogether ? kN / kConsumers : kN;
+  static constexpr int kGroupN = kCooperative ? kN / kConsumers : kN;
   static constexpr int kWarps =
-      (kTogether ? kConsumers : 1) * (kWarpgroup / 32);
+      (kCooperative ? kConsumers : 1) * (kWarpgroup / 32);
   static constexpr int kBlocks = kGroupN / 64;
   // A box is at most 256 pixels; two of 136 have 8 at least to go on.
   static constexpr int kInputBoxes = kTaps == 1 ? 1 : 2;
@@ -133,9 +134,9 @@ __device__ __forceinline__ void MultiplyTaps(
   }
 }
 
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 __device__ __forceinline__ void ConsumeTf32(
-    const ConvProblem<kSubs>& problem, const After& after, int group,
+    const ConvProblem<kSubs>& problem, const EpilogueT& epilogue, int group,
     uint32_t ring, RingBarriers<Config::kStages>& barriers) {
   Tf32Store<Config, kTf32Output<Config, kSubs>> out(
       group, ring + Config::kRingBytes +
@@ -144,7 +145,7 @@ __device__ __forceinline__ void ConsumeTf32(
   // pixels' channels.
   const FragmentLoader<Config::kBlocks> loader(threadIdx.x % 4, 4);
   // Its rows of the filter, 32 channels or one to 128 bytes.
-  const int rows = Config::kTogether ? group * Config::kGroupN : 0;
+  const int rows = Config::kCooperative ? group * Config::kGroupN : 0;
   const uint32_t weights = ring + Config::kInputBytes + rows * 128;
   RingPosition<Config::kStages> at;
   int turn = 0;
@@ -158,12 +159,12 @@ __device__ __forceinline__ void ConsumeTf32(
     const int stages = tile.iterations / Config::kTaps;
     // From tap to tap, in the pixels of a stage.
     const int step = tile.sub->taps_w.offset_step * 128;
-    if (!Config::kTogether && turn % kConsumers != group) {
+    if (!Config::kCooperative && turn % kConsumers != group) {
       at.Skip(stages);
       continue;
     }
     // As in conv_kernel.cuh.
-    if (!Config::kTogether && turn > 0)
+    if (!Config::kCooperative && turn > 0)
       NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
     float acc[Config::kBlocks][Config::kM / 2];
     if constexpr (Config::kWeights == Contiguous::kRows) {
@@ -176,11 +177,12 @@ __device__ __forceinline__ void ConsumeTf32(
     } else {
       MultiplyTaps<Config>(acc, stages, ring, weights, barriers, at, step);
     }
-    if (!Config::kTogether && t + gridDim.x < problem.tiles) {
+    if (!Config::kCooperative && t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     }
-    if constexpr (After::kPresent) {
-      out.Store(after, acc, *tile.sub, tile.pixel, channel, problem.channels);
+    if constexpr (EpilogueT::kPresent) {
+      out.Store(epilogue, acc, *tile.sub, tile.pixel, channel,
+                problem.channels);
     } else {
       out.Store(acc, *tile.sub, tile.pixel, channel, problem.channels);
     }
@@ -188,10 +190,10 @@ __device__ __forceinline__ void ConsumeTf32(
   out.Finish();
 }
 
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 __global__ void __launch_bounds__(kThreads, 1)
     ConvTf32Kernel(const __grid_constant__ ConvProblem<kSubs> problem,
-                   const __grid_constant__ After after) {
+                   const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
@@ -208,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    ConsumeTf32<Config>(problem, after, warpgroup - 1, ring, barriers);
+    ConsumeTf32<Config>(problem, epilogue, warpgroup - 1, ring, barriers);
   }
 }
 

@@ -180,12 +180,12 @@ struct PackReluOf {
 // Of sums that began with the bias.
 template <typename T, bool kFullRows, bool kBitmask, int kRows, int kHalfN>
 __device__ __forceinline__ void WritePlainTile(
-    const PlainEpilogue<kBitmask>& after, const float (&acc)[kRows][kHalfN],
+    const PlainEpilogue<kBitmask>& epilogue, const float (&acc)[kRows][kHalfN],
     uint32_t buffer, uint64_t* written, const LayerPlace& tile) {
   const LayerTile<T, kRows, kHalfN, kFullRows> out{buffer, written};
   if constexpr (kBitmask) {
-    out.StoreWithBitmask(acc, PackReluOf<T>{}, after.bitmask, tile);
-  } else if (after.relu) {
+    out.StoreWithBitmask(acc, PackReluOf<T>{}, epilogue.bitmask, tile);
+  } else if (epilogue.relu) {
     out.StorePairs(acc, PackReluOf<T>{});
   } else if constexpr (kIsResidueN<2 * kHalfN>) {
     WriteResidueNTile<T>(acc, buffer, written);

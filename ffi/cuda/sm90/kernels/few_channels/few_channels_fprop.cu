@@ -8,24 +8,27 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <typename Config, typename After>
+template <typename Config, typename EpilogueT>
 cudaError_t LaunchFprop(const ConvCall& call, const FewChannelsProblem& problem,
-                        const After& after, Stage stage, cudaStream_t stream) {
-  const auto kernel = &FewChannelsFpropKernel<Config, After>;
+                        const EpilogueT& epilogue, Stage stage,
+                        cudaStream_t stream) {
+  const auto kernel = &FewChannelsFpropKernel<Config, EpilogueT>;
   const int bytes =
       static_cast<int>(FewChannelsSharedBytes(call.g, problem.tile, false));
   const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   kernel<<<std::min(problem.tiles, call.plan.blocks), kFewChannelsThreads,
-           bytes, stream>>>(problem, after);
+           bytes, stream>>>(problem, epilogue);
   return cudaGetLastError();
 }
 
-template <typename T, bool kOdd, typename After>
+template <typename T, bool kOdd, typename EpilogueT>
 cudaError_t RunFprop(const ConvCall& call, const FewChannelsProblem& problem,
-                     const After& after, Stage stage, cudaStream_t stream) {
+                     const EpilogueT& epilogue, Stage stage,
+                     cudaStream_t stream) {
   auto launch = [&](auto config) {
-    return LaunchFprop<decltype(config)>(call, problem, after, stage, stream);
+    return LaunchFprop<decltype(config)>(call, problem, epilogue, stage,
+                                         stream);
   };
   switch (FewChannelsSteps(FewChannelsShape(call.g))) {
     case 2:
@@ -49,16 +52,17 @@ cudaError_t RunFprop(const ConvCall& call, const FewChannelsProblem& problem,
   }
 }
 
-template <typename After>
+template <typename EpilogueT>
 cudaError_t RunFprop(const ConvCall& call, const FewChannelsProblem& problem,
-                     const After& after, Stage stage, cudaStream_t stream) {
+                     const EpilogueT& epilogue, Stage stage,
+                     cudaStream_t stream) {
   const bool odd = FewChannelsShape(call.g).odd;
   auto run = [&](auto zero) {
     using T = decltype(zero);
-    if constexpr (!After::kPresent) {
-      if (odd) return RunFprop<T, true>(call, problem, after, stage, stream);
+    if constexpr (!EpilogueT::kPresent) {
+      if (odd) return RunFprop<T, true>(call, problem, epilogue, stage, stream);
     }
-    return RunFprop<T, false>(call, problem, after, stage, stream);
+    return RunFprop<T, false>(call, problem, epilogue, stage, stream);
   };
   return call.type == Type::kBf16 ? run(__nv_bfloat16()) : run(__half());
 }

@@ -70,25 +70,26 @@ __device__ __forceinline__ void LoadFilter(const FewChannelsProblem& problem,
 }
 
 // 64 pixels x 64 channels, as many of them as there are.
-template <typename T, typename After>
+template <typename T, typename EpilogueT>
 __device__ __forceinline__ void StoreFewChannelsBox(
-    const FewChannelsProblem& problem, const After& after, float (&acc)[1][32],
-    uint32_t buffer, int barrier, int image, int pixel, int channel) {
+    const FewChannelsProblem& problem, const EpilogueT& epilogue,
+    float (&acc)[1][32], uint32_t buffer, int barrier, int image, int pixel,
+    int channel) {
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
   const int line = thread / 32 * 16 + lane % 16;
   auto address = [&](int j) {
     return buffer + line * 128 + (((j + lane / 16) ^ (line % 8)) << 4);
   };
-  if constexpr (After::kPresent) {
+  if constexpr (EpilogueT::kPresent) {
     const int64_t first = int64_t{image} * problem.pixels + pixel;
-    PreActivate<T>(after, acc, first, problem.pixels - pixel, channel,
+    PreActivate<T>(epilogue, acc, first, problem.pixels - pixel, channel,
                    problem.K);
   }
   if (thread == 0) StoreWaitRead<kFewChannelsStores - 1>();
   NamedBarrier(barrier, kWarpgroup);
-  if constexpr (After::kPresent) {
-    StoreActivated<T>(after, acc, [&](int, int j, const uint32_t (&v)[4]) {
+  if constexpr (EpilogueT::kPresent) {
+    StoreActivated<T>(epilogue, acc, [&](int, int j, const uint32_t (&v)[4]) {
       StoreMatrix4(address(j), v[0], v[1], v[2], v[3]);
     });
   } else {
@@ -135,9 +136,9 @@ __device__ __forceinline__ void StoreFewChannelsBox(
   }
 }
 
-template <typename Config, typename After>
+template <typename Config, typename EpilogueT>
 __device__ __forceinline__ void ConsumeBands(
-    const FewChannelsProblem& problem, const After& after, int group,
+    const FewChannelsProblem& problem, const EpilogueT& epilogue, int group,
     uint32_t filter, uint32_t store, uint32_t ring,
     RingBarriers<kFewChannelsStages>& barriers) {
   const int thread = threadIdx.x % kWarpgroup;
@@ -191,8 +192,8 @@ __device__ __forceinline__ void ConsumeBands(
         WgmmaCommit();
         WgmmaWait<0>();
         StoreFewChannelsBox<typename Config::T>(
-            problem, after, acc, store + box * kBoxBytes, 1 + group, tile.image,
-            pixel, channel);
+            problem, epilogue, acc, store + box * kBoxBytes, 1 + group,
+            tile.image, pixel, channel);
         box = (box + 1) % kFewChannelsStores;
       }
     }
@@ -202,10 +203,10 @@ __device__ __forceinline__ void ConsumeBands(
   if (thread == 0) StoreWaitRead<0>();
 }
 
-template <typename Config, typename After>
+template <typename Config, typename EpilogueT>
 __global__ void __launch_bounds__(kFewChannelsThreads, 1)
     FewChannelsFpropKernel(const __grid_constant__ FewChannelsProblem problem,
-                           const __grid_constant__ After after) {
+                           const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<kFewChannelsStages> barriers;
   const uint32_t filter = (SharedAddress(shared) + 1023) & ~1023u;
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(kFewChannelsThreads, 1)
   } else {
     TakeRegisters<kFewChannelsRegisters>();
     ConsumeBands<Config>(
-        problem, after, warpgroup - 1, filter,
+        problem, epilogue, warpgroup - 1, filter,
         store + (warpgroup - 1) * kFewChannelsStores * kBoxBytes, ring,
         barriers);
   }

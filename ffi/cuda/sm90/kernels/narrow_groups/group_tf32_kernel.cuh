@@ -301,7 +301,7 @@ __device__ __forceinline__ void MultiplyGroupTiles(
       current = line;
     }
     const int now = stage;
-    const uint32_t parity = round;
+    const uint32_t phase = round;
     if (++stage == tiling.stages) {
       stage = 0;
       round ^= 1;
@@ -309,7 +309,7 @@ __device__ __forceinline__ void MultiplyGroupTiles(
     if ((t - share.begin) % kConsumers != group) continue;
     const GroupPlace place(problem, t - line * problem.tiles);
     const uint32_t window = ring + now * stage_bytes;
-    BarrierWait(SharedAddress(&barriers.full[now]), parity);
+    BarrierWait(SharedAddress(&barriers.full[now]), phase);
     int begin = 0;
     for (int i = 0; i < problem.output_classes; ++i) {
       float acc[Config::kBlocks][Config::kSums];

@@ -223,10 +223,11 @@ __device__ __forceinline__ void RowBandProduct(float (&d)[kHalf], uint64_t a,
 }
 
 template <typename T, Contiguous kWeights, bool kColumnStrips, int kWidth,
-          bool kTwoBoxes, typename After>
+          bool kTwoBoxes, typename EpilogueT>
 __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
-                                                 const After& after, int group,
-                                                 uint32_t filter, uint32_t ring,
+                                                 const EpilogueT& epilogue,
+                                                 int group, uint32_t filter,
+                                                 uint32_t ring,
                                                  RowBandBarriers& barriers) {
   const RowBandTiling& tiling = problem.tiling;
   const int step_h = (problem.taps_h.offset_step * tiling.width -
@@ -247,8 +248,8 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
                           (static_cast<uint64_t>(tiling.width * 8) << 32)
                     : kDescriptorBase;
   RowBandChannels channels;
-  if constexpr (After::kPresent) {
-    channels.Load<T>(after, RowBandShare(problem).channel, problem.channels);
+  if constexpr (EpilogueT::kPresent) {
+    channels.Load<T>(epilogue, RowBandShare(problem).channel, problem.channels);
   }
   ForRowBands<kColumnStrips>(problem, [&](const RowBandTile& tile) {
     if (tile.turn % kConsumers != group) return;
@@ -308,8 +309,8 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
       }
       // Every warp's products have read the row band.
       NamedBarrier(1 + group, kWarpgroup);
-      if constexpr (After::kPresent) {
-        WriteLayerRowBand<T, kColumnStrips>(after, channels, acc[0], problem,
+      if constexpr (EpilogueT::kPresent) {
+        WriteLayerRowBand<T, kColumnStrips>(epilogue, channels, acc[0], problem,
                                             tile, band);
       } else {
         WriteRowBand<kColumnStrips>(acc[0], problem, tile.rows, band,
@@ -335,11 +336,11 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
 
 // kWidth: see group_width.h; narrow groups have group_row_band.cuh. kTwoBoxes:
 // see HasTwoBoxes.
-template <typename T, Contiguous kWeights, bool kColumnStrips, typename After,
-          int kWidth = kOneGroup, bool kTwoBoxes = false>
+template <typename T, Contiguous kWeights, bool kColumnStrips,
+          typename EpilogueT, int kWidth = kOneGroup, bool kTwoBoxes = false>
 __global__ void __launch_bounds__(kThreads, 1)
     RowBandKernel(const __grid_constant__ RowBandProblem problem,
-                  const __grid_constant__ After after) {
+                  const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const int taps = problem.taps_h.count * problem.taps_w.count;
   const int filter_bytes = taps * problem.tap_bytes;
@@ -372,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     TakeRegisters<kConsumerRegisters>();
     MultiplyRowBands<T, kWeights, kColumnStrips, kWidth, kTwoBoxes>(
-        problem, after, warpgroup - 1, filter, ring, barriers);
+        problem, epilogue, warpgroup - 1, filter, ring, barriers);
   }
 }
 

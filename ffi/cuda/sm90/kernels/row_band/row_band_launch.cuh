@@ -119,10 +119,10 @@ inline bool MakeRowBandProblem(const ConvCall& call, const Activations& in,
                      Copy::kStore);
 }
 
-template <typename Kernel, typename After>
+template <typename Kernel, typename EpilogueT>
 cudaError_t LaunchRowBand(Kernel* kernel, const RowBandProblem& problem,
                           const ConvCall& call, Stage stage,
-                          cudaStream_t stream, const After& after) {
+                          cudaStream_t stream, const EpilogueT& epilogue) {
   const int bytes = static_cast<int>(call.g.taps()) * problem.tap_bytes +
                     problem.tiling.stages * problem.tiling.stage_bytes +
                     static_cast<int>(sizeof(RowBandBarriers));
@@ -132,36 +132,35 @@ cudaError_t LaunchRowBand(Kernel* kernel, const RowBandProblem& problem,
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
   const int units = problem.units;
   const int blocks = units * std::min(problem.tiles, call.plan.blocks / units);
-  kernel<<<blocks, kThreads, bytes, stream>>>(problem, after);
+  kernel<<<blocks, kThreads, bytes, stream>>>(problem, epilogue);
   return cudaGetLastError();
 }
 
-// after: without residual and z. kWidth: kOneGroup or kWideGroups.
+// epilogue: without residual and z. kWidth: kOneGroup or kBoxGroups.
 template <typename T, Contiguous kWeights, int kWidth = kOneGroup,
-          typename After = NoEpilogue>
+          typename EpilogueT = NoEpilogue>
 cudaError_t RunRowBand(const ConvCall& call, const Activations& in,
                        const Activations& out, const SubproblemAxes& sub,
                        Stage stage, cudaStream_t stream,
-                       const After& after = {}) {
+                       const EpilogueT& epilogue = {}) {
   RowBandProblem problem{};
   if (!MakeRowBandProblem(call, in, out, sub, &problem)) {
     return cudaErrorInvalidValue;
   }
   auto launch = [&](auto* kernel) {
-    return LaunchRowBand(kernel, problem, call, stage, stream, after);
+    return LaunchRowBand(kernel, problem, call, stage, stream, epilogue);
   };
   const bool strips = call.plan.tile_m == kColumnStripPixels;
   if constexpr (kWeights == Contiguous::kRows && kWidth == kOneGroup) {
     if (HasTwoBoxes(call.g, in)) {
-      return strips
-                 ? launch(
-                       &RowBandKernel<T, kWeights, true, After, kWidth, true>)
-                 : launch(
-                       &RowBandKernel<T, kWeights, false, After, kWidth, true>);
+      return strips ? launch(&RowBandKernel<T, kWeights, true, EpilogueT,
+                                            kWidth, true>)
+                    : launch(&RowBandKernel<T, kWeights, false, EpilogueT,
+                                            kWidth, true>);
     }
   }
-  return strips ? launch(&RowBandKernel<T, kWeights, true, After, kWidth>)
-                : launch(&RowBandKernel<T, kWeights, false, After, kWidth>);
+  return strips ? launch(&RowBandKernel<T, kWeights, true, EpilogueT, kWidth>)
+                : launch(&RowBandKernel<T, kWeights, false, EpilogueT, kWidth>);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -22,8 +22,8 @@ struct RowBandChannels {
   float begin[2] = {0.0f, 0.0f}, scale[2] = {1.0f, 1.0f};
   float bias[2] = {-0.0f, -0.0f};
 
-  template <typename T, typename After>
-  __device__ __forceinline__ void Load(const After& after, int first,
+  template <typename T, typename EpilogueT>
+  __device__ __forceinline__ void Load(const EpilogueT& epilogue, int first,
                                        int channels) {
     const int k =
         first + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
@@ -34,11 +34,12 @@ struct RowBandChannels {
             static_cast<const T*>(from)[min(k + 8 * i, channels - 1)]);
       };
       bool adds = false;
-      if constexpr (!After::kPlain) {
-        adds = after.scale != nullptr;
-        if (adds) scale[i] = at(after.scale);
+      if constexpr (!EpilogueT::kPlain) {
+        adds = epilogue.scale != nullptr;
+        if (adds) scale[i] = at(epilogue.scale);
       }
-      if (after.bias != nullptr) (adds ? bias : begin)[i] = at(after.bias);
+      if (epilogue.bias != nullptr)
+        (adds ? bias : begin)[i] = at(epilogue.bias);
     }
   }
 };
@@ -133,16 +134,16 @@ __device__ __forceinline__ void WriteRowBandBitmask(
 }
 
 // The same with what follows a convolution.
-template <typename T, bool kColumnStrips, typename After, int kHalf>
+template <typename T, bool kColumnStrips, typename EpilogueT, int kHalf>
 __device__ __forceinline__ void WriteLayerRowBand(
-    const After& after, const RowBandChannels& channels,
+    const EpilogueT& epilogue, const RowBandChannels& channels,
     const float (&acc)[kHalf], const RowBandProblem& problem,
     const RowBandTile& tile, uint32_t band) {
   auto write = [&](auto pack) {
     WriteRowBand<kColumnStrips>(acc, problem, tile.rows, band, pack);
   };
-  if constexpr (After::kPlain) {
-    if (After::kBitmask || after.relu) {
+  if constexpr (EpilogueT::kPlain) {
+    if (EpilogueT::kBitmask || epilogue.relu) {
       write([](const float* v, int i) {
         return PackRelu<T>(v[2 * i], v[2 * i + 1]);
       });
@@ -151,19 +152,21 @@ __device__ __forceinline__ void WriteLayerRowBand(
         return Pack<T>(v[2 * i], v[2 * i + 1]);
       });
     }
-    if constexpr (After::kBitmask) {
-      WriteRowBandBitmask<T, kColumnStrips>(after.bitmask, problem, tile, band);
+    if constexpr (EpilogueT::kBitmask) {
+      WriteRowBandBitmask<T, kColumnStrips>(epilogue.bitmask, problem, tile,
+                                            band);
     }
   } else {
-    DispatchActivation(after.activation, [&](auto tag) {
+    DispatchActivation(epilogue.activation, [&](auto tag) {
       write([&](const float* v, int i) {
         const float scale = channels.scale[i], bias = channels.bias[i];
         return PackActivated<T, decltype(tag)::value>(
             fmaf(v[2 * i], scale, bias), fmaf(v[2 * i + 1], scale, bias));
       });
     });
-    if (after.bitmask != nullptr) {
-      WriteRowBandBitmask<T, kColumnStrips>(after.bitmask, problem, tile, band);
+    if (epilogue.bitmask != nullptr) {
+      WriteRowBandBitmask<T, kColumnStrips>(epilogue.bitmask, problem, tile,
+                                            band);
     }
   }
 }

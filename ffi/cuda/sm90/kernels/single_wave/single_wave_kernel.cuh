@@ -114,10 +114,10 @@ __device__ __forceinline__ void StoreColumns(const ConvSubproblem& sub,
 
 // Several sub-problems: those of a stride, of which the first alone has taps;
 // the others are zeros.
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     SingleWaveKernel(const __grid_constant__ ConvProblem<kSubs> problem,
-                     const __grid_constant__ After after) {
+                     const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SingleWaveBarriers<Config>*>(
       memory + Config::kBarrierOffset);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int group = warp / (kWarpgroup / 32);
   const int channel = tile.channel + 64 * group;
   float acc[Config::kM / 2];
-  BeginColumns<typename Config::T>(after, channel, problem.channels, acc);
+  BeginColumns<typename Config::T>(epilogue, channel, problem.channels, acc);
   NamedBarrier(kFirstBarrier, Config::kThreads);
   const uint32_t buffer =
       shared + Config::kTileOffset + group * Config::kTileBytes;
@@ -195,11 +195,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (stores) StoreWaitRead<0>();
     NamedBarrier(kRestBarrier + 1 + group, kWarpgroup);
   }
-  WriteColumns<typename Config::T>(after, acc, buffer,
+  WriteColumns<typename Config::T>(epilogue, acc, buffer,
                                    [](int pixel) { return pixel; });
-  if constexpr (After::kPlain) {
+  if constexpr (EpilogueT::kPlain) {
     WriteColumnBitmask<typename Config::T>(
-        after, buffer, tile.pixel,
+        epilogue, buffer, tile.pixel,
         min(Config::kM, tile.sub->pixels - tile.pixel), channel,
         problem.channels);
   }

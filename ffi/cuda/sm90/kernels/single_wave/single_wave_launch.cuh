@@ -37,10 +37,11 @@ cudaError_t WithSingleWaveTile(const Plan& plan, Run run) {
 }
 
 // kernel: SingleWaveKernel or, in f32, SingleWaveTf32Kernel.
-template <typename Config, int kSubs, typename After>
-cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kSubs>, After),
-                             ConvProblem<kSubs> problem, const After& after,
-                             Stage stage, cudaStream_t stream) {
+template <typename Config, int kSubs, typename EpilogueT>
+cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kSubs>, EpilogueT),
+                             ConvProblem<kSubs> problem,
+                             const EpilogueT& epilogue, Stage stage,
+                             cudaStream_t stream) {
   constexpr int kBytes =
       Config::kBarrierOffset + sizeof(SingleWaveBarriers<Config>);
   const cudaError_t raised = RaiseSharedMemory(kernel, kBytes);
@@ -49,17 +50,17 @@ cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kSubs>, After),
   const int columns = problem.n_tiles;
   // Which come first, see SingleWaveTile.
   problem.n_tiles = std::min(columns, blocks / columns);
-  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(problem, after);
+  kernel<<<blocks, Config::kThreads, kBytes, stream>>>(problem, epilogue);
   return cudaGetLastError();
 }
 
-// after: NoEpilogue or PlainEpilogue.
+// epilogue: NoEpilogue or PlainEpilogue.
 template <typename T, Contiguous kWeights, int kSubs,
-          typename After = NoEpilogue>
+          typename EpilogueT = NoEpilogue>
 cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
                           const Activations& out,
                           const SingleWaveSubproblems& subs, Stage stage,
-                          cudaStream_t stream, const After& after = {}) {
+                          cudaStream_t stream, const EpilogueT& epilogue = {}) {
   if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
   const int m = call.plan.tile_m;
   ConvProblem<kSubs> problem{};
@@ -68,21 +69,22 @@ cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
   if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  return WithSingleWaveTile<kSingleWavePixels>(
-      call.plan, [&](auto pixels, auto groups) {
-        using Config = SingleWaveConfig<T, decltype(pixels)::value,
-                                        decltype(groups)::value, kWeights>;
-        return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kSubs, After>,
-                                        problem, after, stage, stream);
-      });
+  return WithSingleWaveTile<kSingleWavePixels>(call.plan, [&](auto pixels,
+                                                              auto groups) {
+    using Config = SingleWaveConfig<T, decltype(pixels)::value,
+                                    decltype(groups)::value, kWeights>;
+    return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kSubs, EpilogueT>,
+                                    problem, epilogue, stage, stream);
+  });
 }
 
-template <typename T, typename After = NoEpilogue>
+template <typename T, typename EpilogueT = NoEpilogue>
 cudaError_t RunSingleWaveFprop(const ConvCall& call, Stage stage,
-                               cudaStream_t stream, const After& after = {}) {
+                               cudaStream_t stream,
+                               const EpilogueT& epilogue = {}) {
   return RunSingleWave<T, Contiguous::kRows, 1>(
       call, InputOf(call.g), OutputOf(call.g), {FpropSubproblem(call.g)}, stage,
-      stream, after);
+      stream, epilogue);
 }
 
 }  // namespace jax_convbatch::hopper

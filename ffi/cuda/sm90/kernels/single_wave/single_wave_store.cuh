@@ -9,19 +9,19 @@
 namespace jax_convbatch::hopper {
 
 // With the bias, from `channel` on, or zero.
-template <typename T, typename After, int kHalf>
-__device__ __forceinline__ void BeginColumns(const After& after, int channel,
-                                             int channels,
+template <typename T, typename EpilogueT, int kHalf>
+__device__ __forceinline__ void BeginColumns(const EpilogueT& epilogue,
+                                             int channel, int channels,
                                              float (&acc)[kHalf]) {
   float begin[2] = {0.0f, 0.0f};  // of the thread's two channels
-  if constexpr (After::kPresent) {
-    if (after.bias != nullptr) {
+  if constexpr (EpilogueT::kPresent) {
+    if (epilogue.bias != nullptr) {
       const int k =
           channel + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         begin[i] = static_cast<float>(
-            static_cast<const T*>(after.bias)[min(k + 8 * i, channels - 1)]);
+            static_cast<const T*>(epilogue.bias)[min(k + 8 * i, channels - 1)]);
       }
     }
   }
@@ -30,8 +30,8 @@ __device__ __forceinline__ void BeginColumns(const After& after, int channel,
 }
 
 // Writes a box of pixels to shared memory, each where place(pixel) says.
-template <typename T, typename After, int kHalf, typename Place>
-__device__ __forceinline__ void WriteColumns(const After& after,
+template <typename T, typename EpilogueT, int kHalf, typename Place>
+__device__ __forceinline__ void WriteColumns(const EpilogueT& epilogue,
                                              const float (&acc)[kHalf],
                                              uint32_t buffer, Place place) {
   constexpr int kEights = kHalf / 4;
@@ -50,8 +50,8 @@ __device__ __forceinline__ void WriteColumns(const After& after,
                              pack(w[0], w[1]), pack(w[2], w[3]));
     }
   };
-  if constexpr (After::kPlain) {
-    if (After::kBitmask || after.relu) {
+  if constexpr (EpilogueT::kPlain) {
+    if (EpilogueT::kBitmask || epilogue.relu) {
       write([](float low, float high) { return PackRelu<T>(low, high); });
       return;
     }
@@ -61,12 +61,12 @@ __device__ __forceinline__ void WriteColumns(const After& after,
 
 // Writes the bitmask of `count` pixels of a box, number `first` of the output
 // and on, by each warp for the 16 channels that it has written.
-template <typename T, typename After>
-__device__ __forceinline__ void WriteColumnBitmask(const After& after,
+template <typename T, typename EpilogueT>
+__device__ __forceinline__ void WriteColumnBitmask(const EpilogueT& epilogue,
                                                    uint32_t buffer,
                                                    int64_t first, int count,
                                                    int channel, int channels) {
-  if constexpr (After::kBitmask) {
+  if constexpr (EpilogueT::kBitmask) {
     __syncwarp();
     const int lane = threadIdx.x % 32;
     const int eight = threadIdx.x % kWarpgroup / 32 * 2 + lane / 16;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void WriteColumnBitmask(const After& after,
     for (int pixel = lane % 16; pixel < count; pixel += 16) {
       const float4 values =
           LoadShared4(buffer + pixel * 128 + ((eight ^ pixel % 8) << 4));
-      after.bitmask[(first + pixel) * eights + at] = BitmaskOf<T>(values);
+      epilogue.bitmask[(first + pixel) * eights + at] = BitmaskOf<T>(values);
     }
   }
 }

@@ -168,29 +168,29 @@ __device__ __forceinline__ void MultiplyAhead(
 
 // Adds a bias and relu as store_tf32.cuh would, to a warpgroup's channels from
 // `channel` on.
-template <typename After, int kHalf>
-__device__ __forceinline__ void AddPlain(const After& after, int channel,
+template <typename EpilogueT, int kHalf>
+__device__ __forceinline__ void AddPlain(const EpilogueT& epilogue, int channel,
                                          int channels, float (&acc)[kHalf]) {
   const FragmentLane<1> lane(threadIdx.x);
   const int k =
       channel + lane.box * kTf32Block + lane.chunk * 4 + lane.half * 2;
   float2 bias = make_float2(0, 0);
-  if (after.bias != nullptr && k < channels) {
-    bias = __ldg(static_cast<const float2*>(after.bias) + k / 2);
+  if (epilogue.bias != nullptr && k < channels) {
+    bias = __ldg(static_cast<const float2*>(epilogue.bias) + k / 2);
   }
 #pragma unroll
   for (int i = 0; i < kHalf; ++i) {
     acc[i] = acc[i] + (i & 2 ? bias.y : bias.x) + 0.0f;
-    if (after.relu) acc[i] = Activate(Activation::kRelu, acc[i]);
+    if (epilogue.relu) acc[i] = Activate(Activation::kRelu, acc[i]);
   }
 }
 
 // Several sub-problems: those of a stride, of which the first alone has taps;
 // the others are zeros.
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     SingleWaveTf32Kernel(const __grid_constant__ ConvProblem<kSubs> problem,
-                         const __grid_constant__ After after) {
+                         const __grid_constant__ EpilogueT epilogue) {
   constexpr Output kOutput = kTf32Output<Config, kSubs>;
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& barriers = *reinterpret_cast<SingleWaveBarriers<Config>*>(
@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     MultiplyTaps<Config>(acc, stages, shared, weights, barriers.ring, at, step);
   }
   if (channel < problem.channels) {
-    if constexpr (After::kPresent) {
-      AddPlain(after, channel, problem.channels, acc[0]);
+    if constexpr (EpilogueT::kPresent) {
+      AddPlain(epilogue, channel, problem.channels, acc[0]);
     }
     out.Store(acc, *tile.sub, tile.pixel, channel, problem.channels);
     out.Finish();

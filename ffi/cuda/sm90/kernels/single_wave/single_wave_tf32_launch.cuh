@@ -10,12 +10,12 @@
 
 namespace jax_convbatch::hopper {
 
-template <typename Config, int kSubs, typename After>
+template <typename Config, int kSubs, typename EpilogueT>
 cudaError_t LaunchSingleWaveTf32(const ConvCall& call, const Activations& in,
                                  const Activations& out,
                                  const std::vector<SubproblemAxes>& subs,
                                  Stage stage, cudaStream_t stream,
-                                 const After& after) {
+                                 const EpilogueT& epilogue) {
   constexpr bool kRows = Config::kWeights == Contiguous::kRows;
   ConvProblem<kSubs> problem{};
   const ConvBoxes boxes = {Config::kBoxPixels, Config::kStorePixels,
@@ -33,16 +33,17 @@ cudaError_t LaunchSingleWaveTf32(const ConvCall& call, const Activations& in,
       return cudaErrorInvalidValue;
     }
   }
-  return LaunchSingleWave<Config>(&SingleWaveTf32Kernel<Config, kSubs, After>,
-                                  problem, after, stage, stream);
+  return LaunchSingleWave<Config>(
+      &SingleWaveTf32Kernel<Config, kSubs, EpilogueT>, problem, epilogue, stage,
+      stream);
 }
 
-template <Contiguous kWeights, int kSubs, typename After = NoEpilogue>
+template <Contiguous kWeights, int kSubs, typename EpilogueT = NoEpilogue>
 cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
                               const Activations& out,
                               const std::vector<SubproblemAxes>& subs,
                               Stage stage, cudaStream_t stream,
-                              const After& after = {}) {
+                              const EpilogueT& epilogue = {}) {
   if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
   return WithSingleWaveTile<kSingleWaveTf32Pixels>(
       call.plan, [&](auto pixels, auto groups) {
@@ -52,20 +53,20 @@ cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
           if (TapsShareInSingleWave(subs[0].w, 64)) {
             return LaunchSingleWaveTf32<
                 SingleWaveTf32Config<kM, kGroups, kWeights, 3>, kSubs>(
-                call, in, out, {WithReach(subs[0])}, stage, stream, after);
+                call, in, out, {WithReach(subs[0])}, stage, stream, epilogue);
           }
         }
         if constexpr (kWeights == Contiguous::kRows && kGroups == 1 &&
-                      kM <= 112 && !After::kPresent) {
+                      kM <= 112 && !EpilogueT::kPresent) {
           if (call.g.K % kTf32Block == 0) {
             using Config = SingleWaveTf32Config<kM, kGroups, kWeights, 1, true>;
             return LaunchSingleWaveTf32<Config, kSubs>(call, in, out, subs,
-                                                       stage, stream, after);
+                                                       stage, stream, epilogue);
           }
         }
         return LaunchSingleWaveTf32<SingleWaveTf32Config<kM, kGroups, kWeights>,
                                     kSubs>(call, in, out, subs, stage, stream,
-                                           after);
+                                           epilogue);
       });
 }
 

@@ -156,7 +156,7 @@ cudaError_t RunGroups(const ConvCall& call, Stage stage, cudaStream_t stream) {
     return launch(WgradConfig<T, 192, 64, 6, kNo, 3, kNo, kWidth>());
   if (m == 384 && n == 64)
     return launch(WgradConfig<T, 384, 64, 4, kNo, 3, kNo, kWidth>());
-  if constexpr (kWidth == kWideGroups) {
+  if constexpr (kWidth == kBoxGroups) {
     if (m == 128 && n == 128)
       return launch(WgradConfig<T, 128, 128, 7, kNo, 2, kNo, kWidth>());
   }
@@ -172,8 +172,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
         return RunGroups<T, 16>(call, stage, stream);
       case 32:
         return RunGroups<T, 32>(call, stage, stream);
-      case kWideGroups:
-        return RunGroups<T, kWideGroups>(call, stage, stream);
+      case kBoxGroups:
+        return RunGroups<T, kBoxGroups>(call, stage, stream);
       default:
         return RunGroups<T, kAnyGroups>(call, stage, stream);
     }

@@ -151,7 +151,7 @@ __device__ __forceinline__ void IssueWgradCopies(
     const WgradProblem& problem, int issuer, uint32_t ring,
     WgradBarriers<Config>& all_barriers, SetUp set_up) {
   // Else an issuer could be two rounds of the ring ahead of what has been given
-  // back, which a barrier's parity cannot tell from none.
+  // back, which a barrier's phase cannot tell from none.
   static_assert(Config::kStages >= Config::kIssuers);
   auto& barriers = all_barriers.rings[issuer % Config::kRings];
   ring += issuer % Config::kRings * Config::kRingStages * Config::kStageBytes;

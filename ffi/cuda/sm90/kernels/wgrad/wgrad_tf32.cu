@@ -103,9 +103,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups == 1) return Run<kOneGroup>(call, stage, stream);
-  return IsNarrowTf32(call.g, call.type)
-             ? Run<kNarrowTf32>(call, stage, stream)
-             : Run<kWideGroups>(call, stage, stream);
+  return IsNarrowTf32(call.g, call.type) ? Run<kNarrowTf32>(call, stage, stream)
+                                         : Run<kBoxGroups>(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -45,7 +45,7 @@ __device__ __forceinline__ float4* PlaceOfQuadTf32(const WgradProblem& problem,
       place.k + column / 2 * kTf32Block + thread % 4 * 8 + column % 2 * 4;
   if constexpr (kIsNarrow<Config::kWidth>) {
     const int group = c / problem.C;
-    if (k % kWideGroups / problem.C != group) return nullptr;
+    if (k % kBoxGroups / problem.C != group) return nullptr;
     c -= group * problem.C;
   }
   if (tap >= problem.taps || c >= problem.C || k >= place.k_end) return nullptr;
