@@ -37,6 +37,11 @@ def test_every_folder_has_a_layer():
     assert len(ROWS) == len(LAYERS)
 
 
+def test_the_files_that_the_page_names_are_there():
+    named = re.findall(r"`((?:sm80|sm90|select|handlers)/[\w/]+\.\w+)`", PAGE)
+    assert named and {name for name in named if f"cuda/{name}" not in SOURCES} == set()
+
+
 def test_folders_include_what_is_below_them():
     found = {
         (path, name)
