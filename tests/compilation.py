@@ -91,11 +91,14 @@ def units(build: Path) -> list[Unit]:
     """The sources of the CUDA module, the slowest first.
 
     Raises:
-      SystemExit: there is no such build.
+      SystemExit: there is no such build, or it is not finished.
     """
-    log = build / ".ninja_log"
-    if not log.exists():
-        raise SystemExit(f"error: {build} has no .ninja_log")
+    log, rules = build / ".ninja_log", build / "build.ninja"
+    if not (log.exists() and rules.exists()):
+        raise SystemExit(f"error: {build} has no .ninja_log or no build.ninja")
+    wanted = re.findall(r"^build (\S+\.cu\.o): ", rules.read_text(), re.MULTILINE)
+    if missing := [output for output in wanted if not (build / output).exists()]:
+        raise SystemExit(f"error: {len(missing)} sources of {build} are not compiled")
     found = []
     for output, seconds in times(log.read_text()).items():
         source = _OUTPUT.match(output)
@@ -118,7 +121,10 @@ def _usage(path: Path) -> str:
 
 def _run(command: list[str], given: str = "") -> str:
     """What it prints; nothing where it fails: an object without kernels."""
-    done = subprocess.run(command, input=given, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise SystemExit(f"error: {command[0]} is not on PATH") from None
     return "" if done.returncode else done.stdout
 
 

@@ -136,6 +136,11 @@ def test_a_build_is_measured_and_its_exceptions_recorded(tmp_path, monkeypatch, 
     (tmp_path / output).touch()
     log = tmp_path / ".ninja_log"
     log.write_text(f"# ninja log v7\n0\t70000\t1\t{output}\tx\n")
+    rules = tmp_path / "build.ninja"
+    rules.write_text(f"build {output}: CUDA_COMPILER\nbuild b.cu.o: CUDA_COMPILER\n")
+    with pytest.raises(SystemExit, match=r"1 sources of .* are not compiled"):
+        compilation.main([str(tmp_path), "--record"])
+    rules.write_text(f"build {output}: CUDA_COMPILER\n")
     said = {"cuobjdump": USAGE, "c++filt": "first\nsecond\nfirst\n"}
     monkeypatch.setattr(compilation, "_run", lambda command, given="": said[command[0]])
     monkeypatch.setattr(compilation, "EXCEPTIONS", tmp_path / "exceptions.json")
