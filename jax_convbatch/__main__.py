@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jax_convbatch import choices, plan, targets
+from jax_convbatch import built, choices, plan, targets
 
 VARIABLES = {
     "JAX_CONVBATCH": "off: install() does nothing",
@@ -40,8 +40,10 @@ def main(arguments: Sequence[str] = ()) -> None:
     print("native modules")
     info = targets.build_info()
     for name in ("cpu", "cuda"):
-        built = ", ".join(f"{key} {value}" for key, value in info.get(name, {}).items())
-        _row(name, targets.problem(name) or built)
+        facts = ", ".join(f"{key} {value}" for key, value in info.get(name, {}).items())
+        _row(name, targets.problem(name) or facts)
+    if built.is_pure():
+        _row("elsewhere", built.SERVED)
 
     print("engines")
     for engine, platforms in plan.ENGINES.items():

@@ -13,7 +13,6 @@ import glob
 import importlib.util
 import os
 import re
-import sys
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,11 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-_build: ModuleType | None
-try:
-    _build = importlib.import_module("jax_convbatch._build")  # by CMakeLists.txt
-except ImportError:  # Imported from sources that were never built.
-    _build = None
+from jax_convbatch import built
 
 # Platform as the plan names it: the module, and the platform as JAX names it.
 _MODULES = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
@@ -82,9 +77,8 @@ def modules() -> list[ModuleType]:
 
 def build_info() -> dict[str, dict[str, str]]:
     """What each usable native module was compiled with, by platform."""
-    headers = {"headers": f"jaxlib {_build.JAXLIB_VERSION}"} if _build else {}
     return {
-        platform: dict(native.module.build_info()) | headers
+        platform: dict(native.module.build_info()) | built.headers()
         for platform, native in _natives.items()
         if native.module is not None
     }
@@ -295,8 +289,8 @@ class _Native:
 def _load(platform: str) -> _Native:
     name, jax_platform = _MODULES[platform]
     if importlib.util.find_spec(f"jax_convbatch.{name}") is None:
-        return _Native(problem=_why_not_built(platform), built=False)
-    problem = _ffi_mismatch()
+        return _Native(problem=built.why_not(platform), built=False)
+    problem = built.ffi_mismatch()
     if problem:
         return _Native(problem=f"the {platform} module is not used: {problem}")
     try:
@@ -308,36 +302,6 @@ def _load(platform: str) -> _Native:
     except Exception as error:
         return _Native(problem=f"the {platform} module does not load: {error}")
     return _Native(module)
-
-
-def _why_not_built(platform: str) -> str:
-    if _build is None:
-        at, built = os.path.dirname(__file__), "jax_convbatch/_build.py"
-        hidden = any(os.path.exists(os.path.join(path, built)) for path in sys.path)
-        advice = "run Python in another folder" if hidden else "install: `pip install`"
-        return f"the {platform} module is not built: {at} holds sources only; {advice}"
-    reason = f" ({_build.CUDA_REASON})" if platform == "cuda" else ""
-    return f"the {platform} module is not built{reason}"
-
-
-def _ffi_mismatch() -> str | None:
-    """Why JAX would refuse our handlers, or None.
-
-    A handler built against newer headers than the running jaxlib's keeps every
-    backend of JAX from starting, so it must not be registered at all.
-    """
-    header = os.path.join(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
-    if _build is None or not os.path.exists(header):
-        return None
-    with open(header, encoding="utf-8") as file:
-        found = re.findall(r"#define XLA_FFI_API_M(?:AJ|IN)OR (\d+)", file.read())
-    built, running = _build.FFI_API_VERSION, tuple(map(int, found))
-    if len(running) != 2 or (built[0] == running[0] and built[1] <= running[1]):
-        return None
-    return (
-        f"it was built against FFI API {built} of jaxlib {_build.JAXLIB_VERSION}, "
-        f"and the installed jaxlib has {running}; reinstall jax_convbatch"
-    )
 
 
 def _preload_cublas() -> None:
@@ -374,6 +338,8 @@ def _has_cuda_plugin() -> bool:
 
 def _warning() -> str | None:
     """What the user should know about the native modules, in one text."""
+    if built.is_pure():
+        return f"jax_convbatch: {built.PURE}; {built.SERVED}."
     parts = []
     cpu, cuda = _natives["cpu"], _natives["cuda"]
     if cpu.problem:

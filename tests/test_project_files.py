@@ -113,7 +113,8 @@ def test_ci_has_both_processors_and_the_oldest_and_newest_python():
 def test_ci_runs_the_targets_of_ci_run():
     local = re.findall(r"^make ([\w-]+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     hosted = (c for n in ("ci", "docs") for c in commands(WORKFLOWS[n].read_text()))
-    assert {*local} == {command.split()[1] for command in hosted}
+    # AArch64 itself runs the tests there.
+    assert {*local} - {"aarch64"} == {command.split()[1] for command in hosted}
 
 
 @in_repository
