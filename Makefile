@@ -249,7 +249,7 @@ pure-wheel:
 	@JAX_CONVBATCH_PURE=1 $(PURE_VENV)/bin/python -m pip \
 	  --disable-pip-version-check -q wheel --no-deps -w dist dist/*.tar.gz
 	@$(PURE_VENV)/bin/python -m pip --disable-pip-version-check -q install \
-	  "$$(echo dist/*-any.whl)[examples,test]"
+	  "$$(echo dist/*-any.whl)[test]"
 	@cd build && pure-$(notdir $(PYTHON))/bin/python -W ignore -m jax_convbatch | \
 	  grep 'cpu *this is the wheel of pure Python'
 	@$(MAKE) --no-print-directory .checkout
