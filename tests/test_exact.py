@@ -9,7 +9,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import FLOATS, exact, problems, run, whole
+from problems import FLOATS, Problem, exact, problems, run, whole
 
 import jax_convbatch as jc
 
@@ -98,6 +98,35 @@ def test_wgrad_of_many_pixels_is_exact(engine, dtype, c, k, groups):
     same = oracle.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), groups)
     want = oracle.wgrad(oracle.float64(x), oracle.float64(dy), same, (3, 3))
     np.testing.assert_array_equal(dw, want.astype(dw.dtype))
+
+
+# Edges of an image, and taps that are apart, in both axes; channels for kernels of few
+# of them and of many.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("c", "k"), [(3, 5), (24, 40)])
+@pytest.mark.parametrize(
+    ("strides", "dilation", "padding"),
+    [
+        ((1, 1), (1, 2), ((1, 2), (2, 3))),
+        ((2, 1), (2, 1), ((0, 3), (1, 4))),
+        ((1, 2), (1, 1), ((2, 0), (4, 1))),
+    ],
+)
+def test_edges_and_dilated_taps_are_exact(
+    engine, dtype, c, k, strides, dilation, padding
+):
+    conv = oracle.Conv(strides, padding, (1, 1), dilation, 1)
+    problem = Problem((2, 7, 9, c), (3, 3, c, k), conv, ("NHWC", "HWIO", "NHWC"))
+    arrays = operands(problem, dtype)
+    assert_exact(run(problem, *arrays, algorithm=engine), exact(problem, *arrays))
+
+
+def test_a_step_over_pixels_is_no_matrix_product(engine):
+    """One tap, and with padding at the end as many outputs as inputs."""
+    x, w = whole(0, (2, 4, 3), "float32"), whole(1, (1, 3, 5), "float32")
+    got = jc.conv(x, w, strides=2, padding=((0, 3),), algorithm=engine)
+    want = np.concatenate([x[:, ::2] @ w[0], np.zeros((2, 2, 5))], 1)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
