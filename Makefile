@@ -260,6 +260,7 @@ pure-wheel:
 lint: $(LINTERS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python tests/spdx.py check
 	@$(BIN)/mypy
 	@$(BIN)/mypy $(AS_A_USER) tests/user_program.py
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)

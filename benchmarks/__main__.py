@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m benchmarks COMMAND ...`: see each command's --help."""
 
 from __future__ import annotations

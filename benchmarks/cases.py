@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One case of a table: a convolution, its operation, its arrays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the device can do at most, measured in the same run as the layers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is the result right? Whole numbers, compared with an exact sum on the host.
 
 Products and partial sums of small whole numbers are exact in f32, so ours has to be

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two builds of the native module, one beside the other: is the new one as fast?
 
     python -m benchmarks compare OLD NEW [--tables resnet50,zoo,...] [--rows WORD,...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `compare` times: rows of tables, each as a side of a measurement.
 
 A row says first what it can compile without operands, so that rows are compiled in

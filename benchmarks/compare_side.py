@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One side of `compare`, a process of its own: rows by one build of the native code.
 
     python -m benchmarks.compare_side BUILD PLATFORM OPTIONS

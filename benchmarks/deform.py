@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution: ours by engine, beside torchvision.
 
     python -m benchmarks deform [--rows paddle_19x34_512_256,...] [--engine auto,xla]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution drawn at random from a family, and its operations."""
 
 from __future__ import annotations

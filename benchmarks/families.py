@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Twelve families of convolutions that people run, each a distribution to draw from.
 
 The ranges are those of networks that are in use, named at each family. A draw depends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`range --first`: times to the first result, forward and gradients.
 
 Each side runs in a new process, all draws one after the other, without anything

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution in JAX as a side of a measurement: ours by engine, or jax.lax."""
 
 from __future__ import annotations

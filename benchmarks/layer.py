@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole layer, forward and backward: conv + bias + activation, ours beside stock.
 
     python -m benchmarks layer [--table resnet50_v1] [--batch 8,256] [--dtype bf16]

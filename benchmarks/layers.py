@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layer by layer: ours by engine, beside jax.lax and PyTorch.
 
     python -m benchmarks layers --table resnet50 --batch 8,256 --dtype bf16 \\

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of `layers` as the tables that docs have.
 
     python -m benchmarks markdown benchmarks/results/zoo-*.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole networks: training and inference steps with our layers and with Flax's.
 
     python -m benchmarks models [--model resnet50,mnist] [--mode train,infer]

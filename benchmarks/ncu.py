@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nsight Compute's command line: what it counts of a kernel, and what it writes."""
 
 from __future__ import annotations

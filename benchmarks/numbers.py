@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays whose elements are functions of their index, so that none need be kept.
 
 A sum over some elements then needs no array at all, and operands of gigabytes are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the table from which plans choose engine and configuration on this device.
 
     python -m benchmarks plans [--table resnet50,hard,flux,sofie] [--dtype bf16,f32]

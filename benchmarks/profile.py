@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a row's kernels do on the GPU, by Nsight Compute.
 
     python -m benchmarks profile --table resnet50 --rows 14_3x3s2_512_512 --op wgrad \\

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `profile` runs under Nsight Compute: every side of every case, a few times.
 
     python -m benchmarks.profiled WANTED.json MADE.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random convolutions of twelve families, beside jax.lax and cuDNN.
 
     python -m benchmarks range --families video,audio --seed 0 --count 6

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of `range` for people: tables by family, and a picture of all ratios."""
 
 from __future__ import annotations

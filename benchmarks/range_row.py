@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One row of `range`: an operation of a draw, on every side that can run it.
 
 What goes wrong on one side is written down as that side's, and the others are

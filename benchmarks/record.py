@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written down with every result: where, when, with which versions."""
 
 from __future__ import annotations

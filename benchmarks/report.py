@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of `layers` for people: a table on the terminal and a picture."""
 
 from __future__ import annotations

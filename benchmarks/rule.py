@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random convolutions by the rule of "auto", beside the other engines of ours.
 
     python -m benchmarks rule [--families video,audio] [--seed 0] [--count 6]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of `rule` for people: rows where another way is faster, and the lines."""
 
 from __future__ import annotations

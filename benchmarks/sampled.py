@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is a large result right? Some of its elements, compared with their exact sums.
 
 The operands are whole numbers and functions of their index (`numbers.py`), so an

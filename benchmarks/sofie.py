@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One GEMM a batch against one GEMM a sample: the gemmStridedBatched study.
 
     python -m benchmarks sofie [--engine per_sample,im2col_gemm,...] [--out STEM]

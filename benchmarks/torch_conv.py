@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution in PyTorch's words, one to three spatial axes, channels last.
 
 A convolution of one axis is one of two axes, the first of size 1, as PyTorch has no

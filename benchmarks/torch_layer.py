@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer in PyTorch: conv, bias and activation, forward and backward, replayed from
 a CUDA graph. Arrays are JAX's, by DLPack, channels last."""
 

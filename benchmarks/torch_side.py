@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same convolution in PyTorch: cuDNN from a CUDA graph, or oneDNN on the CPU.
 
 cuDNN's fastest algorithm (`cudnn.benchmark`), channels last, replayed from a graph:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transposed convolutions, value and gradients, beside `jax.lax.conv_transpose`.
 
     python -m benchmarks transposed [--batch 8] [--dtype f32] [--rows 28_4x4s2_64_32]

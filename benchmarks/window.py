@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a convolution's filter moves over its input: what every side is told."""
 
 from __future__ import annotations

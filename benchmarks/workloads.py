@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The convolutions that the benchmarks time, as plain data.
 
 Every row is (H, W, C, K, R, S, stride, pad, dilation, groups): input height and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel of a release: auditwheel's verdict, and what it is to hold.
 
     python audit_wheel.py FOLDER    # of one wheel for linux_x86_64, which it replaces

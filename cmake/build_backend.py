@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scikit-build-core, and what a build needs that pyproject.toml cannot say.
 
 A wheel of pure Python needs nothing more, native code nanobind and jaxlib, and the CUDA

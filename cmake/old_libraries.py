@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Libraries to link against, as they were in glibc 2.28 and GCC 7.
 
 A module that is linked on a newer machine asks for the newest version of each symbol,

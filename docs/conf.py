@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site: `make docs` builds it into build/docs."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learns to align a stereo pair: where in the right image is each pixel of the left?
 
     python examples/align_stereo.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Custom derivative rules, made of the operations under the layers.
 
     python examples/custom_rule.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a layer's derivatives against finite differences, and shows what ran.
 
     python examples/gradient_check.py

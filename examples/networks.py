@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks that the examples and the benchmarks share, with the convolution as an
 argument: `flax.linen.Conv`, or `jax_convbatch.flax.linen.Conv`.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small convnet on 1,797 handwritten digits, on CPU or GPU.
 
     python examples/train_digits.py              with jax_convbatch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a ResNet-18 or -50 on real images, on CPU or GPU, and can be interrupted.
 
     python examples/train_resnet.py                    handwritten digits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convolutions for JAX: differentiable in every mode, reproducible to the bit.
 
     conv_general_dilated  in the place of `jax.lax.conv_general_dilated`

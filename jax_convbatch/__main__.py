@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m jax_convbatch`: what is installed, what was built, what runs where."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every private JAX name that the project uses, for jax 0.10.2 to 0.12.x.
 
 A JAX primitive that behaves as a built-in one (sharding in types, varying manual

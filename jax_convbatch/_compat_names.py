@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private JAX names for what operations are called, as `_compat.py` has the others.
 
 JAX names an operation of a compiled program after its primitive, and so do profiles.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The derivative of bias and activation as linear primitives, each the other's
 transpose.
 

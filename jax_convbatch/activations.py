@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The activations of the fused layer, and what their derivatives need saved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users write for sizes, strides and padding, in the form that `jax.lax` takes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bias as a pair of linear primitives: broadcast, and its transpose bgrad.
 
 bgrad sums dy over the batch and the pixels with a kernel of this package, in an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the native modules were built, and why one is not there.
 
 `_build.py` is written by CMake, or by the build of a wheel of pure Python.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many calls of one operation as one program, to time calls that are short.
 
 To start a program costs JAX about 30 us, more than many convolutions take. So a

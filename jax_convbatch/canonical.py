@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The canonical form of a call: what `jax.lax` makes of it, as a geometry."""
 
 from __future__ import annotations

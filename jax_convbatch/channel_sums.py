@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums over every axis but the channels', and what a norm in training makes of them.
 
 `sums(a, b)` is the sum of a and that of a b for each channel, `spread(g1, g2, b)` is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A policy for `jax.checkpoint` that knows this package's convolutions."""
 
 from __future__ import annotations

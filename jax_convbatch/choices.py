@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was measured: which engine and configuration runs a convolution fastest.
 
 Two places say so: the tables of this package, `tables/DEVICE.json`, written by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """conv_general_dilated, conv and conv_transpose: what users call."""
 
 from __future__ import annotations

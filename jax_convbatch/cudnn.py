@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How cuDNN runs a convolution, or a layer, on CUDA.
 
 Its heuristics choose, without timing, among deterministic engines; for fprop and dgrad

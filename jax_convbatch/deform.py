@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deform_conv: deformable convolution, v1 and modulated v2."""
 
 from __future__ import annotations

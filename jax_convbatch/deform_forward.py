@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution from offsets to the biased result, as one primitive.
 
 Kernels find cells and corners themselves and add the bias where they store, so that

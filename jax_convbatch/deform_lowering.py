@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the primitives of deformable convolution run: FFI calls, or `jax.lax`."""
 
 from __future__ import annotations

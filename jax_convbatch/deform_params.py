@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is static about a deformable convolution, and its arrays by role.
 
 Roles are those of a convolution, "x", "w" and "y", and besides "corners", the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which engine runs a deformable convolution, and with how much workspace.
 
 Options, preferences and words are those of plan.py; what differs is that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The primitives of deformable convolution.
 
     fprop      y from x, corners, w            linear in each of the three

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a deformable convolution reads, and with what weights.
 
 The position of tap (r, s) of output (p, q) is a real number of pixels. Its cell,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Three spatial axes by kernels of two: slices are samples, taps in depth are channels.
 
 An output slice o reads the T slices o stride + t dilation - pad. Laid side by side in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A transposed convolution as the gradient of a strided one.
 
 Where x is dilated and the window takes single steps, y is dx of another convolution,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paddings that are not as many zeros on either side: CAUSAL, CIRCULAR, REFLECT.
 
 They mean what they mean in Flax's layers.

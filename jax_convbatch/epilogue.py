@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What follows a convolution, and how it is computed: in the convolution's kernel,
 in one pass over its result, or by XLA.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """explain: which engine runs each convolution of a function, and why."""
 
 from __future__ import annotations

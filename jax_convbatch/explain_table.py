@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table that `explain` gives: as text, in a notebook, as plain values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `jax.export` has to be told of this package's native calls."""
 
 from __future__ import annotations

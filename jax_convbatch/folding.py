@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vmap's axis merged into another one, and split out of it again."""
 
 from __future__ import annotations

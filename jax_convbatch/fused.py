@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer as one primitive: activation(scale * conv(x, w) + bias + residual).
 
 Its JVP runs the linear primitives, with what backward needs saved by the forward

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The static description of one convolution: sizes, no arrays.
 
 N batch; D H W input depth, height, width; C input channels; K output channels;

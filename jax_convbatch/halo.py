@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images cut over devices: what a device needs of its neighbours' rows.
 
 x and y are cut into as many parts, and a device forms its own rows of the result.

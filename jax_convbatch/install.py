@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """install, uninstall: ours in the place of `jax.lax`'s convolutions, and back again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """conv_bias_act: the layer a model calls, in one piece forward and backward."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX_CONVBATCH_LOG=1: a line for each convolution that is planned.
 
 The lines have what `explain` says. They are written when JAX lowers a program, at level

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The meshes in which shardings are read and written where a call is partitioned.
 
 Within a `shard_map` over some of a mesh's axes, the others are cut by the partitioner

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why x and w do not fit each other, in terms of x and w.
 
 `jax.lax` decides what is refused. It calls x and w lhs and rhs; these words are for

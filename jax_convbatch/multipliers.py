@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 convolutions of one input channel a group to several, as depthwise ones.
 
 Output channel k reads input channel k // m alone: with every channel of x m times over

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What operations are called in jaxprs, compiled programs and profiles.
 
 A convolution is "conv_fprop 3x3 64->128 s2 bf16": the operation, taps, channels and

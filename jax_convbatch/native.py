@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of native code, each under a name that tells what it does."""
 
 from __future__ import annotations

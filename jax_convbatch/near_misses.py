@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A keyword that a function does not have is refused with the one that was meant."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations under the layers, for derivative rules that you write yourself.
 
     fprop          y from x and w

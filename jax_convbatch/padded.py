@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution of padded copies, for kernels that want it simple.
 
 Where padding is negative, or zeros stand between inputs beside a stride, `jax.lax.pad`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharding below the primitives: batch, channels and images stay where they are.
 
 Without a rule XLA gathers a sharded operand of a custom call, silently. With

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharding of fused layers: forward, and backward in one call.
 
 As in partition.py, whose rules these are: each device has its part of the batch, of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A call that XLA's partitioner splits over devices, known by what it does.
 
 JAX's `custom_partitioning` knows a call by an address: no cache of compiled programs

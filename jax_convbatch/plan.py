@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which engine runs a convolution, how it slices the batch, what memory it takes.
 
 A plan is a pure function of geometry, dtype, device, the caller's options and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How each engine runs a convolution: slices and workspace.
 
 A planner says for one engine what it would take, or raises Unable; `plan.py` chooses.

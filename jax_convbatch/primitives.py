@@ -1,10 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The linear primitives fprop, dgrad, wgrad: each one's transposes are the others.
 
     fprop: y  from x and w       dgrad: dx from dy and w       wgrad: dw from x and dy
 
-All three are bilinear and describe the same convolution, so one table says for
-each which two arrays go in and which comes out, and one rule of each kind
-(shape, transpose, batching, lowering) serves them all.
+All three are bilinear: one table says for each which two arrays go in and which comes
+out, and one rule of each kind (shape, transpose, batching, lowering) serves them all.
 """
 
 from __future__ import annotations

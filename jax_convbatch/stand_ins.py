@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `install` puts in the place of the convolutions of `jax.lax`.
 
 Each has the signature and the words of the function that it stands for, and runs

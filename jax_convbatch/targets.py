@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native modules: which can be used, and why not where one cannot.
 
 Importing this module registers the FFI targets of every native module that

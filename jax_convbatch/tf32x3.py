@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 at the precision HIGH on a GPU, where HIGHEST has no tensor cores.
 
 Three products of TF32: each operand is the sum of two parts that TF32 holds, high,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Honest times: many calls in flight, sides in turns, the start of a round left out.
 
 JAX and CUDA return before the work is done, so a loop that waits for each call

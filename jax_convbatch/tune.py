@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tune: measures a function's convolutions and keeps the fastest way to run each."""
 
 from __future__ import annotations

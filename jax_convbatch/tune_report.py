@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `tune` shows: how far it is, and what it found."""
 
 from __future__ import annotations

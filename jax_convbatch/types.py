@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of what users give: the annotations of public functions."""
 
 from collections.abc import Callable, Sequence

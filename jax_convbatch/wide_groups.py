@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few wide groups, each a convolution of its own, where no kernel takes them all.
 
 Groups share nothing: y's channels of a group are made of x's channels of that group.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bits of y, dx, dw and db of 300 layers, to see where a change changes them.
 
     python tests/bits.py write [FILE] [--platform cuda] [--only N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each source of the CUDA module takes to compile, and whether registers spill.
 
     python tests/compilation.py BUILD_DIR [--record]

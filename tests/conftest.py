@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures: where a test runs, and 64-bit numbers.
 
 The whole session sees 8 virtual CPU devices, so that tests of sharding need no

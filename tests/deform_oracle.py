@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution in float64 and plain numpy, and problems to try it on.
 
 y and its derivatives are sums over (sample, output, tap, corner) as the definition

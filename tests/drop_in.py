@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin: another project's tests, with our convolution for `jax.lax`'s.
 
     PYTHONPATH=jax_convbatch/tests pytest -p drop_in jax/tests/lax_autodiff_test.py

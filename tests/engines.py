@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests run over: every engine that covers everything on its platform.
 
 Engines that cover a part have a test file of their own.

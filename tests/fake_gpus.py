@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs that are not there, and convolutions to plan for them."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Flax layers are compared on: settings, and data that make sums exact.
 
 Numbers are -1, 0 and 1, and no sum here has more than 256 terms: every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run of the tests reported, as JSON: `pytest -m gpu --summary=FILE`.
 
 A part of the suite is a run, too. All parts together give the file that says on which

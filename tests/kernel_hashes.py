@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each kernel's instructions, registers and stack, to compare before and after.
 
     python tests/kernel_hashes.py write LIBRARY FILE

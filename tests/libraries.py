@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of other libraries, imported before or after `jax_convbatch.install()`.
 
     python tests/libraries.py before|after

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the tests notice mistakes: one at a time is made, and some test has to fail.
 
     python tests/mutants.py [--only NAME,...] [--list] [--folder build/mutants]

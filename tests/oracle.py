@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The float64 reference: convolution as a sum over filter taps, in plain numpy.
 
 Everything here is channels last: x[N, *spatial, C], w[*taps, C / groups, K],

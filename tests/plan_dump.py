@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is planned for many convolutions, to compare before and after a change.
 
     python tests/plan_dump.py write FILE [--seed 0] [--count 20000]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random convolution problems: what hypothesis draws, and its arrays."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every kernel of implicit_gemm on CUDA is held to, whatever its path."""
 
 import functools

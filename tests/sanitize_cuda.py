@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the CUDA kernels on edge shapes, for compute-sanitizer: `make gpu-sanitize`.
 
 Every operand is copied to the device and every result is a buffer of its own, so

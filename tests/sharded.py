@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of sharding share: a layer, its training step, and collectives."""
 
 import re

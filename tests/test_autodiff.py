@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every mode and order of differentiation, against finite differences and itself."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backward of a layer in one call, its arrays cut over 8 virtual devices.
 
 The CPU has no such call: a stand-in notes what a device is asked for, and the

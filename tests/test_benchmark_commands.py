@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks besides `layers`, on rows small enough for a CPU."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`compare`: turns, ratios, what is measured again, and two modules on the CPU."""
 
 import contextlib

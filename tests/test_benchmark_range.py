@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`range`: draws of families, rows that are checked, and a table that goes on."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`rule`: what it times, its rows, and what it says of the lines of the rule."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark suite, on rows small enough for a CPU: it must refuse wrong results,
 time what it says, and write what it measured.
 """

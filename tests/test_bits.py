@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bits that are recorded for a GPU are those that it computes today."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the build decides, says and refuses."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a build asks pip for, and the machines that it refuses."""
 
 import importlib.util

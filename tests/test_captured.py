@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On CUDA every call is captured into a graph with its neighbours (GPU only)."""
 
 import collections

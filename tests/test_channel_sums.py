@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of each channel, and the norm in training that is made of them."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """jax.checkpoint keeps of our convolutions what it keeps of jax.lax's."""
 
 import jax

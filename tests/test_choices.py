@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was measured: its keys, its file, and the plans that follow it."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m jax_convbatch`: its help, its settings, what it refuses."""
 
 import re

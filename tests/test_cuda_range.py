@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """implicit_gemm on CUDA over all that it promises to cover (GPU only).
 
 Every operation and dtype, on whole numbers: equal to the oracle, bit for bit to

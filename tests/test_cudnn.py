@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine cudnn on a GPU: values, layers, limits, captured graphs."""
 
 import functools

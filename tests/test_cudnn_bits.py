@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bits of a sample by cuDNN do not depend on its batch (GPU only)."""
 
 import pytest

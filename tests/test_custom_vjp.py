@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules written with `jax.custom_vjp` from the public operations, beside the built-in
 layer: the same bits, kernels and collectives."""
 

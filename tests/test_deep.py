@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Three spatial axes on Hopper as they lie in memory: fprop and dgrad in 16 bits."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution: values and gradients, wherever it reads."""
 
 import jax

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution: the same bits in every slice, batch, thread and run."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution: orders of axes, empty arrays, explain, what is refused."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution from offsets: the bits of its parts, and linear in each."""
 
 import functools

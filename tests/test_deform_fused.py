@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution by implicit_gemm: Hopper's kernel without columns.
 
 Whole numbers and quarters make every sum exact, so im2col_gemm, which test_deform.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deformable convolution under vmap, sharding, shard_map and every derivative."""
 
 import functools

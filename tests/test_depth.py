@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Three spatial axes by kernels of two: the same sums."""
 
 import functools

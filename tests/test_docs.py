@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the documents show runs and prints what they say; their links lead somewhere.
 
 The `python` blocks of a page run one after another. Where a `text` block with an error

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padding CAUSAL, CIRCULAR and REFLECT: sums over x as it goes on, in every order of
 axes, with gradients."""
 

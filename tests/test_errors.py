@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input is refused while tracing, in words that help; odd input gives what
 `jax.lax` gives."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole numbers leave nothing to round: every engine, slice and layout agrees."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """explain tells what runs; used here as a guard against silent fallbacks."""
 
 import functools

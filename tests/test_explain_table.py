@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What explain gives as plain values, as a notebook's table, and without a GPU."""
 
 import dataclasses

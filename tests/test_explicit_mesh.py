@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under a mesh of explicit axes the types carry the shardings of `jax.lax`."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """jax.export: as for every custom call, the user says that it is wanted."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Hopper engine where the copy engine cannot help: odd channels, stems, patches."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of 2, 4, 8 and 24 channels in bf16 and f16: tiles of wider ones.
 
 wgrad has them for all; fprop and dgrad where groups have few channels and a window is

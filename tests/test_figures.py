@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the README says first about speed is what `benchmarks/results` has."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers `DeformConv` of linen and nnx."""
 
 import flax.linen as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The linen layers are Flax's: parameters, values, gradients, checkpoints."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nnx layers are Flax's: parameters, values, gradients, checkpoints."""
 
 from functools import partial

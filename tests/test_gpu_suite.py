@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The summary of a run says what pytest reported, and the README what summaries say."""
 
 import copy

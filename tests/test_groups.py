@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convolutions of wide groups on Hopper: all groups in one launch."""
 
 import dataclasses

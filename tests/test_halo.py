@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images cut over devices: neighbours exchange rows, nobody gathers an image.
 
 8 virtual devices. Whole numbers make every order of summation exact.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Hopper kernels say they would do. They are asked without a GPU."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgrad on Hopper: exact and reproducible however its tiles are shared."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large results on the CPU lie in huge pages where the system has them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Hopper engine: exact, reproducible, batch-invariant, and refused elsewhere."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`install` puts ours in the place of `jax.lax`'s, in libraries too; all of it can
 be undone."""
 

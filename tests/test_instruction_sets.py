@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU's kernels for every instruction set that this processor has."""
 
 import os

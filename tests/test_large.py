@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of more than 2^31 elements: every index is 64-bit."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fused layer: values and gradients against float64, what it keeps and runs."""
 
 import functools

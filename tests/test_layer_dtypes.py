@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bias and scale are cast to the result's dtype, as Flax casts its parameters."""
 
 import functools

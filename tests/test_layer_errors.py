@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a layer adds to a convolution is refused in words that help."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The epilogue in the tiles of implicit_gemm on Hopper: exact, the same bits always."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backward of a small layer with relu as one call of several kernels, on Hopper."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """relu's derivative from bits of y instead of y, where backward is given them.
 
 A kernel writes the bits on Hopper GPUs alone (test_layer_hopper.py); here XLA makes

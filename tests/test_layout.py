@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dimension numbers are served by physical layouts: nothing is transposed."""
 
 import functools

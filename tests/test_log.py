@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX_CONVBATCH_LOG=1 writes a line for each convolution that is planned."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long sums of few outputs an image: the Hopper engine forms them in chunks."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """x and w that do not fit are refused by their names, with the order that would fit."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Channel multipliers in f32 on CUDA: depthwise convolutions of copied channels."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command that makes mistakes: each can be made, and what comes of it is told."""
 
 import subprocess

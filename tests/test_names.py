@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations have names of their own in jaxprs, compiled programs and profiles."""
 
 import functools

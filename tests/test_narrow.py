@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """1x1 convolutions of few channels on Hopper GPUs: kernels of their own."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What fails inside a native handler reaches the user with its geometry."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wrong keyword is refused with the right one."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Empty, infinite and exotic operands give what `jax.lax` defines."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 convolutions of one input channel on Hopper GPUs: kernels of their own."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backward of 1x1 layers that make dz of dy: every mode, exact, same bits."""
 
 import functools

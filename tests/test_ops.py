@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations under the layers: bits of the layers, every transformation, and
 errors that name their arguments."""
 

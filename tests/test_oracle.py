@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference against the definition, and the bound against wrong results."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convolutions of padded copies: what is asked of a library, and the same sums."""
 
 import jax

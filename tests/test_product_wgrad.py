@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgrad of 1x1 layers that is one product by cuBLAS, with split sums or without."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`profile`: what Nsight Compute writes is read, and what it says is passed on.
 
 `data/ncu.csv` is what it wrote on an H200, without columns that nobody asked for.

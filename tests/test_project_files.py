@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workflows, hooks and citation agree with the Makefile and pyproject.toml."""
 
 import re

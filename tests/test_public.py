@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public names, what types they take and give, and that type checkers see them."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel of pure Python: everything runs in jax.lax, and says so.
 
 `make pure-wheel` runs this on that wheel; elsewhere on a copy of the sources.

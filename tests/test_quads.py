@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 groups of four channels and more on CUDA, see `ffi/cuda/sm80/direct/quads.h`."""
 
 import oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the README shows runs, one block after another, and prints what it says.
 
 The GPUs that it names are those on which the suite has passed.

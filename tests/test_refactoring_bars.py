@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tools that show what a refactoring changed: plans, kernels, compilation."""
 
 import json

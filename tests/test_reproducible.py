@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same bits: whatever the slice, the rest of the batch, the run, the threads."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which engine "auto" takes on GPUs of every kind. Needs none: they are planned for."""
 
 import functools
@@ -81,8 +82,7 @@ def test_every_line_is_whole():
         assert line.gpus in ("hopper", "any")
         assert line.ops and set(line.ops) <= set(OPS)
         assert len(set(line.engines)) == len(line.engines) > 0
-        for name in line.engines:
-            assert "cuda" in plan.ENGINES[name]
+        assert all("cuda" in plan.ENGINES[name] for name in line.engines)
         assert line.why.strip()
         # A device's part of a sharded array may be refused where the whole is not.
         assert set(line.engines) & set(plan.GENERAL_ENGINES["cuda"]), line

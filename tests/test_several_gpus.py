@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers on several GPUs of one kind: the same bits on each, and of all together.
 
 They need two or more GPUs; `-m gpu` runs them where there are.

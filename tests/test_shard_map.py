@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inside shard_map and pmap the gradients are those of a single device."""
 
 import jax

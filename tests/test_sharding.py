@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is sharded stays where it is: 8 virtual devices, one kind of collective.
 
 The devices are those of conftest.py. Wherever a result's order of summation does

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 layers backward in one pass: small images, and those of one channel."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 convolutions of few input channels on Hopper GPUs: strips of the image."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Native modules: registered once, and missing ones are said so, once."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 on Hopper: large tiles of TF32, and what HIGH is."""
 
 import dataclasses

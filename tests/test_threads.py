@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jitted functions called by 8 threads at once: right values, and no deadlock."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing of calls in flight, by a clock of the test."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transposed convolutions as gradients of strided ones: the same sums."""
 
 import dataclasses

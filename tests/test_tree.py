@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folders of ffi/cuda are layers, as docs/contributing/tree.md has them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f32 at HIGHEST on CUDA: true f32 products without columns, from sm_80 on."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tune keeps the fastest engine and configuration, and bits stay what they were."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tune keeps each choice when it is made, shows how far it is, and says before it
 measures that it cannot write."""
 

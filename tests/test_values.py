@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every engine's y, dx, dw and db are within rounding of the exact ones."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vmap is a loop, for every operand that may carry the new axis, and no copy."""
 
 import functools

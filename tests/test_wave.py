@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hopper's kernels for few outputs, one tile a block: exact, whatever the tile."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What wheels are linked with, what they hold, and the one without native code."""
 
 import importlib.util

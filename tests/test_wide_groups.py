@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few wide groups as convolutions of their own: the same sums."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Windows of implicit_gemm: an image's pixels in shared memory once for all taps."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's program, which `mypy --strict` passes: `make lint`, test_public.py."""
 
 from typing import assert_type

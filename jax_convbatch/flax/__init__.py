@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flax layers with the convolution, bias and activation of this package.
 
 `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx` hold `Conv` and

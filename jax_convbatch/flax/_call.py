@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Flax's layers do around a convolution, for linen and nnx alike.
 
 `layer` is the module that is called: the attributes read here have the same

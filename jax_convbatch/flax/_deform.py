@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the layers `DeformConv` of linen and nnx do alike.
 
 `layer` is the module that is called: the attributes read here have the same names

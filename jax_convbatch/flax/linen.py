@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`flax.linen` layers whose convolution, bias and activation are one call."""
 
 from __future__ import annotations
