@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How implicit_gemm runs a convolution on CUDA: by one kernel, or by several calls.
 
 The native code says which kernel it has. What it has none for is put together from
@@ -143,8 +144,8 @@ def _whole_quads(problem: Problem) -> ConvGeometry | None:
     """f32 groups of a few channels, with zeros beside them: kernels of those load four
     channels at once. None where they do not take it, or depthwise ones take less.
     """
-    g, few = problem.geometry, 8
-    if problem.dtype.itemsize != 4 or g.groups == 1:
+    g, few, most = problem.geometry, 8, 32
+    if problem.dtype.itemsize != 4 or g.groups == 1 or max(g.C, g.K) > most * g.groups:
         return None
     if g.groups == g.C and few * g.groups > g.K:
         return None

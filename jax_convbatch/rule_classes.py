@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classes of convolutions that the rule of "auto" tells apart.
 
 A class of fprop and dgrad does not depend on the batch size: the engine, and with it
@@ -87,59 +88,12 @@ def volumes(problem: Problem) -> bool:
     return tensor_cores(problem) and three_axes(problem) and g.T > 1 and g.R * g.S > 1
 
 
-def wide_volumes(problem: Problem) -> bool:
-    """Of one step, of channels that fill the tiles of cuDNN's kernels."""
-    g = problem.geometry
-    if not volumes(problem) or not g.stride == g.input_dilation == (1, 1, 1):
-        return False
-    if problem.dtype.itemsize == 2:
-        large = g.C == g.K == 64 and g.O * g.P * g.Q >= 1 << 17
-        return least(problem) >= 192 or large
-    if problem.op == "dgrad":
-        filled = g.C % 128 == 0 or g.C % 128 >= 96
-        return (96 <= least(problem) <= 256 and filled) or g.C == g.K == 32
-    copies = g.D * g.H * g.W * g.C * g.T * 4
-    return least(problem) >= 96 or (least(problem) >= 32 and copies >= 1 << 27)
-
-
-def copied_volumes(problem: Problem) -> bool:
-    """In 16 bits, what our kernels do not read in place, in all but small images."""
-    g = problem.geometry
-    if not three_axes(problem) or not half(problem) or least(problem) < 32:
-        return False
-    whole = g.C % 64 == 0 and g.K % 64 == 0
-    if g.input_dilation != (1, 1, 1):
-        return not whole or g.O * g.P * g.Q > 4096
-    if whole:
-        return g.stride != (1, 1, 1) and least(problem) >= 384
-    return g.O * g.P * g.Q > 4096
-
-
-def strided_f32_volumes(problem: Problem) -> bool:
-    g = problem.geometry
-    strided = g.stride[1:] != (1, 1) or g.input_dilation != (1, 1, 1)
-    return tf32(problem) and three_axes(problem) and strided and least(problem) >= 32
-
-
-def wgrad_of_volumes(problem: Problem) -> bool:
-    g = problem.geometry
-    if not volumes(problem):
-        return False
-    pixels = g.N * g.O * g.P * g.Q
-    if problem.dtype.itemsize == 4:
-        return most(problem) <= 8 or g.input_dilation != (1, 1, 1)
-    if g.stride != (1, 1, 1) or g.input_dilation != (1, 1, 1):
-        some = pixels >= 4096 or least(problem) >= 128
-        return some and 32 <= least(problem) < 256
-    whole = g.C % 64 == 0 and g.K % 64 == 0 and 128 <= least(problem) <= 512
-    return whole and pixels >= 4096
-
-
 def many_taps(problem: Problem) -> bool:
     """5x5 and larger filters of one step between channels that fill tiles."""
     g = problem.geometry
     many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
-    return tensor_cores(problem) and many and least(problem) >= 64
+    filled = least(problem) >= (64 if half(problem) else 32)
+    return tensor_cores(problem) and many and filled and most(problem) >= 64
 
 
 def long_sequences(problem: Problem) -> bool:
@@ -155,13 +109,17 @@ def wgrad_of_sequences(problem: Problem) -> bool:
         return False
     if half(problem) and least(problem) >= 16 and most(problem) <= 32:
         return g.N * g.Q >= 1 << 20
+    if half(problem) and g.K % 256 == 0 and g.Q >= 1 << 17:
+        return False  # our tiles have 256 outputs
+    if half(problem) and least(problem) >= 1536:
+        return g.Q >= 1 << 14
     return g.Q >= 1 << 15 and least(problem) >= (512 if half(problem) else 1024)
 
 
 def thin_sequences(problem: Problem) -> bool:
     """Of a few channels; f32's of 4096 steps and more."""
     g = problem.geometry
-    widest = 32 if problem.dtype.itemsize == 2 else 24
+    widest = 32 if problem.dtype.itemsize == 2 else 20
     thin = least(problem) >= 16 and most(problem) <= widest and sequence(problem)
     long = problem.op == "dgrad" or g.Q >= 4096
     return thin and (half(problem) or (tf32(problem) and long))
@@ -178,12 +136,12 @@ def uneven_images(problem: Problem) -> bool:
     """f32 of channels that leave much of our tiles empty, as 48 and 50."""
     g = problem.geometry
     uneven = g.C % 32 != 0 or (g.K % 64 != 0 and g.K > 32)
-    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 24
+    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 48
 
 
 def large_images(problem: Problem) -> bool:
-    """f32 of 64k pixels and more, of 64 to 128 channels."""
-    between = least(problem) >= 64 and most(problem) <= 128
+    """f32 of 64k pixels and more, of 64 and 128 channels, or of 128."""
+    between = least(problem) >= 64 and most(problem) == 128
     return tf32(problem) and images(problem, 1 << 16) and between
 
 
@@ -212,6 +170,8 @@ def narrow_products(problem: Problem) -> bool:
     ours = least(problem) <= 32 and most(problem) <= 192
     if problem.op == "dgrad" and g.C % 16 != 0:
         ours = False
+    if problem.op == "dgrad" and g.K == 16 and g.P * g.Q < 784:
+        ours = True
     pointwise = taps(problem) == 1 and g.stride == (1, 1, 1)
     return half(problem) and pointwise and 16 <= least(problem) < 64 and not ours
 
@@ -221,13 +181,78 @@ def gradients_of_examples(problem: Problem) -> bool:
     `jax.vmap` makes of the filter's gradient. Their columns are few."""
     g = problem.geometry
     wide = g.groups > 1 and g.groups < g.K
-    return wide and g.T == g.O == 1 and max(64, g.P * g.Q) <= g.R * g.S
+    return wide and g.T == g.O == 1 and max(32, g.P * g.Q) <= g.R * g.S
+
+
+def mapped_stems(problem: Problem) -> bool:
+    """Groups of colours and the like to many channels: networks that are mapped over
+    seeds."""
+    g = problem.geometry
+    few = g.groups > 1 and 1 < g.C // g.groups <= 4 and g.K // g.groups >= 16
+    return few and taps(problem) >= (9 if problem.dtype.itemsize == 2 else 64)
 
 
 def f32_patches(problem: Problem) -> bool:
     """Patches that are whole columns, of a few pixels."""
     small = taps(problem) > 1 and sums(problem) <= 48
     return tf32(problem) and patches(problem) and small
+
+
+def thin_patches(problem: Problem) -> bool:
+    """In 16 bits, of one channel, or of few elements to many channels."""
+    g = problem.geometry
+    one = g.C == 1 and sums(problem) >= 64
+    small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
+    return half(problem) and patches(problem) and (one or small)
+
+
+def wide_sequences_of_few(problem: Problem) -> bool:
+    """Sequences of bases to many channels: what reads columns takes longer than to
+    write them."""
+    g = problem.geometry
+    few = g.C <= 4 and g.K >= 384 and sums(problem) >= 32
+    return tensor_cores(problem) and sequence(problem) and g.stride[2] == 1 and few
+
+
+def f32_products(problem: Problem) -> bool:
+    """1x1 of many pixels, for which our tiles, 64 outputs wide, read x again."""
+    g = problem.geometry
+    pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
+    wide = g.C if problem.op == "dgrad" else g.K
+    if problem.op == "wgrad":
+        own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
+        between = least(problem) >= 16 and most(problem) <= 160 and not own
+    else:
+        between = least(problem) >= 32 and wide > 64 and most(problem) <= 160
+    return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 3000
+
+
+def wide_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of 1024 channels and more and many pixels."""
+    g = problem.geometry
+    pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
+    many = g.O * g.P * g.Q >= 1 << 15 and least(problem) >= 1024
+    return half(problem) and pointwise and many
+
+
+def one_output(problem: Problem) -> bool:
+    """f32 sequences to one channel: what our tiles fill with zeros is more."""
+    g = problem.geometry
+    few = g.K == 1 and 5 <= g.C <= 16
+    return tf32(problem) and sequence(problem) and few
+
+
+def dx_of_one_output(problem: Problem) -> bool:
+    g = problem.geometry
+    return tf32(problem) and g.K == 1 and 1 < g.C <= 32 and taps(problem) > 1
+
+
+def wgrad_of_one_output(problem: Problem) -> bool:
+    """f32: dw is one row of sums."""
+    g = problem.geometry
+    few = g.K == 1 and g.C <= 12 and taps(problem) > 1
+    many = g.K == 1 and g.C <= 64  # cuDNN's deterministic engine takes 86 ms
+    return tf32(problem) and (many if volumes(problem) else few)
 
 
 def wide_stems(problem: Problem) -> bool:
@@ -238,11 +263,12 @@ def wide_stems(problem: Problem) -> bool:
 
 
 def odd_scalars(problem: Problem) -> bool:
-    """f32 for which our kernels copy x with zeros beside its channels: 1x1x1 filters,
-    and short sequences of one channel."""
+    """f32 for which our kernels copy x with zeros beside its few channels: 1x1, and
+    short sequences of one channel."""
     g = problem.geometry
     odd = g.C % 4 != 0 or g.K % 4 != 0
-    pointwise = taps(problem) == 1 and depth.is_deep(g) and most(problem) <= 8
+    few = g.C <= 8 and (g.K >= 16 or (depth.is_deep(g) and g.K <= 8))
+    pointwise = taps(problem) == 1 and g.stride == (1, 1, 1) and few
     scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
     return tf32(problem) and odd and (pointwise or scalars)
 
@@ -253,18 +279,24 @@ def large_f32_patches(problem: Problem) -> bool:
     return tf32(problem) and patches(problem) and large
 
 
-def few_outputs(problem: Problem) -> bool:
-    return volumes(problem) and problem.geometry.K <= 6 and problem.geometry.C >= 128
-
-
 def few_inputs(problem: Problem) -> bool:
     """f32 of colours and the like and few taps: sequences that are long or of some
     taps, one or two outputs."""
     g = problem.geometry
-    sequences = sequence(problem) and (g.Q >= 1 << 17 or sums(problem) >= 32)
-    some = sequences or g.K <= 2
-    few = g.C <= 5 and 9 <= sums(problem) <= 64
-    return tf32(problem) and few and some
+    if not tf32(problem) or g.C > 5 or sums(problem) > 64:
+        return False
+    some = sums(problem) >= 9
+    if sequence(problem) and g.K > 2:
+        long = (1 << 16 if g.K > 64 else 1 << 17) <= g.Q
+        return (long and sums(problem) >= 7) or sums(problem) >= 32
+    return some and g.K <= 2
+
+
+def odd_images(problem: Problem) -> bool:
+    """f32 of few channels, for which our kernels copy x with zeros beside them."""
+    g = problem.geometry
+    odd = g.C % 4 != 0 and g.C <= 10 and g.K <= 40
+    return tf32(problem) and images(problem, 1) and odd and g.P * g.Q <= 1 << 13
 
 
 def odd_width(problem: Problem) -> bool:

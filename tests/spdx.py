@@ -17,14 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LINE = f"# SPDX-License-Identifier: {PROJECT['license']}"
-# Not yet: they were being rewritten. `add` writes it there, too.
-LATER = {
-    "jax_convbatch/implicit_cuda.py",
-    "jax_convbatch/rule_classes.py",
-    "jax_convbatch/rules.py",
-    "tests/test_direct.py",
-    "tests/test_padded_groups.py",
-}
 FOLDERS = ("benchmarks", "cmake", "docs", "examples", "jax_convbatch", "tests")
 
 
@@ -65,14 +57,8 @@ def lacking_files() -> list[Path]:
     return [path for path in files() if not has_license(path.read_text())]
 
 
-def is_late(path: Path) -> bool:
-    return path.relative_to(ROOT).as_posix() in LATER
-
-
 def main(command: str) -> int:
     lacking = lacking_files()
-    if command == "check":
-        lacking = [path for path in lacking if not is_late(path)]
     for path in lacking:
         if command == "add":
             path.write_text(with_license(path.read_text()))

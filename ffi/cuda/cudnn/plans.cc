@@ -8,6 +8,7 @@
 #include "cuda/common/memo.h"
 #include "cuda/cudnn/config.h"
 #include "cuda/cudnn/library.h"
+#include "cuda/cudnn/tile_cost.h"
 #include "ffi_checks.h"
 
 namespace jax_convbatch::cudnn {
@@ -47,12 +48,17 @@ int CurrentDevice() {
   return device;
 }
 
-bool IsHopper() {
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                CurrentDevice()) == cudaSuccess &&
-         major == 9;
+int Attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  const int device = CurrentDevice();
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess
+             ? value
+             : 0;
 }
+
+bool IsHopper() { return Attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
+
+int Multiprocessors() { return Attribute(cudaDevAttrMultiProcessorCount); }
 
 constexpr auto kWorkspaceKnob = static_cast<int64_t>(CUDNN_KNOB_TYPE_WORKSPACE);
 
@@ -95,87 +101,33 @@ bool SameBits(const Config& a, const Config& b) {
   return order(a) == order(b);
 }
 
-// Columns of a tile of a TMA kernel, by cuDNN's number of its size, as the
-// names of its kernels say; 0 where nobody has looked.
-int64_t TileColumns(const Config& config) {
-  const auto size = config.knobs.find(CUDNN_KNOB_TYPE_TILE_SIZE);
-  if (size == config.knobs.end() || !config.Has(CUDNN_KNOB_TYPE_TILE_CGA_M)) {
-    return 0;
-  }
-  switch (size->second) {
-    case 2:
-    case 8:
-    case 16:
-      return 32;
-    case 1:
-    case 4:
-    case 5:
-      return 64;
-    case 0:
-    case 3:
-    case 7:
-      return 128;
-    case 18:
-    case 19:
-      return 192;
-    case 6:
-    case 9:
-      return 256;
-    default:
-      return 0;
-  }
-}
-
-// The share of the tiles' columns that are results.
-double Filled(const Problem& problem, const Config& config) {
-  const int64_t tile = TileColumns(config);
-  if (tile == 0) return 0;
-  const int64_t columns =
-      problem.operation == Operation::kFprop ? problem.g.K : problem.g.C;
-  return static_cast<double>(columns) /
-         static_cast<double>((columns + tile - 1) / tile * tile);
-}
-
-// Tiles of a cluster: of the same columns, or of the same rows, which share
-// what they read of x or dy.
-int64_t Cluster(const Config& config, cudnnBackendKnobType_t direction) {
-  const auto found = config.knobs.find(direction);
-  return found == config.knobs.end() ? 1 : found->second;
-}
-
-bool SharesRows(const Config& config) {
-  return Cluster(config, CUDNN_KNOB_TYPE_TILE_CGA_N) > 1;
-}
-
-bool SharesColumnsAlone(const Config& config) {
-  return !SharesRows(config) && Cluster(config, CUDNN_KNOB_TYPE_TILE_CGA_M) > 1;
-}
-
-// Which of some configurations of the same bits goes first. The heuristics'
-// first, unless its tiles are filled badly (17x90x80 of 192 channels in f32:
-// 875 us by tiles of 128 columns, 628 by those of 192), or, of three axes and
-// many tiles, it shares rows (60x80 of 1024 channels in bf16, 3x3x3: 1377 us,
-// 960 without; H100).
-size_t PutFirst(const Problem& problem,
+// Which of some configurations of the same bits goes first: the heuristics'
+// first, unless another is cheaper. 17x90x80 of 192 channels in f32 takes them
+// 875 us by tiles of 128 columns, 628 by those of 192; 3x128x320 of 96 683 by
+// those of 32, 230 by those of 128 (3x3x3; H100).
+size_t Cheapest(const Problem& problem,
                 const std::vector<Recommendation>& same) {
-  constexpr double kBetter = 1.25;
-  constexpr int64_t kManyTiles = 132, kTile = 128 * 128;
-  const Config& first = same.front().config;
-  const double filled = Filled(problem, first);
-  if (filled == 0) return 0;
+  constexpr double kCheaper = 1.08;
   const bool fprop = problem.operation == Operation::kFprop;
   const ConvGeometry& g = problem.g;
-  const int64_t results = fprop ? g.y_size() : g.x_size();
-  const bool sharing =
-      SpatialAxes(g) == 3 && results > kManyTiles * kTile && SharesRows(first);
-  for (size_t i = 0; i < same.size(); ++i) {
-    const double other = Filled(problem, same[i].config);
-    if (other >= kBetter * filled) return i;
-    if (sharing && other >= filled && SharesColumnsAlone(same[i].config)) {
-      return i;
+  const Gemm gemm =
+      fprop ? Gemm{g.y_size() / g.K, g.K} : Gemm{g.x_size() / g.C, g.C};
+  const int multiprocessors = Multiprocessors();
+  const auto cost = [&](const Recommendation& each) {
+    return TileCost(gemm, each.config, multiprocessors);
+  };
+  const auto first = cost(same.front());
+  if (!first || g.groups > 1) return 0;
+  size_t best = 0;
+  double least = *first / kCheaper;
+  for (size_t i = 1; i < same.size(); ++i) {
+    const auto other = cost(same[i]);
+    if (other && *other < least) {
+      best = i;
+      least = *other;
     }
   }
-  return 0;
+  return best;
 }
 
 // Whether it has kernels of the same bits for batches of every size, where
@@ -257,7 +209,7 @@ class Search {
         same.push_back(std::move(each));
       }
     }
-    if (!same.empty()) Try(same[PutFirst(problem_, same)].config, false);
+    if (!same.empty()) Try(same[Cheapest(problem_, same)].config, false);
     for (const Recommendation& each : same) Try(each.config, false);
     Try(*first, false);
   }

@@ -63,19 +63,35 @@ __device__ void SumPatch(const char* at, int row_bytes, const float2* weights,
   }
 }
 
+// Some taps of a class in a row.
+struct TapRange {
+  int begin, end;
+};
+
+// The taps of `count` that meet the image, for outputs whose first tap reads
+// inputs from `first` to `last`. Of a large filter over a small image they are
+// few: 14 of 31 rows at 14 pixels.
+__device__ inline TapRange MeetingTaps(const AxisWalk& walk, int count,
+                                       int first, int last) {
+  if (walk.offset_step != 1) return {0, count};
+  return {min(max(0, -last), count), min(count, walk.in_size - first)};
+}
+
 // One row of outputs with any taps of which neighbours read neighbouring
 // pixels: a thread keeps the pixels that a tap reads in registers, and loads
 // one more for the next tap.
 template <typename T, int kLanes, int kCols>
 __device__ void SumSliding(const char* at, const DepthwiseProblem& p,
-                           const float2* weights, const ClassTaps& h,
-                           const ClassTaps& w, float2 (&sums)[1][kCols]) {
+                           const float2* weights, TapRange rows, TapRange cols,
+                           float2 (&sums)[1][kCols]) {
   constexpr int kPixel = kLanes * 2 * sizeof(T);
   const int next_weight = p.w.tap_step * kLanes;
-  for (int r = 0; r < h.count; ++r) {
+  at += cols.begin * kPixel;
+  weights += cols.begin * next_weight;
+  const int count = cols.end - cols.begin;
+  for (int r = rows.begin; r < rows.end; ++r) {
     const float2* weight =
-        weights +
-        ((h.first + r * p.h.tap_step) * p.w.filter_size + w.first) * kLanes;
+        weights + r * p.h.tap_step * p.w.filter_size * kLanes;
     const char* row = at + r * p.h.offset_step * p.in.row_bytes;
     float2 window[kCols];  // pixel i of the row is at i % kCols
 #pragma unroll
@@ -83,10 +99,10 @@ __device__ void SumSliding(const char* at, const DepthwiseProblem& p,
       window[i] = LoadPair<T>(row + i * kPixel);
     }
     row += (kCols - 1) * kPixel;
-    for (int s = 0; s < w.count; s += kCols) {
+    for (int s = 0; s < count; s += kCols) {
 #pragma unroll
       for (int i = 0; i < kCols; ++i) {
-        if (s + i < w.count) {
+        if (s + i < count) {
           window[(i + kCols - 1) % kCols] = LoadPair<T>(row + i * kPixel);
           const float2 factor = weight[i * next_weight];
 #pragma unroll
@@ -104,16 +120,17 @@ __device__ void SumSliding(const char* at, const DepthwiseProblem& p,
 // One row of outputs with any taps.
 template <typename T, int kLanes, int kCols>
 __device__ void SumAny(const char* at, const DepthwiseProblem& p,
-                       const float2* weights, const ClassTaps& h,
-                       const ClassTaps& w, float2 (&sums)[1][kCols]) {
+                       const float2* weights, TapRange rows, TapRange cols,
+                       float2 (&sums)[1][kCols]) {
   constexpr int kPixel = kLanes * 2 * sizeof(T);
   const int step = p.w.in_step * kPixel;
-  for (int r = 0; r < h.count; ++r) {
+  at += cols.begin * p.w.offset_step * kPixel;
+  weights += cols.begin * p.w.tap_step * kLanes;
+  for (int r = rows.begin; r < rows.end; ++r) {
     const float2* weight =
-        weights +
-        ((h.first + r * p.h.tap_step) * p.w.filter_size + w.first) * kLanes;
+        weights + r * p.h.tap_step * p.w.filter_size * kLanes;
     const char* row = at + r * p.h.offset_step * p.in.row_bytes;
-    for (int s = 0; s < w.count; ++s) {
+    for (int s = cols.begin; s < cols.end; ++s) {
 #pragma unroll
       for (int col = 0; col < kCols; ++col) {
         MultiplyAdd(LoadPair<T>(row + col * step), *weight, sums[0][col]);
@@ -164,13 +181,22 @@ __global__ void __launch_bounds__(
 
   const int taps = p.h.filter_size * p.w.filter_size;
   const auto* filter = static_cast<const T*>(p.filter);
+  bool finite = true;
   for (int i = threadIdx.x; i < taps * kTileChannels; i += kThreads) {
     const int tap = i / kTileChannels, c = first_channel + i % kTileChannels;
-    reinterpret_cast<float*>(weights)[i] =
+    const float weight =
         c < p.channels ? Convert<float>(filter[int64_t{tap} * p.channels + c])
                        : 0.0f;
+    reinterpret_cast<float*>(weights)[i] = weight;
+    finite = finite && isfinite(weight);
   }
-  __syncthreads();
+  // What is beside the image is zero, and left out if the products are.
+  bool clipped = false;
+  if constexpr (P::kAny) {
+    clipped = __syncthreads_and(finite);
+  } else {
+    __syncthreads();
+  }
   // In the order of the walk.
   const int col_taps = p.w.tap_step, row_taps = p.h.tap_step * p.w.filter_size;
   const float2* const first_weight =
@@ -242,10 +268,23 @@ __global__ void __launch_bounds__(
                          (taps_w.input + col * p.w.in_step) * kPixel;
         float2 sums[P::kRows][P::kCols] = {};
         if constexpr (P::kAny) {
+          TapRange rows = {0, taps_h.count}, cols = {0, taps_w.count};
+          if (clipped) {
+            const int y = (place.row + row) * p.h.in_step + p.h.origin;
+            const int x = (place.col + col) * p.w.in_step + p.w.origin;
+            const int first = x + taps_w.input;
+            const int last = first + (P::kCols - 1) * p.w.in_step;
+            rows = MeetingTaps(p.h, taps_h.count, y + taps_h.input,
+                               y + taps_h.input);
+            cols = MeetingTaps(p.w, taps_w.count, first, last);
+          }
+          const float2* of_class =
+              weights + lane +
+              (taps_h.first * p.w.filter_size + taps_w.first) * kLanes;
           if (p.sliding) {
-            SumSliding<T, kLanes>(at, p, weights + lane, taps_h, taps_w, sums);
+            SumSliding<T, kLanes>(at, p, of_class, rows, cols, sums);
           } else {
-            SumAny<T, kLanes>(at, p, weights + lane, taps_h, taps_w, sums);
+            SumAny<T, kLanes>(at, p, of_class, rows, cols, sums);
           }
         } else {
           SumPatch<P, T, kTaps, kStep>(at, p.in.row_bytes, first_weight, kept,

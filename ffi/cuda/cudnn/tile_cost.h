@@ -1,0 +1,25 @@
+// How long configurations of cuDNN's TMA kernels take beside one another.
+#ifndef JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_
+#define JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "cuda/cudnn/config.h"
+
+namespace jax_convbatch::cudnn {
+
+// fprop or dgrad as a product of matrices.
+struct Gemm {
+  int64_t rows;     // pixels of the result, of all samples
+  int64_t columns;  // channels of the result
+};
+
+// In units that only configurations of one engine for one product share;
+// nullopt where nobody has looked what its numbers mean.
+std::optional<double> TileCost(const Gemm& gemm, const Config& config,
+                               int multiprocessors);
+
+}  // namespace jax_convbatch::cudnn
+
+#endif  // JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_
