@@ -194,7 +194,8 @@ def mapped_stems(problem: Problem) -> bool:
 
 def f32_patches(problem: Problem) -> bool:
     """Patches that are whole columns, of a few pixels."""
-    small = taps(problem) > 1 and sums(problem) <= 48
+    most_sums = 64 if problem.geometry.K >= 384 else 48
+    small = taps(problem) > 1 and sums(problem) <= most_sums
     return tf32(problem) and patches(problem) and small
 
 

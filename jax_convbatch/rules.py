@@ -209,9 +209,10 @@ CUDA = (
         "cuDNN 13; f32 16384 steps of 16 at batch 4 50, 21",
     ),
     _cudnn_first(
-        FPROP,
+        BOTH,
         classes.thin_images,
-        "21x21 of 32 channels at batch 672 129 us, cuDNN 59",
+        "21x21 of 32 channels at batch 672 129 us, cuDNN 59; dgrad at batch 1024 158, "
+        "92 (PyTorch's)",
     ),
     _cudnn_first(
         FPROP,

@@ -59,6 +59,7 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 std::optional<double> TileCost(const Gemm& gemm, const Config& config,
                                int multiprocessors) {
   constexpr double kCopies = 0.6, kShared = 0.6, kFixed = 0.1, kWaves = 0.3;
+  constexpr int64_t kMostOfCluster = 8;
   const auto knob = [&](cudnnBackendKnobType_t type) {
     const auto found = config.knobs.find(static_cast<int64_t>(type));
     return found == config.knobs.end() ? 0 : found->second;
@@ -67,7 +68,7 @@ std::optional<double> TileCost(const Gemm& gemm, const Config& config,
   const int64_t down = knob(CUDNN_KNOB_TYPE_TILE_CGA_M);
   const int64_t along = knob(CUDNN_KNOB_TYPE_TILE_CGA_N);
   if (!config.Has(CUDNN_KNOB_TYPE_TILE_SIZE) || down <= 0 || along <= 0 ||
-      down * along > multiprocessors) {
+      down * along > kMostOfCluster) {
     return std::nullopt;
   }
   const auto tile = TileOf(knob(CUDNN_KNOB_TYPE_TILE_SIZE));

@@ -16,20 +16,19 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
       stage, stream);
 }
 
-// The output of a single sub-problem is dense, which is faster to write.
+// The output of a single sub-problem is dense, which is faster to write. There
+// is one without strides, and where x has one pixel along each strided axis.
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const auto subs = DgradSubproblems(call.g);
   if (IsRowBand(call.plan)) {
-    const auto subs = DgradSubproblems(call.g);
     return subs.size() != 1 ? cudaErrorInvalidValue
                             : RunRowBand<T, Contiguous::kReduction>(
                                   call, OutputOf(call.g), InputOf(call.g),
                                   subs[0], stage, stream);
   }
-  const Axes& stride = call.g.stride;
-  return stride.h == 1 && stride.w == 1
-             ? Run<T, 1>(call, stage, stream)
-             : Run<T, kMaxSubproblems>(call, stage, stream);
+  return subs.size() == 1 ? Run<T, 1>(call, stage, stream)
+                          : Run<T, kMaxSubproblems>(call, stage, stream);
 }
 
 }  // namespace

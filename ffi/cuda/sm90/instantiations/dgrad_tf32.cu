@@ -24,8 +24,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveDgradTf32(call, stage, stream);
-  const Axes& stride = call.g.stride;
-  return stride.h == 1 && stride.w == 1
+  return DgradSubproblems(call.g).size() == 1
              ? Run<1>(call, stage, stream)
              : Run<kMaxSubproblems>(call, stage, stream);
 }

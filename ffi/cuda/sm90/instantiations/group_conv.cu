@@ -111,8 +111,7 @@ template <typename T>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto subs = DgradSubproblems(call.g);
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
-  const Axes& stride = call.g.stride;
-  return stride.h == 1 && stride.w == 1
+  return DgradSubproblems(call.g).size() == 1
              ? RunWidth<T, Contiguous::kReduction, 1>(call, in, out, subs,
                                                       stage, stream)
              : RunWidth<T, Contiguous::kReduction, kMaxSubproblems>(

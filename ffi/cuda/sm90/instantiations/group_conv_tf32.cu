@@ -35,8 +35,7 @@ cudaError_t GroupFpropTf32(const ConvCall& call, Stage stage,
 
 cudaError_t GroupDgradTf32(const ConvCall& call, Stage stage,
                            cudaStream_t stream) {
-  const Axes& stride = call.g.stride;
-  return stride.h == 1 && stride.w == 1
+  return DgradSubproblems(call.g).size() == 1
              ? RunDgrad<1>(call, stage, stream)
              : RunDgrad<kMaxSubproblems>(call, stage, stream);
 }
