@@ -246,7 +246,7 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
         ("patches of 16", ("tiles of", "patches of", "tiles of")),
-        ("dilated far", ("gathered tiles of", "default", "strips of")),
+        ("dilated far", ("gathered tiles of", "cuDNN", "strips of")),
     ],
 )
 def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):

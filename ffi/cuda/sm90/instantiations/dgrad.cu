@@ -4,6 +4,7 @@
 #include "cuda/sm90/kernels/row_band/row_band_launch.cuh"
 #include "cuda/sm90/kernels/single_wave/single_wave.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
+#include "cuda/sm90/problem/dense_output.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -16,8 +17,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
       stage, stream);
 }
 
-// The output of a single sub-problem is dense, which is faster to write. There
-// is one without strides, and where x has one pixel along each strided axis.
+// A dense output is faster to write.
 template <typename T>
 cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto subs = DgradSubproblems(call.g);
@@ -27,8 +27,8 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
                                   call, OutputOf(call.g), InputOf(call.g),
                                   subs[0], stage, stream);
   }
-  return subs.size() == 1 ? Run<T, 1>(call, stage, stream)
-                          : Run<T, kMaxSubproblems>(call, stage, stream);
+  return IsDense(subs) ? Run<T, 1>(call, stage, stream)
+                       : Run<T, kMaxSubproblems>(call, stage, stream);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
+#include "cuda/sm90/problem/dense_output.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -24,7 +25,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveDgradTf32(call, stage, stream);
-  return DgradSubproblems(call.g).size() == 1
+  return IsDense(DgradSubproblems(call.g))
              ? Run<1>(call, stage, stream)
              : Run<kMaxSubproblems>(call, stage, stream);
 }

@@ -3,6 +3,7 @@
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
 #include "cuda/sm90/kernels/conv/group_conv.h"
 #include "cuda/sm90/kernels/row_band/group_row_band.cuh"
+#include "cuda/sm90/problem/dense_output.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -111,11 +112,10 @@ template <typename T>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto subs = DgradSubproblems(call.g);
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
-  return DgradSubproblems(call.g).size() == 1
-             ? RunWidth<T, Contiguous::kReduction, 1>(call, in, out, subs,
-                                                      stage, stream)
-             : RunWidth<T, Contiguous::kReduction, kMaxSubproblems>(
-                   call, in, out, subs, stage, stream);
+  return IsDense(subs) ? RunWidth<T, Contiguous::kReduction, 1>(
+                             call, in, out, subs, stage, stream)
+                       : RunWidth<T, Contiguous::kReduction, kMaxSubproblems>(
+                             call, in, out, subs, stage, stream);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/conv/group_conv.h"
+#include "cuda/sm90/problem/dense_output.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -35,7 +36,7 @@ cudaError_t GroupFpropTf32(const ConvCall& call, Stage stage,
 
 cudaError_t GroupDgradTf32(const ConvCall& call, Stage stage,
                            cudaStream_t stream) {
-  return DgradSubproblems(call.g).size() == 1
+  return IsDense(DgradSubproblems(call.g))
              ? RunDgrad<1>(call, stage, stream)
              : RunDgrad<kMaxSubproblems>(call, stage, stream);
 }

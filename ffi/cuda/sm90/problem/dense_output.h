@@ -1,0 +1,20 @@
+// When dgrad writes its output as fprop does.
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_
+
+#include <vector>
+
+#include "cuda/sm90/problem/subproblems.h"
+
+namespace jax_convbatch::hopper {
+
+// Whether there is one sub-problem, with taps. So it is without strides, and
+// where x has one pixel along each strided axis.
+inline bool IsDense(const std::vector<SubproblemAxes>& subs) {
+  return subs.size() == 1 && subs[0].h.taps.count > 0 &&
+         subs[0].w.taps.count > 0;
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_
