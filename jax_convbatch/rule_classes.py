@@ -126,9 +126,10 @@ def thin_sequences(problem: Problem) -> bool:
 
 
 def thin_images(problem: Problem) -> bool:
-    """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles."""
+    """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles; smaller
+    images have kernels of their own."""
     g = problem.geometry
-    small = g.P * g.Q <= 4096 and g.R * g.S > 1
+    small = 300 <= g.P * g.Q <= 4096 and g.R * g.S > 1
     return tf32(problem) and g.C == g.K == 32 and small
 
 
@@ -294,9 +295,10 @@ def few_inputs(problem: Problem) -> bool:
 
 
 def odd_images(problem: Problem) -> bool:
-    """f32 of few channels, for which our kernels copy x with zeros beside them."""
+    """f32 of few channels, for which our kernels copy x with zeros beside them; one
+    channel has kernels of its own."""
     g = problem.geometry
-    odd = g.C % 4 != 0 and g.C <= 10 and g.K <= 40
+    odd = g.C % 4 != 0 and 1 < g.C <= 10 and g.K <= 40
     return tf32(problem) and images(problem, 1) and odd and g.P * g.Q <= 1 << 13
 
 

@@ -261,6 +261,6 @@ def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):
     rows = {row.op: row for row in jc.explain(step, x, w, dy)}
     for op, reason in zip(("fprop", "dgrad", "wgrad"), reasons, strict=True):
         assert rows[op].reason.startswith(reason)
-        columns = reason == "default"
-        assert (rows[op].engine == "im2col_gemm") == columns
-        assert ("would take longer" in rows[op].reason) == columns
+        library = reason == "cuDNN"
+        assert (rows[op].engine == "cudnn") == library
+        assert ("would take longer" in rows[op].reason) == library
