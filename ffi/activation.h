@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The activations of the fused layer, for the host and for CUDA: their values
 // from the pre-activation z, and their derivatives from what is saved, which is
 // y where the derivative follows from it and z otherwise.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transcendental functions of the activations, in float and double. The
 // float ones are polynomials without branches, so that loops over them are
 // vectorised; on the GPU with its own exponential and reciprocal, within 2 +

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arguments of the handlers of deformable convolution, and their checks.
 #ifndef JAX_CONVBATCH_DEFORM_CALL_H_
 #define JAX_CONVBATCH_DEFORM_CALL_H_

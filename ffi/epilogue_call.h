@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arguments of the handlers that form scale, bias, residual and activation.
 #ifndef JAX_CONVBATCH_EPILOGUE_CALL_H_
 #define JAX_CONVBATCH_EPILOGUE_CALL_H_

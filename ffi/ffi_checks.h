@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every FFI handler shares: decoding of the attributes, early returns,
 // dispatch over dtypes, and the carving of the workspace.
 #ifndef JAX_CONVBATCH_FFI_CHECKS_H_

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The license in one line at the top of each Python file.
+"""The license in one line at the top of each file of Python and C++.
 
     python tests/spdx.py check    # fails, and names the files that lack it
     python tests/spdx.py add      # writes it there
@@ -16,14 +16,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LINE = f"# SPDX-License-Identifier: {PROJECT['license']}"
-FOLDERS = ("benchmarks", "cmake", "docs", "examples", "jax_convbatch", "tests")
+LICENSE = f"SPDX-License-Identifier: {PROJECT['license']}"
+COMMENTS = {".py": "#"} | dict.fromkeys((".h", ".cc", ".cu", ".cuh"), "//")
+FOLDERS = ("benchmarks", "cmake", "docs", "examples", "ffi", "jax_convbatch", "tests")
 
 
 def files() -> list[Path]:
     """What the check is about."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -31,39 +32,44 @@ def files() -> list[Path]:
     if listed.returncode == 0:
         found = [ROOT / name for name in listed.stdout.splitlines()]
     else:
-        found = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
+        found = [path for name in FOLDERS for path in (ROOT / name).rglob("*")]
         found = [path for path in found if path.name != "_build.py"]
-    return sorted(path for path in found if path.is_file())
+    return sorted(path for path in found if path.suffix in COMMENTS and path.is_file())
 
 
-def has_license(text: str) -> bool:
+def line_of(path: Path) -> str:
+    """The license as a comment of the file's language."""
+    return f"{COMMENTS[path.suffix]} {LICENSE}"
+
+
+def has_license(text: str, line: str) -> bool:
     """In the first line, or in the second if the first is for the system."""
     lines = text.splitlines()[:2]
-    return LINE in (lines if lines and lines[0].startswith("#!") else lines[:1])
+    return line in (lines if lines and lines[0].startswith("#!") else lines[:1])
 
 
-def with_license(text: str) -> str:
+def with_license(text: str, line: str) -> str:
     """The text with the line, where it belongs."""
-    if has_license(text):
+    if has_license(text, line):
         return text
     first, _, rest = text.partition("\n")
     if first.startswith("#!"):
-        return f"{first}\n{LINE}\n{rest}"
-    return f"{LINE}\n{text}"
+        return f"{first}\n{line}\n{rest}"
+    return f"{line}\n{text}"
 
 
 def lacking_files() -> list[Path]:
     """Those without the line."""
-    return [path for path in files() if not has_license(path.read_text())]
+    return [p for p in files() if not has_license(p.read_text(), line_of(p))]
 
 
 def main(command: str) -> int:
     lacking = lacking_files()
     for path in lacking:
         if command == "add":
-            path.write_text(with_license(path.read_text()))
+            path.write_text(with_license(path.read_text(), line_of(path)))
         else:
-            print(f"{path.relative_to(ROOT)}: the first line is not {LINE!r}")
+            print(f"{path.relative_to(ROOT)}: the first line is not {line_of(path)!r}")
     if lacking and command == "check":
         print("`python tests/spdx.py add` writes it")
     return 1 if lacking and command == "check" else 0

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a deterministic gradient of the sampled image costs: ours, sorted
 // entries that each pixel gathers, beside atomic additions of each entry to its
 // four pixels. From the repository's root, on a GPU of compute capability 9.0:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops of the layer's elementwise work, over tiles that fit the L1 cache.
 #ifndef JAX_CONVBATCH_CPU_ACT_LOOPS_H_
 #define JAX_CONVBATCH_CPU_ACT_LOOPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // db[B, K] = the sum over rows of dy[B, rows, K], or of dz, which is formed in
 // the same pass: dz = a'(saved) dy.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FFI handlers of the bias gradient, alone and with an activation's derivative.
 #ifndef JAX_CONVBATCH_CPU_BIAS_GRAD_H_
 #define JAX_CONVBATCH_CPU_BIAS_GRAD_H_

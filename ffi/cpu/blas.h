@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products by the BLAS that scipy carries.
 #ifndef JAX_CONVBATCH_CPU_BLAS_H_
 #define JAX_CONVBATCH_CPU_BLAS_H_

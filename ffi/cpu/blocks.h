@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cutting matrix products into pieces for the threads.
 #ifndef JAX_CONVBATCH_CPU_BLOCKS_H_
 #define JAX_CONVBATCH_CPU_BLOCKS_H_

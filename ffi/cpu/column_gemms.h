@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products of a slice of samples over its columns, whichever way the
 // columns were made. As no product spans samples, the bits depend neither on
 // the slice nor, for y and the columns' gradient, on the batch.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deformable convolution as matrix products over sampled columns. With one
 // group:
 //

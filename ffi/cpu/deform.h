@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FFI handlers of deformable convolution in im2col_gemm.
 #ifndef JAX_CONVBATCH_CPU_DEFORM_H_
 #define JAX_CONVBATCH_CPU_DEFORM_H_

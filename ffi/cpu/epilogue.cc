@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One pass over c = conv(x, w) for engines without an epilogue:
 // z = scale * c + bias + residual, y = activation(z), one of them in place.
 #include "epilogue.h"

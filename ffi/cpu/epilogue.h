@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FFI handler of the layer's pass over conv(x, w).
 #ifndef JAX_CONVBATCH_CPU_EPILOGUE_H_
 #define JAX_CONVBATCH_CPU_EPILOGUE_H_

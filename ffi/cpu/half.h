@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element types of the CPU engine, and conversion between them and the type
 // that the arithmetic is done in: f64 for f64, f32 for everything else.
 #ifndef JAX_CONVBATCH_CPU_HALF_H_

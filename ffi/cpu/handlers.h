@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the FFI handlers of the CPU's engines share.
 #ifndef JAX_CONVBATCH_CPU_HANDLERS_H_
 #define JAX_CONVBATCH_CPU_HANDLERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Asking the system for huge pages behind large results.
 #ifndef JAX_CONVBATCH_CPU_HUGE_PAGES_H_
 #define JAX_CONVBATCH_CPU_HUGE_PAGES_H_

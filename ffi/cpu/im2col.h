@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unrolling a sample into columns, and gathering columns back into a sample.
 #ifndef JAX_CONVBATCH_CPU_IM2COL_H_
 #define JAX_CONVBATCH_CPU_IM2COL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolution as matrix products over columns, on the CPU. With one group:
 //
 //   fprop   y[n]  [OPQ, K]  = columns(x[n]) [OPQ, TRSC] · w [TRSC, K]

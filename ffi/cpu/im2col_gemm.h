@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FFI handlers of im2col_gemm and per_sample.
 #ifndef JAX_CONVBATCH_CPU_IM2COL_GEMM_H_
 #define JAX_CONVBATCH_CPU_IM2COL_GEMM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolution as one matrix product whose left operand, the columns, is never
 // in memory. See docs/contributing/cpu.md.
 #include "implicit_gemm.h"

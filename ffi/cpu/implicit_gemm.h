@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FFI handlers of implicit_gemm.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_GEMM_H_
 #define JAX_CONVBATCH_CPU_IMPLICIT_GEMM_H_

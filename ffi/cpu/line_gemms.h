@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strided filters of one tap: the pixels of x that a line of outputs reads are
 // evenly spaced, so the BLAS reads and writes them where they lie, and there
 // are no columns. It pays where products of a line need no packing.

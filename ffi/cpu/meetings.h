@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which inputs and outputs of a convolution meet along an axis.
 #ifndef JAX_CONVBATCH_CPU_MEETINGS_H_
 #define JAX_CONVBATCH_CPU_MEETINGS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python module jax_convbatch._cpu: FFI targets for platform "cpu".
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

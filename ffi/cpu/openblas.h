@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is OpenBLAS's alone: keeping it on the calling thread while this
 // engine's threads call it, and its products of small matrices.
 #ifndef JAX_CONVBATCH_CPU_OPENBLAS_H_

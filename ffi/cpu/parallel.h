@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small pool of threads for the loops around the BLAS.
 #ifndef JAX_CONVBATCH_CPU_PARALLEL_H_
 #define JAX_CONVBATCH_CPU_PARALLEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Columns that are read at real positions, and the transposes of that.
 #ifndef JAX_CONVBATCH_CPU_SAMPLING_H_
 #define JAX_CONVBATCH_CPU_SAMPLING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the time of the CPU handlers goes, for the benchmark that watches it.
 #ifndef JAX_CONVBATCH_CPU_STOPWATCH_H_
 #define JAX_CONVBATCH_CPU_STOPWATCH_H_

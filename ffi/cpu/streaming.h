@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing large results past the caches.
 #ifndef JAX_CONVBATCH_CPU_STREAMING_H_
 #define JAX_CONVBATCH_CPU_STREAMING_H_

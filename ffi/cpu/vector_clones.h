@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inner loops compiled for each vector length, chosen when the module loads.
 #ifndef JAX_CONVBATCH_CPU_VECTOR_CLONES_H_
 #define JAX_CONVBATCH_CPU_VECTOR_CLONES_H_

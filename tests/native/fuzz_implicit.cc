@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random convolutions of whole numbers by implicit_gemm, on every instruction
 // set of this processor, against the definition. Every buffer ends where its
 // numbers end, so that a sanitizer sees what is read or written past them.

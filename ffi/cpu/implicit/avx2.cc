@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels for AVX2 and FMA: 6 rows of two vectors fill 12 of 16 registers.
 #include <immintrin.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels for AVX-512: 14 rows of two vectors fill 28 of 32 registers.
 #include <immintrin.h>
 

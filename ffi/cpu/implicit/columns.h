@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The left operand of implicit_gemm: a matrix whose rows are places of a result
 // and whose columns are what these read from an image. It is never in memory;
 // blocks of it are packed when they are multiplied.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Depthwise and nearly depthwise convolution, without a matrix product: a group
 // of few channels would leave most lanes of a panel empty.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_DIRECT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The right operand of fprop and dgrad: the filter, as the columns' matrix
 // wants it, packed into panels.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_FILTER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of implicit_gemm: out = columns(image) * filter, class by
 // class.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_FORWARD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inner loops of implicit_gemm: one table of functions for each instruction
 // set and type of the arithmetic. The files that implement them are compiled
 // for processors that may not be there, so nothing inline may be shared with

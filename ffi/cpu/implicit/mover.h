@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The next panels of a filter, made bit by bit while others are multiplied.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_MOVER_H_
 #define JAX_CONVBATCH_CPU_IMPLICIT_MOVER_H_

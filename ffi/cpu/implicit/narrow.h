@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolution of few channels, without a matrix product: images of one to eight
 // channels, one to four channels in and many out, and groups of few channels
 // that direct.h does not cover. All types; rows are packed (packed_rows.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which convolutions narrow.h covers.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_NARROW_PLAN_H_
 #define JAX_CONVBATCH_CPU_IMPLICIT_NARROW_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of an image as the kernels for few channels read them: packed, with
 // their padding, and converted, once for all taps.
 //

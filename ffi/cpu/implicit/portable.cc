@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels for whatever the compiler targets: SSE2, NEON, ..., with vectors
 // of 16 bytes.
 #include "kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each thread's packed blocks: less than 4 MiB, made once and kept.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_
 #define JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_

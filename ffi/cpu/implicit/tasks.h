@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a product is cut into tasks for the threads. Every sum is formed in one
 // task and in one order, so no bit depends on the cut.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_TASKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of implicit_gemm: dw = columns(x)^T * dy, class by class.
 //
 // The pixels that are summed are cut into parts by a rule of the geometry alone

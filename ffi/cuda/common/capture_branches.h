@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of one call that need not wait for each other, as branches of the
 // graph that the stream is captured into. Without a capture they follow one
 // another.

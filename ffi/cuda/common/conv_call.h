@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the handlers of fprop, dgrad and wgrad have in common, whatever the
 // engine: their arguments and the checks of them.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_CONV_CALL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of kernels in clusters, and of kernels that start while the one
 // before them in the stream still runs, where the GPU and the code that was
 // compiled for it can.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Division in kernels by numbers that the host knows.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_DIVISOR_H_
 #define JAX_CONVBATCH_CUDA_COMMON_DIVISOR_H_

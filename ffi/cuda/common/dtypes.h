@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The four floating dtypes of the FFI.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_DTYPES_H_
 #define JAX_CONVBATCH_CUDA_COMMON_DTYPES_H_

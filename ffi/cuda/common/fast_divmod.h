@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Division by a number that is known when a kernel is launched.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_FAST_DIVMOD_H_
 #define JAX_CONVBATCH_CUDA_COMMON_FAST_DIVMOD_H_

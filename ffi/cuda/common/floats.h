@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels need to know of the floating types.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_FLOATS_H_
 #define JAX_CONVBATCH_CUDA_COMMON_FLOATS_H_

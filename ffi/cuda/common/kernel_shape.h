@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A convolution's geometry as the kernels that unroll it see it.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_KERNEL_SHAPE_H_
 #define JAX_CONVBATCH_CUDA_COMMON_KERNEL_SHAPE_H_

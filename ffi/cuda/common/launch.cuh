@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How kernels with one struct of parameters are launched.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_COMMON_LAUNCH_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What was worked out once for a call's attributes, for the life of the
 // process. XLA runs Initialize before every execution of a program, so for a
 // small convolution it counts as much as the launch.

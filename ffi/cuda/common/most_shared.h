@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The limit of shared memory to which kernels are raised that several
 // geometries share: threads may launch them for several at once.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_

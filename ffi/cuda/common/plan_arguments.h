@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Python module's functions that plan are given, in C++'s types.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_PLAN_ARGUMENTS_H_
 #define JAX_CONVBATCH_CUDA_COMMON_PLAN_ARGUMENTS_H_

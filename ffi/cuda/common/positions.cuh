@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Positions as kernels read them.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_POSITIONS_CUH_
 #define JAX_CONVBATCH_CUDA_COMMON_POSITIONS_CUH_

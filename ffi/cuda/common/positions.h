@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where and with what weights taps read, from the arrays that say it: cells and
 // corners, or offsets and masks.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_

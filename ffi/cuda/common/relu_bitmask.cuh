@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // relu's derivative from bits: a bit for each element, the first of eight the
 // lowest of a byte.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_RELU_BITMASK_CUH_

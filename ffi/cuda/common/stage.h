@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two halves of a call.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_STAGE_H_
 #define JAX_CONVBATCH_CUDA_COMMON_STAGE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA and cuBLAS failures as FFI errors.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_STATUS_H_
 #define JAX_CONVBATCH_CUDA_COMMON_STATUS_H_

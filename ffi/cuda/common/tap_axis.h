@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifndef JAX_CONVBATCH_CUDA_COMMON_TAP_AXIS_H_
 #define JAX_CONVBATCH_CUDA_COMMON_TAP_AXIS_H_
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transposes a matrix, a square of it a block.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_TRANSPOSE_CUH_
 #define JAX_CONVBATCH_CUDA_COMMON_TRANSPOSE_CUH_

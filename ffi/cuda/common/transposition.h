@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matrix of f32 that is to be transposed.
 #ifndef JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_
 #define JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_

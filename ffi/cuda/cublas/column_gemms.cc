@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/cublas/column_gemms.h"
 
 #include "cuda/common/status.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products of slices of samples over their columns, whichever way
 // the columns were made, with one algorithm for every slice.
 #ifndef JAX_CONVBATCH_CUDA_CUBLAS_COLUMN_GEMMS_H_

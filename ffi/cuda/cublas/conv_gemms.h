@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products of a convolution over unrolled samples.
 #ifndef JAX_CONVBATCH_CUDA_CUBLAS_CONV_GEMMS_H_
 #define JAX_CONVBATCH_CUDA_CUBLAS_CONV_GEMMS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strided-batched matrix products whose bits do not depend on the batch count.
 //
 // cuBLAS chooses its kernel by a heuristic that sees the batch count, so one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/dtypes.h"
 #include "cuda/common/fast_divmod.h"
 #include "cuda/common/kernel_shape.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unrolling of samples into columns, and its transpose.
 #ifndef JAX_CONVBATCH_CUDA_CUBLAS_IM2COL_H_
 #define JAX_CONVBATCH_CUDA_CUBLAS_IM2COL_H_

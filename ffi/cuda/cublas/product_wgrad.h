@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of a 1x1 filter that visits every pixel once, as one product by cuBLAS:
 // dw[C, K] = x[pixels, C]^T dy[pixels, K]. Part of implicit_gemm, for the
 // shapes where cuBLAS, which does not walk images, is faster than

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Configurations of cuDNN's engines, and what its heuristics recommend.
 #ifndef JAX_CONVBATCH_CUDA_CUDNN_CONFIG_H_
 #define JAX_CONVBATCH_CUDA_CUDNN_CONFIG_H_

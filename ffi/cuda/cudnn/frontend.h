@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuDNN's C++ frontend, as this folder compiles it. It is large: only sources
 // that build graphs include it.
 #ifndef JAX_CONVBATCH_CUDA_CUDNN_FRONTEND_H_

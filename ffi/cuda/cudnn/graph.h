@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation, and the layer that may follow it, as a cuDNN graph.
 #ifndef JAX_CONVBATCH_CUDA_CUDNN_GRAPH_H_
 #define JAX_CONVBATCH_CUDA_CUDNN_GRAPH_H_

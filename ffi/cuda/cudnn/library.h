@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuDNN's library, which JAX's CUDA packages bring: found when it is first
 // asked for, never linked.
 #ifndef JAX_CONVBATCH_CUDA_CUDNN_LIBRARY_H_

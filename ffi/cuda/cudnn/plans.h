@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which of cuDNN's engines runs a graph, without timing, and the plans that
 // were built for the life of the process.
 #ifndef JAX_CONVBATCH_CUDA_CUDNN_PLANS_H_

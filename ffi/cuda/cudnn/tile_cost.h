@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long configurations of cuDNN's TMA kernels take beside one another.
 #ifndef JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_
 #define JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products over columns by the kernels of implicit_gemm, for which
 // columns are images of column_size() channels under a 1x1 filter. For one
 // group, on Hopper, of f32 as TF32 (cuBLAS has no kernels of that generation

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradient of the sampled image: entries are sorted by the cell that they
 // read, so that each pixel sums what it gave in one order, without atomics.
 #include <cub/device/device_radix_sort.cuh>

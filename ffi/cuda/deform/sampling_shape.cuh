@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels that sample share: the geometry as they see it, and how
 // pixels and channels are dealt out to blocks.
 #ifndef JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_SHAPE_CUH_

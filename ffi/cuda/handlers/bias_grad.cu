@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bias gradient: db[b, k] is the sum of dy[b, row, k] over the rows, in
 // chunks whose borders the caller chose. Which thread adds what, and in which
 // order, follows from the sizes alone.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handler of channel_sums.cuh.
 #include <sstream>
 #include <string>

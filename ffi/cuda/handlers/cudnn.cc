@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The FFI handlers of the engine cudnn.
 #include <cuda_runtime_api.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Python module says of the engine cudnn.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_CUDNN_PLAN_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_CUDNN_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deformable convolution as matrix products over sampled columns, in slices of
 // the batch. The products are im2col_gemm's, and so is what the bits do not
 // depend on.

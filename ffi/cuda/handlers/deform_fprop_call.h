@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arguments of deformable fprop on CUDA, whichever engine.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_

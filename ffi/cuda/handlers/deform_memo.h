@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // XLA's Initialize of deformable convolutions.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_MEMO_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_MEMO_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a layer in one kernel; see fused_backward.h.
 #include "cuda/sm90/problem/fused_backward.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The FFI handlers of this folder, as module.cc registers them.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_

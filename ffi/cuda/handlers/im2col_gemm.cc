@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolution by unrolling samples into columns and one strided-batched matrix
 // product over them. The batch is cut into slices that fit the workspace; the
 // bits of the result do not depend on where. With slices of one sample this is

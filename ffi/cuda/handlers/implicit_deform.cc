@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deformable convolution by the engine implicit_gemm: fprop, sampled straight
 // into the tensor cores' operand. See deform_kernel.cuh.
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine implicit_gemm: convolutions without columns in memory. Those of
 // one group or of wide ones, of bf16, f16 and f32 (as TF32, or by six
 // products), run on Hopper tensor cores: hopper/. Those of other groups, and

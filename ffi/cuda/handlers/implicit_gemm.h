@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operation of the engine implicit_gemm, for handlers of several.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/handlers/implicit_gemm_plan.h"
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine implicit_gemm's plans, for Python.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arguments of handlers that run fprop and what follows it in one call.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_LAYER_CALL_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_LAYER_CALL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a small layer with relu as one call: relu's derivative,
 // then dgrad, wgrad and the bias gradient side by side where the call is
 // captured, one after the other where it is not. Each has the bits that it has

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python module _cuda: the FFI handlers by target name.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/reductions/act_grad.cuh"
 
 namespace jax_convbatch {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of ActGrad, to be instantiated for a dtype.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second kernel of sums over rows: adds what the chunks gave.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHUNKS_CUH_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHUNKS_CUH_

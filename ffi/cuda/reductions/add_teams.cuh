@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the teams of a thread block summed, added up.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_TEAMS_CUH_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_TEAMS_CUH_

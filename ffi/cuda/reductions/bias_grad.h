@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handlers of the bias gradient, alone and with an activation's derivative:
 // what they check alike.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_BIAS_GRAD_H_

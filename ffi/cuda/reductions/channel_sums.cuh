@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // s1[k] = the sum of a[row, k], s2[k] = that of a[row, k] b[row, k], in f32:
 // what a batch's statistics and a norm's gradients are made of. Two launches:
 // each block sums a chunk of rows for a tile of channels, then the chunks' sums

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads that stay in the order of the program.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_LOAD_IN_ORDER_CUH_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_LOAD_IN_ORDER_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums over rows: of a matrix as it is, or of what is made of two matrices and
 // written on the way.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/dtypes.h"
 #include "cuda/reductions/sum_samples.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reduction of wgrad over the samples.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_SUM_SAMPLES_H_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_SUM_SAMPLES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/select/configs.h"
 
 #include "cuda/sm90/kernels/conv/conv3d.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plans that a convolution can be run with, by name. The rule (PlanPath)
 // chooses one where nothing was measured; whoever measured names another. Host
 // only.

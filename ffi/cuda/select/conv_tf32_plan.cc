@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/select/conv_tf32_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tiles fprop and dgrad of f32 have: ping-pong or cooperative
 // (conv_tf32_kernel.cuh), or all at once (single_wave_tf32_kernel.cuh). Host
 // only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the handlers of the Hopper kernels ask of a dtype and of the device.
 #ifndef JAX_CONVBATCH_CUDA_SELECT_HOPPER_DEVICE_H_
 #define JAX_CONVBATCH_CUDA_SELECT_HOPPER_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations by whichever path suits a geometry. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SELECT_PATHS_H_
 #define JAX_CONVBATCH_CUDA_SELECT_PATHS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How wgrad of f32 runs.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last step of wgrad: the workers' sums are added in order.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_ADD_PARTIALS_CUH_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_ADD_PARTIALS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm80/direct/channel_blocks.h"
 
 #include <algorithm>

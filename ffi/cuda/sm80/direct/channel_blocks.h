@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Grouped convolutions as matrix products of blocks of 8 output channels. A
 // block may belong to a group or hold several small ones; then the matrix is
 // zero where groups differ.

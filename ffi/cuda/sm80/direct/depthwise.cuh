@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of depthwise convolutions. A block keeps one range of
 // channels and goes through tiles of the batch: while it works on one, the next
 // is on its way into shared memory. A thread computes a patch of pixels of two

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Depthwise convolutions, of one input and one output channel a group.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The variants of the depthwise kernels.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_KIND_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_KIND_H_

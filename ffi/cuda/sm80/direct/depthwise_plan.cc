@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/most_shared.h"
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/depthwise_kind.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the depthwise kernels.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_PROBLEM_H_

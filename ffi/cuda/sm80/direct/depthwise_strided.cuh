@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dgrad of depthwise convolutions of stride 2: a thread computes the four
 // residue classes of a patch, all of which read the same pixels of dy.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_STRIDED_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of depthwise convolutions. Like depthwise.cuh, but a thread keeps the
 // sums of a few taps of two channels over all the pixels that it visits.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_WGRAD_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 2-D convolutions of many small groups, straight from tiles of the image in
 // shared memory: depthwise ones on the ordinary cores, other groups of bf16 and
 // f16 on the tensor cores. Any GPU of compute capability 8.0 or later.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of grouped convolutions of bf16 and f16, on the tensor cores.
 // As in depthwise.cuh, a block keeps a range of channels and goes through tiles
 // of the batch. The columns are not formed: each row of the left operand is

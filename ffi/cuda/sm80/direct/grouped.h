@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolutions of many groups of a few channels, of bf16 and f16.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_H_

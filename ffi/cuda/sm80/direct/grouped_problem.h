@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels for grouped convolutions.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_PROBLEM_H_

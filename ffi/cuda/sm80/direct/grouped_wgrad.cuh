@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of grouped convolutions of bf16 and f16, on the tensor cores: for each
 // tap the product of 16 channels of x, transposed, and 16 of dy over 16 pixels
 // at a time. Products of channels of different groups are computed with the

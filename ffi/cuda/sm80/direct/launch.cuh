@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the launches of the direct kernels share.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_LAUNCH_CUH_

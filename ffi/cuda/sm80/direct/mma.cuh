@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensor cores' instructions of compute capability 8.0, on fragments that
 // ldmatrix loads from shared memory.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_MMA_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two neighbouring channels, which one thread works on: f32 in registers,
 // whatever the type in memory.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_PAIRS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/direct/add_partials.cuh"
 #include "cuda/sm80/direct/quads.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A thread of fprop or dgrad has eight outputs of four channels, so that four
 // loads of the filter and eight of the image serve 128 products. Neighbouring
 // threads have neighbouring channels; what they share comes from the L1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of groups whose channels are multiples of four, on the
 // ordinary cores.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_H_

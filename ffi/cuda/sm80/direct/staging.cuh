@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of an activation tensor in shared memory: a box of pixels by a range of
 // channels, with zeros outside the image and past the last channel.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_STAGING_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tiles that a block works on, one after another, in a ring of stages: the
 // next ones are copied while one is worked on.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_TILE_RING_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The choice of tiles, on the host.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_TILING_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_TILING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the outputs of a convolution, or of its dgrad, walk its inputs along one
 // axis: whatever the stride, dilation and padding.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_WALK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 2-D convolutions of f32 as it is (not as TF32) on the ordinary cores, without
 // columns in memory. Any GPU of compute capability 8.0 or later.
 #ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_H_

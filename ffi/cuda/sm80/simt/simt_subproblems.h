@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What plan and launches ask about the sums of fprop and dgrad. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_
 #define JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_

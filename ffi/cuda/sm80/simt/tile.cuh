@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tile of a matrix product on the ordinary cores: operands in a ring of
 // stages in shared memory, filled by asynchronous copies, and the sums in
 // registers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 on the ordinary cores.
 #ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_WGRAD_CUH_
 #define JAX_CONVBATCH_CUDA_SM80_SIMT_WGRAD_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Barriers of a block, in shared memory (mbarriers) and by name, and the one
 // lane of a warp that acts for it.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_BARRIERS_CUH_

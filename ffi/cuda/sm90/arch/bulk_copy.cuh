@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of bytes that lie side by side, by TMA.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the blocks of a cluster do in each other's shared memory.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_CLUSTERS_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_CLUSTERS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensor cores' instruction for f32, of compute capability 8.0.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_MMA_TF32_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_MMA_TF32_CUH_

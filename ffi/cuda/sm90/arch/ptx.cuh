@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper instructions that the convolution kernels use, one small function
 // each, by kind. Addresses of shared memory are 32-bit, as the instructions
 // take them. Products are in wgmma.cuh, bulk copies in bulk_copy.cuh, launches

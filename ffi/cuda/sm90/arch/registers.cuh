@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many registers a warpgroup has, and moves between them and shared memory:
 // matrices of 16-bit elements, vectors of f32.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_REGISTERS_CUH_

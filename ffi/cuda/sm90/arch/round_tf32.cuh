@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 rounded to the nearest TF32, as TMA rounds.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_ROUND_TF32_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_ROUND_TF32_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies by TMA: boxes of tensors, to shared memory and from it.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_

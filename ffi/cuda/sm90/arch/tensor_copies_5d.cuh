@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of boxes of five coordinates.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_5D_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_5D_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warpgroup matrix multiply-accumulate: D[64, kN] += A[64, k] B[k, kN], k = 16
 // for 16-bit elements and 8 for TF32, with A and B in shared memory (A may be
 // in registers for TF32), D in f32 registers of the 128 threads.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of 16-bit elements by 96 columns, for operands
 // Contiguous::kRows, and the descriptor of one in rows of 64 bytes.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_96_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of 16-bit elements by the pixels of strips as
 // columns: 224 and 160 of them.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMN_STRIPS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of 16-bit elements by other numbers of columns,
 // for a B that is Contiguous::kReduction.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMNS_CUH_

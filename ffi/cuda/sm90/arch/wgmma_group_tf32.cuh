@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of TF32 by few columns, both operands
 // Contiguous::kReduction.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_GROUP_TF32_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warpgroup matrix multiply-accumulate with A in registers: D[64, kN] +=
 // A[64, 16] B[16, kN], by 64, 128 or 256 columns, B as Contiguous says. Thread
 // 4 g + t of a warp has of its 16 rows g (a[0], a[2]) and g + 8 (a[1], a[3]),

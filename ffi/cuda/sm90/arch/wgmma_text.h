@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registers of D in the text of a wgmma instruction, JCB_TEXT_n, and as its
 // operands, JCB_D_n, by their number n. Only for files that define
 // instructions.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of TF32 by other numbers of columns.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_COLUMNS_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_COLUMNS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma_tf32_columns.cuh's multiplication of a left operand in registers by
 // numbers of columns that tiles of fprop alone have.
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_FPROP_CUH_

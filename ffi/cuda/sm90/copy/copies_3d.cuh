@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of three axes (tensor_map_3d.h).
 #ifndef JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fills swizzled boxes of shared memory from global memory without TMA: by a
 // warpgroup, 16 bytes of shared memory at a time.
 #ifndef JAX_CONVBATCH_CUDA_SM90_COPY_CP_ASYNC_IM2COL_CUH_

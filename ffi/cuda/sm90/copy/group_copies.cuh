@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies whose outermost coordinate is a group (Im2colWalk::groups).
 #ifndef JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_

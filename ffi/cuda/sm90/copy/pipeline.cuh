@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ring of shared-memory stages between the threads that issue copies and
 // the warpgroups that multiply.
 #ifndef JAX_CONVBATCH_CUDA_SM90_COPY_PIPELINE_CUH_

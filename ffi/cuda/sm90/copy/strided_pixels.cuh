@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the pixels of y lie in the x of a layer of 1x1 filters and stride 1 or
 // 2, for the kernels of its backward pass.
 #ifndef JAX_CONVBATCH_CUDA_SM90_COPY_STRIDED_PIXELS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How sums that many blocks left in partials are added: in order, with many
 // partials on the way to a thread.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of a tile in the multiplying warpgroup's registers.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_CUH_

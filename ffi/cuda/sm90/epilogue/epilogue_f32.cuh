@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of conv_tf32_kernel.cuh: a thread has two neighbouring channels
 // of many pixels, so residual and z need not go through shared memory.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_F32_CUH_

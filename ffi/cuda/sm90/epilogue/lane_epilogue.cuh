@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of kernels in which a lane has 16 bytes of neighbouring channels
 // of the result.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_LANE_EPILOGUE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a wgrad of split sums is launched: a kernel that multiplies, then one
 // that adds what its blocks left.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_MULTIPLY_THEN_ADD_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/epilogue/add_in_order.cuh"
 #include "cuda/sm90/epilogue/split_k_sum.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sum that was formed in partials: adds them.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
 #define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_

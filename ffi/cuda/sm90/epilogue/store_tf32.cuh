@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way out of conv_tf32_kernel.cuh: each warpgroup writes its tile a few
 // pixels at a time to a buffer of its own.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TF32_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way out of a block: the multiplying warpgroups write whole tiles to a
 // ring of buffers in shared memory, one warp stores them.
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TILE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches fprop of 16-bit types with what follows it.
 #ifndef JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_

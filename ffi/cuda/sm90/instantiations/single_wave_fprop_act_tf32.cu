@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_launch.cuh"

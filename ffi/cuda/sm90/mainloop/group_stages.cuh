@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stages of tiles whose 64 channels are several groups: each group's output
 // channels are multiplied by its own input channels, which lie in the same
 // places of the row of 64.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Long sums of few outputs an image (SumsInKSlices in subproblems.h) are formed
 // in K slices, each from zero, which are added in order.
 #ifndef JAX_CONVBATCH_CUDA_SM90_MAINLOOP_K_SLICES_H_

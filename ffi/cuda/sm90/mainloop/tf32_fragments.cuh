@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A left operand of TF32 that goes through registers: it lies in shared memory
 // with its rows contiguous, 32 of them in the 128 bytes of a swizzled line, and
 // is loaded across the lines of the reduction.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps whose boxes lie otherwise in shared memory than tensor_map.h's.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_BOX_MAP_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_BOX_MAP_H_

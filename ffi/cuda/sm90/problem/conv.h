@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 2-D convolutions on Hopper tensor cores, without columns in memory: implicit
 // GEMM. The kernels exist for compute capability 9.0 alone.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_H_

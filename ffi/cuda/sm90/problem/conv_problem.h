@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the convolution kernel: y = conv(x, w) seen as a matrix
 // product of M pixels by N channels, summed over taps and input channels.
 // Written in fprop's words; dgrad is the same product with dy for x, dx for y,

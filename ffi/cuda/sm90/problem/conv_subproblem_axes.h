@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a sub-problem of the output is told of its axes. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the gathering kernels: the convolutions of conv_problem.h
 // and wgrad_problem.h whose sizes or strides TMA cannot express.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CP_ASYNC_PROBLEM_H_

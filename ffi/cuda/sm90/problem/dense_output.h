@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When dgrad writes its output as fprop does.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_

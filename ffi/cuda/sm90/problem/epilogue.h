@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What may follow fprop in the store of its tiles:
 // z = scale[K] conv(x, w) + bias[K] + residual, y = activation(z).
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_EPILOGUE_H_

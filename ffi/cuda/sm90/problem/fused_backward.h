@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a layer with relu in one pass over dy and x: of 1x1
 // filters of bf16 or f16, of stride 1 or 2, for so few output channels that dw
 // of a slice of the input's is in a block's registers; of other 1x1 filters,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of a call, in the forms that kernels take. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_

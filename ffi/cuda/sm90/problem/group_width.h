@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the channels of several groups lie in the tiles of a kernel.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_GROUP_WIDTH_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_GROUP_WIDTH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The three operations. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the convolution kernel is told besides, where a tap's channels end in
 // less than half a box (residue_k_stages.cuh).
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One axis of what a sub-problem of the output reads and writes. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEM_AXIS_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEM_AXIS_H_

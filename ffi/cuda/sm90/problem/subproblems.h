@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sub-problems of a convolution: the outputs that use the same taps, all of
 // them or a residue class of dgrad's stride, and how each walks its input and
 // its output. Host only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/problem/tensor_map.h"
 
 #include <cuda_runtime_api.h>

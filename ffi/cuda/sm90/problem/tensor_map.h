@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps: what TMA knows about a tensor in global memory and the boxes it
 // moves. Encoded on the host, passed to kernels by value.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps of three spatial axes.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How wgrad's product is cut into tiles. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_TILING_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_TILING_H_

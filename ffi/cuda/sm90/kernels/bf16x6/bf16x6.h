@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 at full precision on Hopper's tensor cores: each number as three of bf16,
 // six products of them for one (bf16x6_terms.cuh). 2-D convolutions of one
 // group without input dilation, C and K multiples of 4.

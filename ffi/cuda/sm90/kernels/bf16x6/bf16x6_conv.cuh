@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of f32 by six products of bf16 (bf16x6_terms.cuh): pixels are
 // the left operand, which is cut into terms on its way to registers; the
 // filter's terms come from the workspace.

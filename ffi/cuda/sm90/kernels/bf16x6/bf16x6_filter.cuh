@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The filter for bf16x6_conv.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_FILTER_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_FILTER_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How f32 runs by six products.
 #include <algorithm>
 #include <cstdint>

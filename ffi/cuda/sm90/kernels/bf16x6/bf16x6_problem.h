@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of f32 by six products.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 by six products of bf16: a number is the sum of three of 8 bits each,
 // rounded to the nearest. Of the nine products of two numbers' terms the three
 // smallest, at most 2^-24 of it together, are left out. The multiplier cuts off

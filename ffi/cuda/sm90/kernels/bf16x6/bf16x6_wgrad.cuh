@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 by six products of bf16 (bf16x6_terms.cuh): x is cut into terms
 // on its way to registers, dy within its stage by a warpgroup of its own. The
 // rest is f32_wgrad.cuh's.

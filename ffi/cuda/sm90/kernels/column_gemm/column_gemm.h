@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // y = columns w + bias on Hopper tensor cores, f32 as TF32, from a transposed
 // filter: so it goes to the multiplier as it lies, not through registers.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_H_

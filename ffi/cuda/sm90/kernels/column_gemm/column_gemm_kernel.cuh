@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The product of columns and a transposed filter, in the way of
 // conv_tf32_kernel.cuh. The blocks of a cluster have tiles of the same rows:
 // each copies a part of these to all, since what limits the product is what the

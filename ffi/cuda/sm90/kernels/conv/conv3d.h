@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of three spatial axes in bf16 and f16 as they lie in memory:
 // TMA walks slices as it walks rows. Other kernels take them as convolutions of
 // two axes, from copies (depth.py).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/problem/subproblem_axis.h"
 

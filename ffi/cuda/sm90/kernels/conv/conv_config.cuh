@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the convolution kernel is made of: its configuration, its
 // shared memory, and the tiles that it works on.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_

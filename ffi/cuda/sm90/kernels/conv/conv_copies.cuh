@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copies of fprop and dgrad: what a stage holds, and who issues it when.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Long sums of few outputs an image, in K slices: each is summed from zero, and
 // they are added in order. Where tiles are few, the blocks of a cluster take a
 // K slice each (conv_split_k_kernel.cuh); else a block adds them, as is said

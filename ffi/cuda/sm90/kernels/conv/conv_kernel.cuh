@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad: one persistent, warp-specialised implicit GEMM.
 //
 // Two threads of the first warpgroup issue the copies: activations by im2col

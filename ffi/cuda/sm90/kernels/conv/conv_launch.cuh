@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds a ConvProblem from its sub-problems and launches the kernel of a plan.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of few outputs and long sums: a cluster of blocks forms the
 // tile, each block a K slice of its sum. The first two add all K slices, in
 // order, each for half of the tile's channels, and store them: the others send

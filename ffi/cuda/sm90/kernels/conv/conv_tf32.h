@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What Fprop, Dgrad and Wgrad call for Type::kTf32.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copies of fprop and dgrad of f32: what a stage holds, in the order of the
 // sum.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_

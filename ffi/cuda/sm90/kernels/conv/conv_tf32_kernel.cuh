@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of f32, multiplied as TF32: the transpose of the product that
 // conv_kernel.cuh computes, in the same persistent, warp-specialised way.
 //

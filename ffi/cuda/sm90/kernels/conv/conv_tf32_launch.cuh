@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches the kernel of a TF32 plan.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_LAUNCH_CUH_

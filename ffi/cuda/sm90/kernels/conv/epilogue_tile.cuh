@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a tile leaves the multiplying warpgroup's registers where an epilogue
 // follows the convolution.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_EPILOGUE_TILE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of several groups, all in one launch: what Fprop and Dgrad
 // call where IsGroups2d.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_GROUP_CONV_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stages of a tap's last channels where those are at most half of a box. They
 // come in boxes of 32 or 16 channels, whose lines and swizzles are as narrow:
 // what lies outside of a tensor takes longer to fill in than channels to load.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which plans have tiles of residue_n_tiles.cuh. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_

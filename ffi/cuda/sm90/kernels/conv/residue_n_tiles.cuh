@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of 32, 96 and 160 channels, for layers of which 64 and 128 would leave
 // much empty. What lies in rows of 64 channels elsewhere, output channels in
 // fprop's filter and in finished tiles, lies in boxes of 32 here, in lines of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/transpose.cuh"
 #include "cuda/sm90/kernels/conv/transpose_filter.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A filter whose input channels are contiguous, made of one whose output
 // channels are: the multiplier takes TF32 from shared memory only so.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSE_FILTER_H_

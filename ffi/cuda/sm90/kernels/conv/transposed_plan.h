@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop of f32 whose filter is transposed first, so that it goes to the
 // multiplier as dgrad's does, from shared memory and not through registers. The
 // bits are the same. Host only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of cp_async_conv.cuh.
 #include <algorithm>
 

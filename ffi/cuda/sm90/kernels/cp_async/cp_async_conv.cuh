@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad where TMA cannot read the operands: channels that are not a
 // multiple of 8, or strides, dilations and paddings beyond its range.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host side of the gathering kernels shares.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_LAUNCH_CUH_

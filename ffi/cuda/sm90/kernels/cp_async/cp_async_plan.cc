@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 
 #include <algorithm>

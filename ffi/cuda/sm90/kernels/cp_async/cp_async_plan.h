@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which convolutions the gathering kernels run, and how. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of cp_async_wgrad.cuh.
 #include "cuda/sm90/epilogue/multiply_then_add.cuh"
 #include "cuda/sm90/kernels/cp_async/cp_async_launch.cuh"

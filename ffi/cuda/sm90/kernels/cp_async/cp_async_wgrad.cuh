@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad where TMA cannot read the operands: as wgrad_kernel.cuh, with the
 // gathering of cp_async_im2col.cuh. A block does one partial of one tile.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CP_ASYNC_CP_ASYNC_WGRAD_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deformable convolutions on Hopper tensor cores, without columns in memory.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop of deformable convolutions: a persistent implicit GEMM whose columns
 // are sampled into shared memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The multiplying side of the kernel of deformable convolutions.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_MULTIPLY_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_MULTIPLY_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether and how deform_kernel.cuh runs a deformable convolution.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of deformable convolutions.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sampled columns for the multiplier: warps read the corners of each pixel's
 // cell, blend them in f32 and write them into swizzled boxes.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_SAMPLING_CUH_

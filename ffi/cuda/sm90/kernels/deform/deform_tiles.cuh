@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of the kernel of deformable convolutions, and the order of their
 // stages.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEFORM_DEFORM_TILES_CUH_

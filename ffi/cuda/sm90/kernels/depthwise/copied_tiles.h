@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tiles of depthwise_copies.cu.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_COPIED_TILES_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_COPIED_TILES_H_

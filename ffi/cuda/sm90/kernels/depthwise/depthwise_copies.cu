@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/fast_divmod.h"
 #include "cuda/sm80/direct/depthwise_kind.h"
 #include "cuda/sm80/direct/pairs.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of depthwise 3x3 filters without strides in bf16 and f16, on
 // Hopper: tiles come and go by TMA, which no thread waits to issue.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/direct/depthwise_kind.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes.cuh"

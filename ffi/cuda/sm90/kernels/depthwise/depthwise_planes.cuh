@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of depthwise convolutions as products. Eight neighbouring
 // outputs of a channel are the sixteen inputs from the first one's on times a
 // band matrix of a row of the filter, [16 x 8]; sixteen such runs of outputs

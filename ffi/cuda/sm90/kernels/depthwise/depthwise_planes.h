@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Depthwise 5x5 and 7x7 filters without strides in bf16 and f16, on Hopper: by
 // the tensor cores, see depthwise_planes.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_H_

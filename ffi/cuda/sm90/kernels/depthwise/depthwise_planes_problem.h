@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of depthwise_planes.h.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of images on their way from memory, pixel by pixel, to planes of shared
 // memory, one for each channel.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_ROWS_CUH_

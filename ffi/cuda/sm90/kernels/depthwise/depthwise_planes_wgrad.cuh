@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of depthwise convolutions as products. Sixteen runs of eight outputs
 // are the inner dimension: [16 x 16] inputs, each run's from its first on, by
 // [16 x 8] outputs. A filter row's gradient are sums along the diagonals of the

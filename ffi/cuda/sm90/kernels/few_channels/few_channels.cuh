@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What fprop and wgrad of few channels share: bands of image rows in shared
 // memory, and pairs of elements of their columns.
 //

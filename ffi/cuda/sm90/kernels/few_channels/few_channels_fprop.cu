@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of few_channels_fprop.cuh.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop of few channels: y[pixels, K] from row bands of x and the whole filter,
 // both in shared memory.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_FPROP_CUH_

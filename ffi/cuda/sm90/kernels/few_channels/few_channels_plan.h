@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which convolutions the few-channels kernels run, and how. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of f32 with few input channels, multiplied as TF32: all taps'
 // channels together are a sum of at most 64. A tile's inputs lie in shared
 // memory as they lie in the image, with zeros around; columns are never laid

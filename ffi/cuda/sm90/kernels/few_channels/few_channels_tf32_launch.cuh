@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the launches of few_channels_tf32.cuh and few_channels_tf32_wgrad.cuh
 // share.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_LAUNCH_CUH_

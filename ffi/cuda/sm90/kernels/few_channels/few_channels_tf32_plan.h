@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of few input channels: which few_channels_tf32.cuh and
 // few_channels_tf32_wgrad.cuh run. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 with few input channels, multiplied as TF32: dw[element, k] =
 // sum over pixels of x's columns, each element read from a row band of the
 // image in shared memory (few_channels_tf32.cuh), times dy. The multiplier of

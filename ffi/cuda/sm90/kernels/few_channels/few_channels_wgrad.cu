@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of few_channels_wgrad.cuh.
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/epilogue/multiply_then_add.cuh"

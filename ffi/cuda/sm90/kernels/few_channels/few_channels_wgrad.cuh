@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of few channels: dw[column, k] = sum over pixels of x's columns, read
 // pair by pair from row bands, times dy. Rows of the product are permuted:
 // thread g of a warp has elements 2 g and 2 g + 1 of the column in its rows g

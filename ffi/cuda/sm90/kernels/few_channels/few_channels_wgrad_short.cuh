@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of few channels where each block has one tile, all of it in shared
 // memory at once, as at small batches: what counts is how soon it is there. A
 // warp copies dy, box by box, which the row band that the others fill comes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of stem_tf32.cuh.
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_launch.cuh"

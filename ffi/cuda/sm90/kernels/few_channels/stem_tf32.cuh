@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop of f32 with few input channels and a large filter, multiplied as TF32:
 // stems. As few_channels_fprop.cuh has it, the image rows of a tile lie in
 // shared memory as they are in the image, and the multiplier takes its left

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop of f32 with few input channels and large filters, stems: which
 // stem_tf32.cuh runs. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_

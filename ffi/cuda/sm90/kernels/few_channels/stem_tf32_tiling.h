@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of the kernel of stem_tf32.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_TILING_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_TILING_H_

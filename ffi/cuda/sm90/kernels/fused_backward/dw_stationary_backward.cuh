@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of fused_backward.h.
 //
 // A block has a slice of the input channels and all output channels, and goes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of dw_stationary_backward.cuh has, and how the blocks' sums of
 // dw and db become one.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FUSED_BACKWARD_DW_STATIONARY_SUMS_CUH_

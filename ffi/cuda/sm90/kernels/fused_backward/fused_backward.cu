@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/fused_backward/dw_stationary_backward.cuh"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"

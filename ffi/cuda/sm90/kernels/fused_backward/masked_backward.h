@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a layer with relu, 1x1 filters of bf16 or f16 and many
 // output channels: dgrad and wgrad that each read dy and y's bitmask and make
 // dz of them in registers. See fused_backward.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dgrad of masked_backward.h: dx[pixel, c] = sum over k of dz[pixel, k] w[c,
 // k].
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dz as the left operand of a product, in registers: dy from shared memory, as
 // the multiplier takes it, and zero where relu's derivative is. 64 rows and 64
 // columns of it, of which each warp has 16 rows.

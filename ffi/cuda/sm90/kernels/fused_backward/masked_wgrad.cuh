@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad and the bias gradient of masked_backward.h: dw[c, k] = sum over pixels
 // of x[pixel, c] dz[pixel, k].
 //

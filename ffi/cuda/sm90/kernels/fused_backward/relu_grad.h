@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // relu's derivative and the bias gradient where dy is so small that launches
 // and latency are what they take: each thread has few rows and loads them all
 // at once, and the blocks' sums are added by a kernel of their own, for which

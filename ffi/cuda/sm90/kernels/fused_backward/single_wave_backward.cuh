@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel of single_wave_backward.h. A block has one or two warpgroups that
 // multiply and a warp that copies, and one tile: of dx, 64 pixels for each
 // warpgroup, or of dw, 64 output channels for each and all pixels, which the

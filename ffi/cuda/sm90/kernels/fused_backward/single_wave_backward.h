@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a small layer with relu and 1x1 filters of bf16 or f16
 // in one kernel: some blocks have tiles of dx, the others tiles of dw and db,
 // and each makes what it needs of dz in registers. See fused_backward.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel of single_wave_backward.cuh is told, what its blocks have,
 // and how they copy it.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FUSED_BACKWARD_SINGLE_WAVE_BACKWARD_COPIES_CUH_

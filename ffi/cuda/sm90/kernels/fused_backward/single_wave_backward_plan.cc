@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 
 #include "cuda/sm90/kernels/fused_backward/single_wave_backward.h"

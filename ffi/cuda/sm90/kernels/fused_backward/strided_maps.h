@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How TMA moves x and dx of a layer of 1x1 filters and stride 1 or 2, in boxes
 // of 64 pixels and 64 channels. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FUSED_BACKWARD_STRIDED_MAPS_H_

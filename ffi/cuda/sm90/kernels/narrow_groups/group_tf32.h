@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of narrow groups in f32, by a plan of PlanGroupTf32.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of narrow groups in f32, multiplied as TF32, at any stride: 8
 // to 32 channels a group.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Narrow groups in f32: which the kernel takes, and its tiles. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PLAN_H_

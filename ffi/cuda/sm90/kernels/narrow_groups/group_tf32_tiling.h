@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of the kernel of narrow groups in f32, as the host chooses them.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_TILING_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_TILING_H_

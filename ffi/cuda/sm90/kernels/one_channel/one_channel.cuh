@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of one input channel, on the ordinary cores: a few products
 // for each number of y that is read or written.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of one input channel. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ONE_CHANNEL_ONE_CHANNEL_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ONE_CHANNEL_ONE_CHANNEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers of one input channel of f32 with 3x3 filters and outputs as large as
 // the image, rows no wider than a warp: fprop, and the backward pass with relu
 // in one look at dy, on the ordinary cores and in true f32.

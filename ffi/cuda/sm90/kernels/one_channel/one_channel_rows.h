@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers of one input channel of f32, a warp for the rows of an image; see
 // one_channel_rows.cuh. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ONE_CHANNEL_ONE_CHANNEL_ROWS_H_

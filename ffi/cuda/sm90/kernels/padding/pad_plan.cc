@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/kernels/padding/pad_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolutions whose channels are rounded up in the workspace, so that TMA can
 // take them. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_PADDING_PAD_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies that add or leave out channels.
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dgrad where the filter is as large as its stride (patch embeddings): one
 // product of dy and the filter, whose columns are what a patch of dx is made
 // of. A tile of 128 patches has whole filter rows as columns; its warpgroups

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dgrad of patch embeddings in bf16 and f16. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_PATCHES_PATCH_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_PATCHES_PATCH_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of patch_dgrad.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_PATCHES_PATCH_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_PATCHES_PATCH_PROBLEM_H_

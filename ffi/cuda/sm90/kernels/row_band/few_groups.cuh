@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of 2, 4 and 8 channels in the row bands of groups of 16: the filter
 // that a block keeps has zeros where input and output are of different groups.
 // An infinity or nan would meet the zeros of its neighbours' groups: what

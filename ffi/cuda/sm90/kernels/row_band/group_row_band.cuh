@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The row bands of narrow groups: pixels are the rows of products of one group
 // each, as what channels as rows would multiply is zeros for the most part. All
 // else is as in row_band_kernel.cuh. Where a stride leads from an output to

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad at stride 1 of few channels (row_band_plan.h says of how
 // many), with each tile's pixels in shared memory once for all taps.
 //

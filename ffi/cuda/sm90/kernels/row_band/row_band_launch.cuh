@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds a RowBandProblem and launches the kernel.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_LAUNCH_CUH_

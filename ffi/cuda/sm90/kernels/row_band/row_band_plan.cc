@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the row-band kernel cuts an output into tiles. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the row-band kernels, which take fprop and dgrad at
 // stride 1 of few channels; of narrow groups fprop at stride 2, too. In fprop's
 // words, as conv_problem.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the row-band kernel writes a finished tile to shared memory, over the row
 // band that it was read from, and what follows a convolution on the way.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_STORE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad with few output channels, stems' dgrad among them: the
 // multiplier's 64 columns are not output channels but all that a row of input
 // pixels adds to the outputs above and below it.

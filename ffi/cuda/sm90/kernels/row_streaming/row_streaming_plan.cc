@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/kernels/row_streaming/row_streaming_plan.h"
 
 #include "cuda/sm90/kernels/row_streaming/row_streaming_shape.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which convolutions the row-streaming kernels run, and how. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of row_streaming.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A convolution as the row-streaming kernels see it. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_SHAPE_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_SHAPE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of few outputs: a block for each tile, all at once.
 //
 // Small batches wait for what an SM takes in, some 64 bytes a cycle, and a tile

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches plans of single_wave_plan.h.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tiles fprop and dgrad of few outputs have: one a block, all at once
 // (single_wave_kernel.cuh). Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_

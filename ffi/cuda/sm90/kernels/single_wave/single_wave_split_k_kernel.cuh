@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of few outputs and long sums, as single_wave_kernel.cuh has
 // tiles: a cluster of blocks forms a tile, each block a K slice of its sum.
 // Each then adds all K slices, in order, for some of the tile's channels, and

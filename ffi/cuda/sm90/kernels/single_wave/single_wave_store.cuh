@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What sums of one tile a block begin with, and how they leave the multiplying
 // warpgroup's registers: 64 channels as rows, pixels as columns.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_STORE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs plans of single_wave_tf32_plan.h.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_H_

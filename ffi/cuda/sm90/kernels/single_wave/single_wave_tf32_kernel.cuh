@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // single_wave_kernel.cuh's tiles in f32: of few outputs, a block for each, all
 // at once. What multiplies and in which order is conv_tf32_kernel.cuh's, where
 // channels are rows and pixels columns anyway.

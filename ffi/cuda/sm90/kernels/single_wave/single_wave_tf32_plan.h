@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tiles fprop and dgrad of few outputs have in f32: one a block, all at
 // once (single_wave_tf32_kernel.cuh). Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_

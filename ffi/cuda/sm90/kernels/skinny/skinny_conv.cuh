@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of 1x1 filters of few channels, which wait for memory alone.
 // Boxes of 64 channels would be mostly zeros here; so pixels come by ordinary
 // loads to the registers from which they are multiplied, and results are stored

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels of skinny_conv.cuh, skinny_wgrad.cuh and skinny_ring.cuh
 // multiply by: mma.sync of 16 rows, 8 columns and 32 bytes of the reduction.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_FRAGMENTS_CUH_

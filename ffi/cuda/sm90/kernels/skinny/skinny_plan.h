@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which 1x1 filters of few channels the kernels of skinny_conv.cuh,
 // skinny_wgrad.cuh and skinny_ring.cuh run, and how. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PLAN_H_

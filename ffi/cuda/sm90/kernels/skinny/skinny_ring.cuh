@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of 1x1 filters of few channels, which waits for memory alone: a block
 // has all of dw in registers, 16 channels of the wider operand a warp, and the
 // pixels of both operands come by TMA to a ring in shared memory, as they lie.

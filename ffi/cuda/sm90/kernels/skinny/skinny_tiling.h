@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the kernels of skinny_conv.cuh, skinny_wgrad.cuh and skinny_ring.cuh
 // share their pixels.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_TILING_H_

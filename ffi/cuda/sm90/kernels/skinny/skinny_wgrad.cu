@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of skinny_wgrad.cuh and skinny_ring.cuh.
 #include "cuda/common/most_shared.h"
 #include "cuda/reductions/add_chunks.cuh"

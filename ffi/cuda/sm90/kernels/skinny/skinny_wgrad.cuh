@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of 1x1 filters of few channels, which waits for memory alone, where dw
 // is so small that a warp has all of it in registers (else skinny_ring.cuh):
 // pixels come by ordinary loads to the registers from which they are

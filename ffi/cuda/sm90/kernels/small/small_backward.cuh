@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a small f32 layer in one kernel: 3x3 filters, outputs as
 // large as the image, 16 or 32 channels on either side, relu's bitmask.
 //

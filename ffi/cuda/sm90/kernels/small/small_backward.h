@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of a small f32 layer with relu in one pass: 3x3 filters at
 // stride 1, outputs as large as the image, 16 or 32 channels on either side.
 // Host only.

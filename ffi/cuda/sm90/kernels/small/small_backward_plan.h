@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How small_backward.cu runs. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_BACKWARD_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_BACKWARD_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 images of 16 or 32 channels in shared memory, as grids of places that
 // hold TF32 for the multiplier: what small_grid_conv.cuh and small_backward.cuh
 // have in common.

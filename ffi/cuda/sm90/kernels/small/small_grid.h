@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of whole small images of f32 for 3x3 filters whose outputs are as large
 // as the image, with 16 or 32 channels on either side. Host only, but for the
 // struct.

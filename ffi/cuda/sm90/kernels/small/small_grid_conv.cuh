@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of small f32 images, whole images at a time: TMA brings them
 // with the zeros around them, and a warpgroup multiplies them as they lie.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CONV_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of small f32 images. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CONV_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_GRID_CONV_H_

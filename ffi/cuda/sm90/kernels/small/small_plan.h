@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of 16 or 32 channels to as many. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A convolution as the kernels for 16 and 32 channels see it. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_SHAPE_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_SHAPE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of small_tf32.cuh.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of f32 with 16 or 32 channels on either side, multiplied as
 // TF32: small layers, whose time is what a kernel takes to begin and to end,
 // and those that would not fill larger tiles. Tiles of the image and the whole

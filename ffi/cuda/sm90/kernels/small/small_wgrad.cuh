@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 3x3 filters with 16 or 32 channels on either side, multiplied as
 // TF32. A tile is a few whole rows of an image, dy and the x that they meet,
 // copied as they are; each warp multiplies x transposed by dy for the taps of

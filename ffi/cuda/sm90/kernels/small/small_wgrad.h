@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 3x3 filters with 16 or 32 channels on either side. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What wgrad of f32 has in common, as TF32 (wgrad_tf32_kernel.cuh) and by six
 // products of bf16 (bf16x6_wgrad.cuh): tiles and their rows, copies, how the
 // warpgroups share the work, and partials. x is the left operand and goes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/epilogue/multiply_then_add.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"

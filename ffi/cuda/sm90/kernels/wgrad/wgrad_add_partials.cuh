@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second kernel of wgrad: adds the partials of tiles that several blocks
 // did.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How those that share a tile of wgrad add their sums: two warpgroups of a
 // block, and the blocks of a cluster through distributed shared memory.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How two blocks of a cluster that share a tile of wgrad_halo_kernel.cuh add
 // their sums: each warpgroup by itself, as it comes to its end, in stages of
 // the ring that are no longer used while other warpgroups still multiply.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of 3x3 filters at stride 1, with x in shared memory once for all taps.
 //
 // Pixels lie in shared memory with the images innermost: [column, image,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which steps of which tiles a block of wgrad_halo_kernel.cuh does, by what its
 // launch is.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of 3x3 filters at stride 1 in f32, multiplied as TF32, with x in shared
 // memory once for all taps: wgrad_halo_kernel.cuh tells how.
 //

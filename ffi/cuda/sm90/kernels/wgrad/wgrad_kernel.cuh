@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad: dw[tap, c, k] = sum over pixels of x[pixel + tap, c] dy[pixel, k].
 //
 // The same ring and the same warpgroups as conv_kernel.cuh, with both operands

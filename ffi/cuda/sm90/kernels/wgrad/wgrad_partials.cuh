@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the wgrad kernels share: who does which steps of which tile, and where
 // the partials of tiles lie that several blocks did (wgrad_add_partials.cuh
 // adds them).

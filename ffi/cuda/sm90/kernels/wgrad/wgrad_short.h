@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of 16-bit types where each block has few steps, as at small batches.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of wgrad_short_kernel.cuh has to do, and how it copies that.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_COPIES_CUH_

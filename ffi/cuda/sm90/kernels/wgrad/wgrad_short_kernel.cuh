@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad where a block has a few steps of one tile, and what counts is latency.
 //
 // One warp copies the first round of stages, in order; then each stage has a

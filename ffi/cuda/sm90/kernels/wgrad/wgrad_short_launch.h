@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of wgrad_short_kernel.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_LAUNCH_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_LAUNCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How wgrad_short_kernel.cuh cuts wgrad's product into tiles, and which plans
 // it runs. Host only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_TILING_H_

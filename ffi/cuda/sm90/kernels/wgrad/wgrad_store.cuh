@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the sums of wgrad's tiles get to dw.
 //
 // Of the wgmma's 64 x 64 blocks of a thread's tile, Config's kTransposed says

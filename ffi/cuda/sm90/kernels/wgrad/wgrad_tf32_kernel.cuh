@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgrad of f32, multiplied as TF32: dw[tap, c, k] = sum over pixels of
 // x[pixel + tap, c] dy[pixel, k].
 //
