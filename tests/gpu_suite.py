@@ -161,8 +161,13 @@ def totals(runs: list[dict], tests: dict[str, str]) -> dict:
 def source(root: Path = ROOT) -> dict:
     """The commit, and whether the tree has nothing else.
 
-    JAX_CONVBATCH_COMMIT and JAX_CONVBATCH_CLEAN=1 say it where git is not there.
+    JAX_CONVBATCH_COMMIT and JAX_CONVBATCH_CLEAN=1 say it for a copy whose git does not
+    know.
     """
+    named = os.environ.get("JAX_CONVBATCH_COMMIT")
+    if named:
+        clean = os.environ.get("JAX_CONVBATCH_CLEAN") == "1"
+        return {"commit": named[:12], "clean": clean}
     git = ["git", "-C", str(root)]
     status = [*git, "status", "--porcelain", "--untracked-files=normal"]
     try:
@@ -171,10 +176,7 @@ def source(root: Path = ROOT) -> dict:
         )
         changed = subprocess.check_output(status)
     except (OSError, subprocess.CalledProcessError):
-        return {
-            "commit": os.environ.get("JAX_CONVBATCH_COMMIT", "unknown")[:12],
-            "clean": os.environ.get("JAX_CONVBATCH_CLEAN") == "1",
-        }
+        return {"commit": "unknown", "clean": False}
     return {"commit": head.decode().strip(), "clean": not changed.strip()}
 
 
