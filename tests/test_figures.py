@@ -71,3 +71,35 @@ def test_the_first_table_is_what_was_measured(line):
         assert len(shown) == len(want), (batch, cell)
         for text, number, places in zip(shown, want, digits, strict=True):
             assert text == f"{number:.{places}f}", (batch, cell)
+
+
+RANGE = "range-seed12-nvidia-h100"
+# Where random operations are told of: a sentence, and a line of a table.
+TOLD = {
+    "README.md": (
+        r"On (\d+) random operations that nothing was tuned on, the mean\s+over "
+        r"PyTorch's cuDNN is (\d\.\d\d) \(H100\); (\d+) are behind by more than 5%, "
+        r"as far as (\d\.\d\d)",
+        ("rows", "geometric_mean", "below_0.95", "worst"),
+    ),
+    "docs/performance.md": (
+        rf"\| 12 \| (\d+) \| (\d\.\d\d) \| (\d+) \| (\d+) \| (\w{{7}}) .*{RANGE}",
+        ("rows", "geometric_mean", "below_0.95", "below_0.80", "commit"),
+    ),
+    "docs/limits.md": (
+        r"H100: (\d+) operations of seed 12 .*?\(commit (\w{7})\) \| (\d\.\d\d) "
+        r"times .*? but (\d+) operations .*? and (\d+) by more than 20%",
+        ("rows", "commit", "geometric_mean", "below_0.95", "below_0.80"),
+    ),
+}
+
+
+@pytest.mark.parametrize("page", TOLD)
+def test_random_operations_are_told_of_as_measured(page):
+    result = json.loads((RESULTS / f"{RANGE}.json").read_text())
+    figures = result["summary"]["all"] | {"commit": result["environment"]["commit"][:7]}
+    figures["geometric_mean"] = f"{figures['geometric_mean']:.2f}"
+    figures["worst"] = figures["worst"].partition(" ")[0]
+    pattern, names = TOLD[page]
+    (shown,) = re.findall(pattern, (ROOT / page).read_text())
+    assert list(shown) == [str(figures[name]) for name in names]
