@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jax_convbatch import depth, dual, padded, targets, tf32x3
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch import depth, dual, padded, planners, targets, tf32x3
 from jax_convbatch.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -39,7 +38,8 @@ def planned(problem: Problem) -> Plan:
         return replace(plan, reason=reason, dual=True)
     wanted = _wanted(problem)
     if (copies := padded.geometry(g, wanted)) is not None:
-        return _padded(replace(problem, geometry=copies), g, wanted)
+        copied = replace(problem, geometry=copies)
+        return planners.padded(problem, copied, wanted, planned(copied))
     found = _first(problem, {})
     return Plan(
         "cudnn",
@@ -148,18 +148,3 @@ def _wanted(problem: Problem) -> padded.Wanted:
     deep = problem.op == "fprop" and depth.is_deep(g)
     multiple = 16 // itemsize if tensor_cores and many else 1
     return padded.Wanted(multiple, depthwise or deep)
-
-
-def _padded(problem: Problem, g: ConvGeometry, wanted: padded.Wanted) -> Plan:
-    """By padded copies; `g`: as it was without them."""
-    plan = planned(problem)
-    copies = padded.copy_bytes(g, problem.geometry, problem.dtype.itemsize)
-    size = plan.workspace_bytes + copies
-    problem.check_workspace(size, "padded copies")
-    return replace(
-        plan,
-        reason=f"{plan.reason}, of padded copies",
-        workspace_bytes=size,
-        padded=plan,
-        copies=wanted,
-    )

@@ -17,6 +17,7 @@ from jax_convbatch import (
     dual,
     multipliers,
     padded,
+    planners,
     targets,
     tf32x3,
     wide_groups,
@@ -157,18 +158,9 @@ def _whole_quads(problem: Problem) -> ConvGeometry | None:
 
 
 def _padded(problem: Problem, copies: ConvGeometry) -> Plan:
-    plan = planned(replace(problem, geometry=copies))
-    extra = padded.copy_bytes(problem.geometry, copies, problem.dtype.itemsize)
-    size = plan.workspace_bytes + extra
-    problem.check_workspace(size, "padded copies")
-    return replace(
-        plan,
-        reason=f"{plan.reason}, of padded copies",
-        workspace_bytes=size,
-        epilogue=False,
-        padded=plan,
-        copies=QUADS,
-    )
+    copied = replace(problem, geometry=copies)
+    plan = planners.padded(problem, copied, QUADS, planned(copied))
+    return replace(plan, epilogue=False)
 
 
 def _multiplier(problem: Problem, depthwise: ConvGeometry) -> Plan:

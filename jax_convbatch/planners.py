@@ -8,7 +8,7 @@ That of implicit_gemm on CUDA is in `implicit_cuda.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -109,6 +109,30 @@ class Problem:
                 f"its {of} take {size} bytes, over the workspace_limit of "
                 f"{self.workspace_limit}"
             )
+
+
+def padded(problem: Problem, copied: Problem, wanted, plan: Plan) -> Plan:
+    """That of a convolution that runs by padded copies, see `padded.py`.
+
+    Args:
+      problem: the convolution.
+      copied: that of the copies.
+      wanted: the `padded.Wanted` that they have.
+      plan: of `copied`.
+
+    Raises:
+      Unable: the copies are over the limit.
+    """
+    g, itemsize = problem.geometry, problem.dtype.itemsize
+    size = plan.workspace_bytes + padded_copies.copy_bytes(g, copied.geometry, itemsize)
+    problem.check_workspace(size, "padded copies")
+    return replace(
+        plan,
+        reason=f"{plan.reason}, of padded copies",
+        workspace_bytes=size,
+        padded=plan,
+        copies=wanted,
+    )
 
 
 class Unable(Exception):

@@ -32,7 +32,7 @@ def wide_volumes(problem: Problem) -> bool:
         return False
     if problem.op == "dgrad":
         filled = g.C % 128 == 0 or g.C % 128 >= 96
-        some = filled and g.K >= 48 and most(problem) <= 256
+        some = filled and g.K >= 48 and least(problem) <= 256
         return (some and g.C >= 96) or g.C == g.K == 32
     copies = g.D * g.H * g.W * g.C * g.T * 4
     return least(problem) >= 96 or (least(problem) >= 32 and copies >= 1 << 27)

@@ -21,6 +21,12 @@ struct Config {
     return knobs.count(static_cast<int64_t>(knob)) != 0;
   }
 
+  // A knob's value, or `otherwise` where it has none.
+  int64_t Knob(cudnnBackendKnobType_t knob, int64_t otherwise) const {
+    const auto found = knobs.find(static_cast<int64_t>(knob));
+    return found == knobs.end() ? otherwise : found->second;
+  }
+
   // As cuDNN writes it: "eng4_k2=1_k14=2".
   std::string Name() const;
 

@@ -175,13 +175,7 @@ bool AddsWhole(const Problem& problem, const Recommendation& found) {
   if (problem.operation == Operation::kDgrad && config.engine == 25) {
     return false;
   }
-  const auto knob = config.knobs.find(kWorkspaceKnob);
-  return knob == config.knobs.end() || knob->second == 1;
-}
-
-int64_t Knob(const Config& config, cudnnBackendKnobType_t type) {
-  const auto found = config.knobs.find(static_cast<int64_t>(type));
-  return found == config.knobs.end() ? -1 : found->second;
+  return config.Knob(CUDNN_KNOB_TYPE_WORKSPACE, 1) == 1;
 }
 
 // Whether wgrad's tiles of TMA kernels are 64x64 where there is more of both
@@ -192,15 +186,15 @@ bool IsSmallForWgrad(const Problem& problem, const Config& config) {
   const ConvGeometry& g = problem.g;
   return IsHopper() && IsHalf(problem) && g.groups == 1 && g.taps() > 1 &&
          std::min(g.C, g.K) >= 96 &&
-         Knob(config, CUDNN_KNOB_TYPE_TILE_SIZE) == 5 &&
+         config.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1) == 5 &&
          config.Has(CUDNN_KNOB_TYPE_TILE_CGA_M);
 }
 
 // Of wgrad, such tiles.
 bool SharesDy(const Config& config) {
-  return Knob(config, CUDNN_KNOB_TYPE_TILE_SIZE) == 1 &&
-         Knob(config, CUDNN_KNOB_TYPE_TILE_CGA_M) == 1 &&
-         Knob(config, CUDNN_KNOB_TYPE_TILE_CGA_N) == 8;
+  return config.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1) == 1 &&
+         config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_M, -1) == 1 &&
+         config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, -1) == 8;
 }
 
 // What the search has come to.

@@ -61,18 +61,14 @@ std::optional<double> TileCost(const Gemm& gemm, const Config& config,
                                int multiprocessors) {
   constexpr double kCopies = 0.6, kShared = 0.6, kFixed = 0.1, kWaves = 0.3;
   constexpr int64_t kMostOfCluster = 8;
-  const auto knob = [&](cudnnBackendKnobType_t type) {
-    const auto found = config.knobs.find(static_cast<int64_t>(type));
-    return found == config.knobs.end() ? 0 : found->second;
-  };
   // Tiles of a cluster, down the rows and along the columns.
-  const int64_t down = knob(CUDNN_KNOB_TYPE_TILE_CGA_M);
-  const int64_t along = knob(CUDNN_KNOB_TYPE_TILE_CGA_N);
+  const int64_t down = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_M, 0);
+  const int64_t along = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 0);
   if (!config.Has(CUDNN_KNOB_TYPE_TILE_SIZE) || down <= 0 || along <= 0 ||
       down * along > kMostOfCluster) {
     return std::nullopt;
   }
-  const auto tile = TileOf(knob(CUDNN_KNOB_TYPE_TILE_SIZE));
+  const auto tile = TileOf(config.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, 0));
   if (!tile) return std::nullopt;
   const double rows = tile->rows / 128.0, columns = tile->columns / 128.0;
   const double copies =
