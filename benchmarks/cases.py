@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import workloads
 from benchmarks.window import Window
-from jax_convbatch.calls import pairs_of
+from jax_convbatch._tune.calls import pairs_of
 
 OPS = ("fprop", "dgrad", "wgrad")
 # Roles of each operation's operands and result.

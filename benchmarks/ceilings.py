@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch import timing
+from jax_convbatch._tune import timing
 
 
 class _Calls(timing.Side):

@@ -18,8 +18,8 @@ from benchmarks.cases import OPS, Operation, cases
 from benchmarks.jax_side import JaxSide
 from benchmarks.layers import chosen
 from benchmarks.numbers import Maker
-from jax_convbatch import timing
-from jax_convbatch.calls import sets_of
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import sets_of
 
 ENGINE = "auto"
 ACTIVATION = "relu"

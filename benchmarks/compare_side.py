@@ -92,7 +92,7 @@ class Rows:
         return {"plans": {str(i): plan for i, (_, plan) in found.items()}}
 
     def do_ready(self, i: int) -> dict:
-        from jax_convbatch import timing
+        from jax_convbatch._tune import timing
 
         if self.prepared[i] is None:
             return {"failed": "not compiled"}
@@ -101,7 +101,7 @@ class Rows:
         return {}
 
     def do_time(self) -> dict:
-        from jax_convbatch import timing
+        from jax_convbatch._tune import timing
 
         taken = timing.elapsed(self.side, self.rounds)
         return {"us": taken / self.rounds / self.side.calls * 1e6}
@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> None:
 
     used = sys.modules.get(finder.name)
     if used is None:
-        from jax_convbatch import targets
+        from jax_convbatch._native import targets
 
         raise SystemExit(f"error: {build} is not used: {targets.problem(platform)}")
     rows = Rows(Namespace(**json.loads(options)))

@@ -33,8 +33,8 @@ from benchmarks.cases import names
 from benchmarks.check import LOOSE, WrongResult
 from benchmarks.torch_side import lead
 from benchmarks.workloads import DEFORM, arguments, shapes
-from jax_convbatch import timing
-from jax_convbatch.calls import first_and_numbers
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import first_and_numbers
 
 PASSES = ("forward", "forward+backward")
 GPU_CALLS = 4  # in one program: with what follows, enough that XLA makes a graph

@@ -14,8 +14,8 @@ from rich.progress import Progress
 import jax_convbatch as jcb
 from benchmarks.cases import Operation
 from benchmarks.window import Window
-from jax_convbatch import choices
-from jax_convbatch.calls import Calls
+from jax_convbatch._select import choices
+from jax_convbatch._tune.calls import Calls
 
 # What a convolution is in a compiled program.
 _OURS = re.compile(r'custom_call_target="jax_convbatch_\w+"')

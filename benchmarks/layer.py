@@ -36,9 +36,11 @@ from benchmarks.cases import DTYPES, Case, Pool, cases
 from benchmarks.jax_side import compiled, convolution
 from benchmarks.torch_layer import TorchLayerSide
 from benchmarks.window import Window
-from jax_convbatch import activations, plan, timing
-from jax_convbatch.bias import bias_grad
-from jax_convbatch.calls import L2_BYTES, first_and_numbers
+from jax_convbatch._layers import activations
+from jax_convbatch._primitives.bias import bias_grad
+from jax_convbatch._select import plan
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import L2_BYTES, first_and_numbers
 
 MOST_SETS = 8  # of operands
 

@@ -35,8 +35,9 @@ from benchmarks.ceilings import Ceilings, product_rate
 from benchmarks.check import Check
 from benchmarks.jax_side import JaxSide, compiled, operation
 from benchmarks.torch_side import TorchSide
-from jax_convbatch import choices, plan, timing
-from jax_convbatch.calls import sets_of
+from jax_convbatch._select import choices, plan
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import sets_of
 
 PEERS = ("xla", "torch")
 BLOCK = 32  # cases that are compiled, in threads, before the first of them is timed

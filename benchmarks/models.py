@@ -37,7 +37,8 @@ import jax_convbatch.flax.linen as jcb_linen
 from benchmarks import record
 from benchmarks.jax_side import compiled
 from examples.networks import MnistCnn, ResNet
-from jax_convbatch import plan, timing
+from jax_convbatch._select import plan
+from jax_convbatch._tune import timing
 
 CHECKED_STEPS = 3
 

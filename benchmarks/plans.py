@@ -5,8 +5,8 @@
                                [--batch 8,256] [--rows ...] [--op ...] [--columns]
 
 times the engines and configurations of ours on the rows of the tables, as
-`jax_convbatch.tune` does, and writes jax_convbatch/tables/DEVICE.json. Rows that are
-there and not timed again stay. im2col_gemm is timed for gradients of 1x1
+`jax_convbatch.tune` does, and writes jax_convbatch/_select/tables/DEVICE.json. Rows
+that are there and not timed again stay. im2col_gemm is timed for gradients of 1x1
 convolutions, where it needs no columns; with --columns everywhere. Every time goes to
 STEM.json. Interrupted, it writes what is done.
 """
@@ -27,8 +27,16 @@ from rich.progress import Progress
 from benchmarks import record
 from benchmarks.cases import DTYPES, OPS, Case, Pool, cases, names
 from benchmarks.jax_side import operation
-from jax_convbatch import choices, targets
-from jax_convbatch.tune import Candidates, Problem, Times, fastest, measure, problems_of
+from jax_convbatch._native import targets
+from jax_convbatch._select import choices
+from jax_convbatch._tune.tune import (
+    Candidates,
+    Problem,
+    Times,
+    fastest,
+    measure,
+    problems_of,
+)
 
 
 def problem_of(case: Case) -> Problem:

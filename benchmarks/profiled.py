@@ -22,8 +22,8 @@ from benchmarks import ceilings, record, torch_side
 from benchmarks.cases import Case, Pool
 from benchmarks.jax_side import operation
 from benchmarks.layers import chosen
-from jax_convbatch import timing
-from jax_convbatch.calls import sets_of
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import sets_of
 
 MARK = "convbatch_run_"
 # Before those that are profiled: what is made lazily is then there.

@@ -26,8 +26,9 @@ from benchmarks.report import best_peer, timed
 from benchmarks.sampled import SEEDS, Sampled
 from benchmarks.torch_conv import Inexpressible
 from benchmarks.torch_side import SLOW, TorchSide
-from jax_convbatch import choices, timing
-from jax_convbatch.calls import sets_of
+from jax_convbatch._select import choices
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import sets_of
 
 # Engines that are other libraries, whose algorithms need not be exact.
 LIBRARIES = ("cudnn", "xla")

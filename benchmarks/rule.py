@@ -5,10 +5,10 @@
                               [--dtype bf16] [--op ...] [--columns] [--configs]
 
 draws convolutions as `range` does, and for each operation times what the rule
-(`jax_convbatch/rules.py`) takes without a table, the default of every other engine, and
-the configurations of cuDNN, as `jax_convbatch.tune` does. No peers and no checks: what
-it measures is the rule. im2col_gemm is timed where the rule takes it; with --columns
-everywhere. --configs times all configurations of every engine.
+(`jax_convbatch/_select/rules.py`) takes without a table, the default of every other
+engine, and the configurations of cuDNN, as `jax_convbatch.tune` does. No peers and no
+checks: what it measures is the rule. im2col_gemm is timed where the rule takes it;
+with --columns everywhere. --configs times all configurations of every engine.
 
 Prints the operations where another way is faster by more than 5%, the worst first;
 then, by line of the rule, how much is lost and which engine was fastest; then the
@@ -40,8 +40,10 @@ from benchmarks.numbers import Maker
 from benchmarks.plans import problem_of
 from benchmarks.range import BLOCK
 from benchmarks.range_row import alive, told
-from jax_convbatch import planners, rules, targets
-from jax_convbatch.tune import Candidates, Problem, measure
+from jax_convbatch._native import targets
+from jax_convbatch._plans import planners
+from jax_convbatch._select import rules
+from jax_convbatch._tune.tune import Candidates, Problem, measure
 
 Way = tuple[str, str]  # engine and configuration
 WHY = 60  # characters of a line's reason, which tell lines apart when some are added

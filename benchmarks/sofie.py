@@ -39,8 +39,9 @@ from benchmarks.workloads import (
     arguments,
     shapes,
 )
-from jax_convbatch import plan, timing
-from jax_convbatch.calls import first_and_numbers
+from jax_convbatch._select import plan
+from jax_convbatch._tune import timing
+from jax_convbatch._tune.calls import first_and_numbers
 
 OURS = ("per_sample", "im2col_gemm", "auto")
 STACKS = 16  # in a program, on a GPU

@@ -7,7 +7,7 @@ from __future__ import annotations
 import jax
 
 from benchmarks.torch_side import FROM_HWIO, FROM_NHWC, TO_HWIO, TO_NHWC, lead
-from jax_convbatch.timing import Side
+from jax_convbatch._tune.timing import Side
 
 
 def activations() -> dict:

@@ -16,7 +16,7 @@ import jax
 
 from benchmarks.cases import ROLES, Operation
 from benchmarks.torch_conv import TorchConv
-from jax_convbatch.timing import Side
+from jax_convbatch._tune.timing import Side
 
 # Where an axis of PyTorch's order lies in ours: NCHW in NHWC, OIHW in HWIO.
 FROM_NHWC, FROM_HWIO = (0, 3, 1, 2), (3, 2, 0, 1)

@@ -25,7 +25,7 @@ import jax_convbatch as jc
 from benchmarks import record
 from benchmarks.cases import DTYPES, names
 from benchmarks.layer import TOLERANCE, difference
-from jax_convbatch import timing
+from jax_convbatch._tune import timing
 
 # (H, W, C, K, R, S, stride) of x and w: upsampling of a decoder, of a generator
 # (Radford et al., arXiv:1511.06434), of a U-Net (arXiv:1505.04597).

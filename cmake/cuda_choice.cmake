@@ -3,7 +3,7 @@
 
 set(JAX_CONVBATCH_CUDA AUTO CACHE STRING
     "The CUDA module: AUTO (with a toolkit and a visible GPU), ON or OFF")
-# What exists where an NVIDIA GPU can be used; also in jax_convbatch/targets.py.
+# What exists where an NVIDIA GPU can be used; also in jax_convbatch/_native/targets.py.
 set(JAX_CONVBATCH_GPU_SIGNS
     "/dev/nvidia[0-9]*;/proc/driver/nvidia/gpus/*;/usr/lib/wsl/lib/libcuda.so*"
     CACHE STRING "Glob patterns; a match means that a GPU is visible")

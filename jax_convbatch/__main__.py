@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import jax
 
-from jax_convbatch import built, choices, plan, targets
+from jax_convbatch._native import built, targets
+from jax_convbatch._select import choices, plan
 
 VARIABLES = {
     "JAX_CONVBATCH": "off: install() does nothing",

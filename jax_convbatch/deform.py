@@ -9,21 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch import _compat, activations, deform_plan, plan, targets
-from jax_convbatch.arguments import (
+from jax_convbatch import _compat
+from jax_convbatch._api.arguments import (
     channels_last,
     check_arrays,
     check_int,
     conv_padding,
     per_axis,
 )
-from jax_convbatch.canonical import geometry_of, operand, precision_problem
-from jax_convbatch.deform_forward import forward
-from jax_convbatch.deform_params import DeformParams
-from jax_convbatch.layer import per_channel
-from jax_convbatch.near_misses import with_hints
-from jax_convbatch.primitives import ConvParams
-from jax_convbatch.types import (
+from jax_convbatch._api.canonical import geometry_of, operand, precision_problem
+from jax_convbatch._api.layer import per_channel
+from jax_convbatch._api.near_misses import with_hints
+from jax_convbatch._api.types import (
     Activation,
     ArrayLike,
     DimensionNumbers,
@@ -31,6 +28,13 @@ from jax_convbatch.types import (
     Padding,
     PrecisionLike,
 )
+from jax_convbatch._deform import plan as deform_plan
+from jax_convbatch._deform.forward import forward
+from jax_convbatch._deform.params import DeformParams
+from jax_convbatch._layers import activations
+from jax_convbatch._native import targets
+from jax_convbatch._primitives.primitives import ConvParams
+from jax_convbatch._select import plan
 
 
 @with_hints()

@@ -25,12 +25,13 @@ from typing import Any
 
 import jax
 
-from jax_convbatch import _compat, act_grad, activations, bias, misfits, primitives
-from jax_convbatch.arguments import check_arrays, lax_arguments
-from jax_convbatch.canonical import operand, resolve
-from jax_convbatch.conv import conv_general_dilated
-from jax_convbatch.near_misses import with_hints
-from jax_convbatch.types import (
+from jax_convbatch import _compat
+from jax_convbatch._api import misfits
+from jax_convbatch._api.arguments import check_arrays, lax_arguments
+from jax_convbatch._api.canonical import operand, resolve
+from jax_convbatch._api.conv import conv_general_dilated
+from jax_convbatch._api.near_misses import with_hints
+from jax_convbatch._api.types import (
     ArrayLike,
     DimensionNumbers,
     Ints,
@@ -38,6 +39,8 @@ from jax_convbatch.types import (
     PrecisionLike,
     Sharding,
 )
+from jax_convbatch._layers import act_grad, activations
+from jax_convbatch._primitives import bias, primitives
 
 __all__ = ["act_bias_grad", "bias_grad", "dgrad", "fprop", "wgrad"]
 

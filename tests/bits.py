@@ -36,8 +36,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_convbatch as jc
-from jax_convbatch import choices, planners, targets
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch._native import targets
+from jax_convbatch._plans import planners
+from jax_convbatch._select import choices
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 DATA = Path(__file__).parent / "data"
 CASES, FOLDER = DATA / "bits.json", DATA / "bits"
@@ -249,7 +251,7 @@ def candidates(seed: int = 0) -> Iterator[Case]:
 
 
 def _plans(case: Case) -> Iterator[planners.Plan]:
-    from jax_convbatch import plan
+    from jax_convbatch._select import plan
 
     dtype = np.dtype(jnp.dtype(case.dtype))
     level = {None: 0, "high": 1, "highest": 2}[case.precision]

@@ -13,7 +13,8 @@ from engines import COLUMN_RUNS, DEFORM_RUNS, PLATFORMS, RUNS
 from hypothesis import HealthCheck, Phase, settings
 from jax.sharding import AxisType
 
-from jax_convbatch import choices, targets
+from jax_convbatch._native import targets
+from jax_convbatch._select import choices
 
 pytest_plugins = ["gpu_suite"]  # the option --summary
 

@@ -18,7 +18,8 @@ import jax
 import pytest
 
 import jax_convbatch
-from jax_convbatch import canonical, targets
+from jax_convbatch._api import canonical
+from jax_convbatch._native import targets
 
 STOCK = jax.lax.conv_general_dilated
 PACKAGE = str(Path(jax_convbatch.__file__).parent)
@@ -98,7 +99,7 @@ def _replace_layers():
 
 
 for _name in ("conv", "layer"):
-    sys.modules[f"jax_convbatch.{_name}"].resolve = _counting(canonical.resolve)
+    sys.modules[f"jax_convbatch._api.{_name}"].resolve = _counting(canonical.resolve)
 if os.environ.get("DROP_IN_LAYERS") == "1":
     _replace_layers()
 _replace()

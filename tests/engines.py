@@ -6,7 +6,8 @@ Engines that cover a part have a test file of their own.
 
 import pytest
 
-from jax_convbatch import deform_plan, plan
+from jax_convbatch._deform import plan as deform_plan
+from jax_convbatch._select import plan
 
 ENGINES = plan.GENERAL_ENGINES["cpu"]
 

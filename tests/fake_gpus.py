@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from benchmarks import families, workloads
 from benchmarks.window import DIMENSION_NUMBERS, Window
-from jax_convbatch import choices, geometry, targets
-from jax_convbatch.planners import Problem
+from jax_convbatch._native import targets
+from jax_convbatch._plans.planners import Problem
+from jax_convbatch._select import choices
+from jax_convbatch._shapes import geometry
 
 GPUS = {
     "7.5": ("Tesla T4", 40),

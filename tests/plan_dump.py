@@ -26,9 +26,10 @@ from pathlib import Path
 import fake_gpus
 import numpy as np
 
-from jax_convbatch import choices, implicit_cuda, plan, targets
-from jax_convbatch.geometry import ConvGeometry
-from jax_convbatch.planners import Problem
+from jax_convbatch._native import targets
+from jax_convbatch._plans.planners import Problem
+from jax_convbatch._select import choices, implicit_cuda, plan
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 CAPABILITIES = ("8.0", "9.0")
 DTYPES = ("bfloat16", "float32")

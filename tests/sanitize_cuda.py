@@ -46,8 +46,8 @@ from problems import whole
 from promises import arrays
 
 import jax_convbatch as jc
-from jax_convbatch import one_pass
-from jax_convbatch.bias import bias_grad
+from jax_convbatch._layers import one_pass
+from jax_convbatch._primitives.bias import bias_grad
 
 EDGES = {
     **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},

@@ -15,8 +15,8 @@ from jax.test_util import check_grads
 from problems import normal
 
 import jax_convbatch as jc
-from jax_convbatch import activations
-from jax_convbatch.bias import bias_grad, broadcast_bias
+from jax_convbatch._layers import activations
+from jax_convbatch._primitives.bias import bias_grad, broadcast_bias
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 SHAPES = (2, 5, 4, 4), (3, 2, 4, 6)

@@ -15,7 +15,7 @@ from problems import whole
 from sharded import assert_same, assert_spec, collectives, put
 
 import jax_convbatch as jc
-from jax_convbatch import fused, one_pass
+from jax_convbatch._layers import fused, one_pass
 
 SMALL = functools.partial(whole, most=1)
 

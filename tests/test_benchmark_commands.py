@@ -25,10 +25,11 @@ from benchmarks import (
     transposed,
     workloads,
 )
-from jax_convbatch import choices, targets
+from jax_convbatch._native import targets
+from jax_convbatch._select import choices
 
 # The module: in the package its name is the function's.
-tune = importlib.import_module("jax_convbatch.tune")
+tune = importlib.import_module("jax_convbatch._tune.tune")
 TINY = cases.cases("tiny", cases.OPS)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import compare, compare_side, workloads
-from jax_convbatch import timing
+from jax_convbatch._tune import timing
 
 OPTIONS = Namespace(limit=math.inf, repeats=3)
 

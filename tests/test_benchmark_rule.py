@@ -9,7 +9,7 @@ from test_choices import Native, gpu
 
 from benchmarks import families, plans, rule, rule_report
 from benchmarks.cases import OPS
-from jax_convbatch import choices, rules
+from jax_convbatch._select import choices, rules
 
 ENGINES = rules.engines  # before `gpu` puts another order in its place
 FOUND = [

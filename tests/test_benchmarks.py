@@ -24,10 +24,10 @@ from benchmarks import (
     report,
     workloads,
 )
-from jax_convbatch import calls, timing
+from jax_convbatch._tune import calls, timing
 
 # The module: in the package its name is the function's.
-tune = importlib.import_module("jax_convbatch.tune")
+tune = importlib.import_module("jax_convbatch._tune.tune")
 TINY = cases.cases("tiny", cases.OPS)
 
 

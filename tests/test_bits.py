@@ -10,7 +10,7 @@ import numpy as np
 import plan_dump
 import pytest
 
-from jax_convbatch import targets
+from jax_convbatch._native import targets
 
 
 def some(count=8):

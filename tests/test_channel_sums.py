@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from sharded import assert_spec, collectives, put
 
-from jax_convbatch import channel_sums, partition
+from jax_convbatch._layers import channel_sums
+from jax_convbatch._sharding import partition
 from jax_convbatch.flax import linen
 
 SHAPES = [(1, 1), (3, 5, 7, 8), (2, 9, 64), (700, 24), (5, 33), (40, 40, 2048)]

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import jax_convbatch as jc
-from jax_convbatch import choices, plan, primitives, rules, targets
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch._native import targets
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import choices, plan, rules
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 X, W = jnp.ones((2, 6, 5, 4)), jnp.ones((3, 3, 4, 8))
 ONES = (1, 1, 1)

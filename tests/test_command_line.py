@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jax_convbatch import __main__, choices
+from jax_convbatch import __main__
+from jax_convbatch._select import choices
 
 ROOT = Path(__file__).parent.parent
 

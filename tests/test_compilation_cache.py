@@ -12,8 +12,8 @@ from problems import whole
 from sharded import arrays, layer, put, training_step
 
 import jax_convbatch as jc
-from jax_convbatch import choices
-from jax_convbatch.partitioned_call import partitioned_call
+from jax_convbatch._select import choices
+from jax_convbatch._sharding.partitioned_call import partitioned_call
 
 SETTINGS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,

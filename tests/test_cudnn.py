@@ -14,7 +14,8 @@ from promises import arrays, assert_a_hundred_runs_agree, bits
 from test_captured import CALLS, profiled
 
 import jax_convbatch as jc
-from jax_convbatch import activations, targets
+from jax_convbatch._layers import activations
+from jax_convbatch._native import targets
 
 pytestmark = pytest.mark.gpu
 

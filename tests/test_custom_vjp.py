@@ -16,7 +16,8 @@ from jax.test_util import check_grads
 from problems import FLOATS, normal
 
 import jax_convbatch as jc
-from jax_convbatch import activations, ops
+from jax_convbatch import ops
+from jax_convbatch._layers import activations
 
 CASES = {
     "plain": ((4, 7, 6, 8), (3, 3, 8, 16), {}),

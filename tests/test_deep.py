@@ -17,7 +17,7 @@ from test_depth import NCDHW, volume
 from test_hopper_plan import H200
 
 import jax_convbatch as jc
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 CASES = {
     "one box": volume(2, (5, 6, 7), 64, 64, (3, 3, 3)),

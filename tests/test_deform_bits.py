@@ -14,7 +14,7 @@ import pytest
 from deform_oracle import PROBLEMS, Gradients, arrays, evaluate, problem, run
 
 import jax_convbatch as jc
-from jax_convbatch import planners
+from jax_convbatch._plans import planners
 
 
 def bits(gradients):
@@ -117,7 +117,7 @@ PROGRAM = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 import jax_convbatch as jc
-from jax_convbatch import planners
+from jax_convbatch._plans import planners
 from deform_oracle import arrays, problem, run
 p = problem((3, 20, 21, 96), (3, 3, 96, 32), offset_groups=2)
 a = arrays(p, exact=False).cast("float32")

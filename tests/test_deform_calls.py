@@ -10,9 +10,9 @@ from deform_oracle import PROBLEMS, arrays, expected, problem, run
 from problems import normal
 
 import jax_convbatch as jc
-from jax_convbatch import targets
+from jax_convbatch._native import targets
+from jax_convbatch._shapes.geometry import ConvGeometry
 from jax_convbatch.deform import from_torch
-from jax_convbatch.geometry import ConvGeometry
 
 
 def test_torchs_order_of_axes(sampler):

@@ -11,9 +11,10 @@ from deform_oracle import PROBLEMS, arrays, problem
 from promises import bits
 
 import jax_convbatch as jc
-from jax_convbatch import deform_forward, targets
-from jax_convbatch import deform_primitives as primitives
-from jax_convbatch.deform_sampling import sampling
+from jax_convbatch._deform import forward as deform_forward
+from jax_convbatch._deform import primitives
+from jax_convbatch._deform.sampling import sampling
+from jax_convbatch._native import targets
 
 CASES = {
     **{name: PROBLEMS[name] for name in ("torchvision", "uneven_pads", "no_mask")},

@@ -15,9 +15,9 @@ from deform_oracle import arrays, evaluate, problem
 from promises import bits
 
 import jax_convbatch as jc
-from jax_convbatch import targets
-from jax_convbatch.deform_plan import Problem, make_plan
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch._deform.plan import Problem, make_plan
+from jax_convbatch._native import targets
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 DTYPES = ("bfloat16", "float16", "float32")
 

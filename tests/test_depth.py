@@ -21,8 +21,11 @@ from promises import (
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import depth, dual, implicit_cuda, planners, primitives, targets
-from jax_convbatch.planners import Plan
+from jax_convbatch._native import targets
+from jax_convbatch._plans import depth, dual, planners
+from jax_convbatch._plans.planners import Plan
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import implicit_cuda
 
 NDHWC = ("NDHWC", "DHWIO", "NDHWC")
 NCDHW = ("NCDHW", "OIDHW", "NCDHW")

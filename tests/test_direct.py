@@ -20,7 +20,7 @@ from promises import (
 )
 
 import jax_convbatch as jc
-from jax_convbatch import targets
+from jax_convbatch._native import targets
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NONE, SAME = ((0, 0), (0, 0)), ((1, 1), (1, 1))

@@ -12,7 +12,8 @@ from engines import ENGINES
 from jax.lax import ConvDimensionNumbers
 
 import jax_convbatch as jc
-from jax_convbatch import plan, targets
+from jax_convbatch._native import targets
+from jax_convbatch._select import plan
 
 F32 = np.float32
 

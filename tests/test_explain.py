@@ -304,7 +304,7 @@ def test_flops_are_those_that_xla_counts(monkeypatch, call):
     (row,) = rows = jc.explain(fun, X, W)
     with jax.default_device(jax.devices("cpu")[0]), monkeypatch.context() as m:
         for name in ("conv", "layer"):
-            module = sys.modules[f"jax_convbatch.{name}"]
+            module = sys.modules[f"jax_convbatch._api.{name}"]
             m.setattr(module, "resolve", lambda *_, **__: "XLA is to count")
         alone = functools.partial(fun, activation=None) if call == "layer" else fun
         assert rows.flops == row.flops == jc.explain(fun, X, W).flops

@@ -13,7 +13,7 @@ import pytest
 from test_choices import WB, XB, Native, W, X, gpu, step
 
 import jax_convbatch as jc
-from jax_convbatch.explain_table import HEADINGS, Explanation, Row
+from jax_convbatch._explain.table import HEADINGS, Explanation, Row
 
 
 def test_to_dict_is_the_rows_and_survives_json():

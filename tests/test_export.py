@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from problems import normal
 
 import jax_convbatch as jc
-from jax_convbatch import targets
+from jax_convbatch._native import targets
 
 ALLOWED = jc.export_checks()
 
@@ -101,7 +101,7 @@ def test_without_permission_jax_refuses_and_names_the_call():
 
 @pytest.fixture
 def never_asked(monkeypatch):
-    monkeypatch.setattr("jax_convbatch.export._asked", False)
+    monkeypatch.setattr("jax_convbatch._api.export._asked", False)
 
 
 def test_a_warning_before_jaxs_error_says_what_to_pass(never_asked):

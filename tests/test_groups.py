@@ -24,7 +24,8 @@ from test_hopper_plan import H200, OPS, geometry
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import plan, primitives
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import plan
 
 # Of 16 and 32 channels, in bf16 and f16.
 NARROW = {

@@ -13,7 +13,7 @@ from benchmarks.workloads import (
     SOFIE_STACK,
     ZOO,
 )
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 OPS = ("fprop", "dgrad", "wgrad")
 H200 = 132  # multiprocessors

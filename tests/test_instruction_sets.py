@@ -15,7 +15,7 @@ import jax, numpy as np
 from problems import Problem, exact, normal, run, whole
 import oracle
 import jax_convbatch as jc
-from jax_convbatch import targets
+from jax_convbatch._native import targets
 problem = targets.problem("cpu")
 print(problem or targets.instruction_set())
 if problem:

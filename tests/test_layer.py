@@ -15,9 +15,9 @@ from problems import normal, whole
 from test_autodiff import residuals
 
 import jax_convbatch as jc
-from jax_convbatch import activations
-from jax_convbatch.act_grad import cotangent
-from jax_convbatch.bias import bias_grad, bias_grad_chunk
+from jax_convbatch._layers import activations
+from jax_convbatch._layers.act_grad import cotangent
+from jax_convbatch._primitives.bias import bias_grad, bias_grad_chunk
 
 NAMES = (None, *activations.ACTIVATIONS)
 OPERANDS = ("bias", "scale", "residual")

@@ -10,8 +10,8 @@ import pytest
 from test_errors import F32, FILTER, IMAGE, shaped
 
 import jax_convbatch as jc
-from jax_convbatch import activations
-from jax_convbatch.layer import conv_bias_act
+from jax_convbatch._api.layer import conv_bias_act
+from jax_convbatch._layers import activations
 
 LAYERS = {
     "conv": jc.conv,

@@ -15,8 +15,10 @@ from promises import bits
 from test_implicit_gemm import EDGES, problem
 
 import jax_convbatch as jc
-from jax_convbatch import act_grad, activations, fused, plan, targets
-from jax_convbatch.canonical import resolve
+from jax_convbatch._api.canonical import resolve
+from jax_convbatch._layers import act_grad, activations, fused
+from jax_convbatch._native import targets
+from jax_convbatch._select import plan
 
 DTYPES = ["bfloat16", "float16", "float32"]
 SAME = ((1, 1), (1, 1))

@@ -12,8 +12,8 @@ from promises import bits
 from test_implicit_gemm import SAME, problem
 
 import jax_convbatch as jc
-from jax_convbatch import act_grad, activations, one_pass
-from jax_convbatch.primitives import bind
+from jax_convbatch._layers import act_grad, activations, one_pass
+from jax_convbatch._primitives.primitives import bind
 
 # Rows of dy that its threads share, whole and in part; sums in one piece, in clusters'
 # and in chunks, dw by tiles and by cuBLAS; parts of x that no tap reaches.

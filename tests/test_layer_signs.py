@@ -14,7 +14,7 @@ from problems import normal, whole
 from sharded import assert_same, collectives, put, training_step
 
 import jax_convbatch as jc
-from jax_convbatch import activations, fused
+from jax_convbatch._layers import activations, fused
 
 
 @pytest.fixture

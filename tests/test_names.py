@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jax_convbatch as jc
-from jax_convbatch import names, primitives
+from jax_convbatch._native import names
+from jax_convbatch._primitives import primitives
 
 X = jax.ShapeDtypeStruct((2, 8, 8, 6), "float32")
 W = jax.ShapeDtypeStruct((3, 3, 6, 4), "float32")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_convbatch.geometry import from_lax
+from jax_convbatch._shapes.geometry import from_lax
 
 NUMBERS = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 GEOMETRY = from_lax(

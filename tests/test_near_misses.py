@@ -10,7 +10,7 @@ import pytest
 
 import jax_convbatch as jc
 from jax_convbatch import ops
-from jax_convbatch.near_misses import _OTHER_NAMES, with_hints
+from jax_convbatch._api.near_misses import _OTHER_NAMES, with_hints
 
 X, W = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2))
 LAYERS = {f.__name__: f for f in (jc.conv, jc.conv_bias_act, jc.conv_transpose)}

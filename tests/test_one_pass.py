@@ -15,8 +15,8 @@ from problems import normal, whole
 from promises import bits
 
 import jax_convbatch as jc
-from jax_convbatch import activations, fused, one_pass
-from jax_convbatch.planners import Plan
+from jax_convbatch._layers import activations, fused, one_pass
+from jax_convbatch._plans.planners import Plan
 
 # A slice of the input channels and several, of every kernel.
 CHANNELS = [

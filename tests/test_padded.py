@@ -10,9 +10,12 @@ from problems import exact, normal, problems, whole
 from promises import arrays
 from test_transposed import params_of
 
-from jax_convbatch import cudnn, padded, primitives, targets
-from jax_convbatch.geometry import ConvGeometry
-from jax_convbatch.planners import Plan, Problem, Unable
+from jax_convbatch._native import targets
+from jax_convbatch._plans import padded
+from jax_convbatch._plans.planners import Plan, Problem, Unable
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import cudnn
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 ONES = (1, 1, 1)
 EVEN = padded.Wanted()

@@ -19,7 +19,9 @@ from test_transposed import params_of
 from test_wide_groups import assert_same_sums_by, grouped
 
 import jax_convbatch as jc
-from jax_convbatch import implicit_cuda, padded, planners, targets
+from jax_convbatch._native import targets
+from jax_convbatch._plans import padded, planners
+from jax_convbatch._select import implicit_cuda
 
 CASES = {
     "3 to 16": problem(3, (14, 13), 8, (3, 3), (3, 16)),

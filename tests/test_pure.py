@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jax_convbatch
-from jax_convbatch import built
+from jax_convbatch._native import built
 
 PACKAGE = Path(jax_convbatch.__file__).parent
 FACTS = '"""By a test."""\n\nPURE_PYTHON = True\n'

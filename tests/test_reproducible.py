@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from problems import FLOATS, normal, problems, run
 
 import jax_convbatch as jc
-from jax_convbatch.bias import bias_grad
+from jax_convbatch._primitives.bias import bias_grad
 
 LAYERS = {
     "3x3": dict(x=(20, 20, 16), w=(3, 3, 16, 24)),

@@ -15,17 +15,12 @@ from fake_gpus import DRAWS, DTYPES, GPUS, OPS, geometries, on, problems
 
 import jax_convbatch as jc
 from benchmarks import families
-from jax_convbatch import (
-    __main__,
-    bias,
-    channel_sums,
-    cudnn,
-    implicit_cuda,
-    plan,
-    rules,
-    targets,
-)
-from jax_convbatch.planners import Unable
+from jax_convbatch import __main__
+from jax_convbatch._layers import channel_sums
+from jax_convbatch._native import targets
+from jax_convbatch._plans.planners import Unable
+from jax_convbatch._primitives import bias
+from jax_convbatch._select import cudnn, implicit_cuda, plan, rules
 
 OLD, *SERVED = GPUS
 NOT_HOPPER = [capability for capability in SERVED if capability != "9.0"]

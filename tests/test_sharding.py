@@ -28,7 +28,7 @@ from sharded import (
 )
 
 import jax_convbatch as jc
-from jax_convbatch import meshes
+from jax_convbatch._sharding import meshes
 
 MODELS = {
     "layer": {},

@@ -12,7 +12,7 @@ from problems import normal, whole
 from promises import bits
 
 import jax_convbatch as jc
-from jax_convbatch import activations, one_pass
+from jax_convbatch._layers import activations, one_pass
 
 # (N, H, W), C, K: one image a tile and several, the last tile not full; more tiles
 # than blocks; the largest image.

@@ -10,9 +10,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from jax_convbatch import plan, targets
+import jax_convbatch
+from jax_convbatch._native import targets
+from jax_convbatch._select import plan
 
-PACKAGE = Path(targets.__file__).parent
+PACKAGE = Path(jax_convbatch.__file__).parent
 
 # Prints the warnings that the import raises, then a convolution's error against
 # jax.lax, which must work whatever is wrong with the native modules.
@@ -25,7 +27,7 @@ for warning in caught:
     if "jax_convbatch" in str(warning.message):
         print("warning:", warning.category.__name__, warning.message)
 import jax
-from jax_convbatch import targets
+from jax_convbatch._native import targets
 for platform in ("cpu", "cuda"):
     print(platform, targets.available(platform))
 x, w = jax.numpy.ones((1, 2, 5, 5)), jax.numpy.ones((3, 2, 3, 3))

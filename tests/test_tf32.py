@@ -15,7 +15,9 @@ from test_hopper_plan import H200
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import plan, primitives, tf32x3
+from jax_convbatch._plans import tf32x3
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import plan
 
 SAME = ((1, 1), (1, 1))
 

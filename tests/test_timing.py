@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from jax_convbatch import calls, timing
+from jax_convbatch._tune import calls, timing
 
 
 class Clock:

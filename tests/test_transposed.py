@@ -20,9 +20,10 @@ from promises import (
 from test_implicit_gemm import NHWC
 
 import jax_convbatch as jc
-from jax_convbatch import dual, primitives
-from jax_convbatch.canonical import resolve
-from jax_convbatch.planners import Plan
+from jax_convbatch._api.canonical import resolve
+from jax_convbatch._plans import dual
+from jax_convbatch._plans.planners import Plan
+from jax_convbatch._primitives import primitives
 
 
 def transposed(

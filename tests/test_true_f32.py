@@ -21,8 +21,9 @@ from test_hopper_plan import H200, OPS, geometry
 
 import jax_convbatch as jc
 from benchmarks.workloads import RESNET50_V1
-from jax_convbatch import plan, primitives
-from jax_convbatch.tune import problems_of
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import plan
+from jax_convbatch._tune.tune import problems_of
 
 SAME = ((1, 1), (1, 1))
 

@@ -12,11 +12,12 @@ import pytest
 from test_choices import ONES, RULE, WB, XB, G, Native, W, X, by_op, gpu, step
 
 import jax_convbatch as jc
-from jax_convbatch import primitives, rules
-from jax_convbatch.geometry import ConvGeometry
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import rules
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 # The module: in the package its name is the function's.
-tuning = importlib.import_module("jax_convbatch.tune")
+tuning = importlib.import_module("jax_convbatch._tune.tune")
 
 
 def test_candidates_are_every_engine_and_configuration(monkeypatch):

@@ -12,10 +12,10 @@ import pytest
 from test_choices import W, X, step
 
 import jax_convbatch as jc
-from jax_convbatch import choices
-from jax_convbatch.tune_report import Progress, Row
+from jax_convbatch._select import choices
+from jax_convbatch._tune.report import Progress, Row
 
-tuning = importlib.import_module("jax_convbatch.tune")
+tuning = importlib.import_module("jax_convbatch._tune.tune")
 
 
 @pytest.fixture

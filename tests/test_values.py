@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from problems import FLOATS, Problem, exact, normal, problems, run, terms, whole
 
 import jax_convbatch as jc
-from jax_convbatch import canonical, primitives
-from jax_convbatch.bias import bias_grad, broadcast_bias
+from jax_convbatch._api import canonical
+from jax_convbatch._primitives import primitives
+from jax_convbatch._primitives.bias import bias_grad, broadcast_bias
 
 
 def check(problem, engine, dtype, out_dtype=None, seed=0, **options):

@@ -11,7 +11,7 @@ import pytest
 from problems import whole
 
 import jax_convbatch as jc
-from jax_convbatch.bias import bias_grad, broadcast_bias
+from jax_convbatch._primitives.bias import bias_grad, broadcast_bias
 
 SIZE = 3
 

@@ -18,7 +18,8 @@ from promises import (
 from test_implicit_gemm import EDGES, SAME, assert_runs_as, problem
 from test_transposed import params_of
 
-from jax_convbatch import plan, primitives
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import plan
 
 # With the tiles that the rule has for fprop and dgrad.
 WAVES = {

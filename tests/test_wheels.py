@@ -136,7 +136,7 @@ def write(folder, names, tag=audit.TAG):
 
 
 def test_a_wheel_with_both_modules_is_in_order(tmp_path):
-    wheel = write(tmp_path, ["jax_convbatch/conv.py", *audit.MODULES])
+    wheel = write(tmp_path, ["jax_convbatch/_api/conv.py", *audit.MODULES])
     assert audit.problems(wheel) == []
 
 

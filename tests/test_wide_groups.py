@@ -17,8 +17,11 @@ from promises import (
 from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch import implicit_cuda, planners, primitives, targets, wide_groups
-from jax_convbatch.planners import Plan
+from jax_convbatch._native import targets
+from jax_convbatch._plans import planners, wide_groups
+from jax_convbatch._plans.planners import Plan
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import implicit_cuda
 
 
 def grouped(n, size, c, k, groups, by=1, from_=1, specs=("NHWC", "HWIO", "NHWC")):

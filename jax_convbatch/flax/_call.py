@@ -12,10 +12,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch import activations
-from jax_convbatch.arguments import per_axis
-from jax_convbatch.conv import transposed
-from jax_convbatch.layer import conv_bias_act
+from jax_convbatch._api.arguments import per_axis
+from jax_convbatch._api.conv import transposed
+from jax_convbatch._api.layer import conv_bias_act
+from jax_convbatch._layers import activations
 
 
 def group_features(layer, features: int) -> int:

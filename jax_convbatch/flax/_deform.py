@@ -10,10 +10,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch.arguments import per_axis
+from jax_convbatch._api.arguments import per_axis
+from jax_convbatch._shapes.geometry import accumulator
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.flax import _call
-from jax_convbatch.geometry import accumulator
 
 
 def taps(layer) -> int:

@@ -10,9 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch.channel_sums import normalized
+from jax_convbatch._api.types import Activation, Ints
+from jax_convbatch._layers.channel_sums import normalized
 from jax_convbatch.flax import _call, _deform
-from jax_convbatch.types import Activation, Ints
 
 
 class Conv(nn.Conv):

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_convbatch import activations
-from jax_convbatch.channel_sums import normalized
-from jax_convbatch.conv import conv_general_dilated
+from jax_convbatch._api.conv import conv_general_dilated
+from jax_convbatch._api.types import Activation, Ints
+from jax_convbatch._layers import activations
+from jax_convbatch._layers.channel_sums import normalized
 from jax_convbatch.flax import _call, _deform
-from jax_convbatch.types import Activation, Ints
 
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
 _ONES = nnx.initializers.ones_init()

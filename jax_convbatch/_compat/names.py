@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private JAX names for what operations are called; `__init__.py` has the others.
+
+JAX names an operation of a compiled program after its primitive, and so do profiles.
+Those made here have a name for each call.
+"""
+
+import numpy as np
+from jax._src import core, dispatch, ffi
+from jax._src.interpreters import mlir
+
+__all__ = ["location", "named_ffi_call_p", "print_with_name"]
+
+
+def location(ctx, name: str):
+    """A context in which what is lowered is an operation called `name`."""
+    return mlir.source_info_to_location(
+        ctx.module_context, core.Primitive(name), ctx.name_stack, ctx.traceback
+    )
+
+
+def _lower(ctx, *operands, name, **params):
+    with location(ctx, name):
+        return ffi.ffi_call_lowering(ctx, *operands, **params)
+
+
+# JAX's `ffi_call_p` with a `name`.
+named_ffi_call_p = core.Primitive("conv_native")
+named_ffi_call_p.multiple_results = True
+named_ffi_call_p.def_effectful_abstract_eval(ffi.ffi_call_abstract_eval)
+dispatch.simple_impl(named_ffi_call_p)
+mlir.register_lowering(named_ffi_call_p, _lower)
+
+
+def print_with_name(primitive):
+    """Has jaxprs show the name of each convolution by `primitive`."""
+    core.pp_eqn_rules[primitive] = _print
+
+
+def _print(eqn, context, settings):
+    shown, of = sorted(eqn.params), eqn.params.get("params")
+    if of is not None:
+        # That of the arrays, not of relu's bits.
+        dtypes = [v.aval.dtype for v in eqn.invars if v.aval.dtype != np.uint8]
+        name = of.name(eqn.primitive.name, dtypes[0])
+        eqn = eqn.replace(params={"name": name, **eqn.params})
+        shown.insert(0, "name")
+    return core._pp_eqn(eqn, context, settings, shown)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transposed convolution as the gradient of a strided one.
+
+Where x is dilated and the window takes single steps, y is dx of another convolution,
+whose input is y and whose output is x: its stride is x's dilation, and its filter is w
+with taps in reverse and C and K exchanged (Dumoulin and Visin, arXiv:1603.07285,
+chapter 4). Kernels for that one multiply nothing with the zeros between x's elements.
+
+    fprop(x, w)  = dgrad'(dy' = x, w')     wgrad(x, dy) = reverse of wgrad'(dy, x)
+    dgrad(dy, w) = fprop'(x' = dy, w')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.lax import ConvDimensionNumbers
+
+from jax_convbatch._shapes.geometry import ConvGeometry
+
+# The operation of the other convolution, and its operands as numbers of ours.
+OPS = {
+    "fprop": ("dgrad", (0, 1)),
+    "dgrad": ("fprop", (0, 1)),
+    "wgrad": ("wgrad", (1, 0)),
+}
+
+
+def geometry(g: ConvGeometry, grouped: bool = False) -> ConvGeometry | None:
+    """The convolution that `g` is the transpose of, or None.
+
+    None with several groups, too, unless `grouped`: our kernels for them step over the
+    zeros themselves.
+    """
+    ones = (1, 1, 1)
+    if g.input_dilation == ones or g.stride != ones or (g.groups > 1 and not grouped):
+        return None
+    low = [
+        (taps - 1) * dilation - pad
+        for taps, dilation, pad in zip(g.taps, g.filter_dilation, g.pad, strict=True)
+    ]
+    return ConvGeometry(
+        *(g.N, *g.outputs, g.K, g.C, *g.taps, *g.inputs, g.groups),
+        stride=g.input_dilation,
+        pad=(low[0], low[1], low[2]),
+        input_dilation=ones,
+        filter_dilation=g.filter_dilation,
+    )
+
+
+def params(given):
+    """A `ConvParams` of the other convolution, where w is as `reverse` leaves it."""
+    numbers = given.dimension_numbers
+    return replace(
+        given,
+        geometry=geometry(given.geometry, grouped=True),
+        dimension_numbers=ConvDimensionNumbers(
+            numbers.out_spec, numbers.rhs_spec, numbers.lhs_spec
+        ),
+    )
+
+
+def reverse(w, spec: Sequence[int], groups: int = 1):
+    """w' of w, and w of w': taps in reverse, C and K of each group exchanged.
+
+    Args:
+      w: a filter whose axes (K, C, taps...) are at `spec`.
+      spec: `rhs_spec` of dimension numbers; the result keeps it.
+      groups: how many.
+    """
+    k, c, *taps = spec
+    w = jnp.flip(w, taps)
+    if groups == 1:
+        return w.swapaxes(k, c)
+    first = jnp.moveaxis(w, (k, c), (0, 1))
+    outputs, inputs, *rest = first.shape
+    each = first.reshape(groups, outputs // groups, inputs, *rest).swapaxes(1, 2)
+    exchanged = each.reshape(groups * inputs, outputs // groups, *rest)
+    return jnp.moveaxis(exchanged, (0, 1), (k, c))
+
+
+def call(native_call, op, chosen, operands, given, out_dtype) -> jax.Array:
+    """The result of `op` by `native_call` of the other convolution's operation."""
+    spec, groups = given.dimension_numbers.rhs_spec, given.geometry.groups
+    turn = partial(reverse, spec=spec, groups=groups)
+    _, order = OPS[op.name]
+    a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
+    out = native_call(replace(chosen, dual=False), a, b, params(given), out_dtype)
+    return turn(out) if op.result == "w" else out

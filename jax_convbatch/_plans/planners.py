@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each engine runs a convolution: slices and workspace.
+
+A planner says for one engine what it would take, or raises Unable; `plan.py` chooses.
+That of implicit_gemm on CUDA is in `implicit_cuda.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jax_convbatch._native import targets
+from jax_convbatch._plans import padded as padded_copies
+from jax_convbatch._shapes.geometry import ConvGeometry
+
+# Bytes of workspace where the caller sets no limit. On the CPU the columns of a
+# slice should still be in the last-level cache when the GEMM reads them. On
+# CUDA a slice should be long enough to hide its launches and to fill the GPU,
+# while the buffer stays small beside the activations of a training step.
+DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
+
+INT32_MAX = 2**31 - 1
+_ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, and how.
+
+    Attributes:
+      engine: a name of `ALGORITHMS` other than "auto".
+      reason: why this engine, in words.
+      slice: samples that are unrolled, or copied, at a time, 0 for all of them; of
+        wgrad by implicit_gemm on the CPU the parts that its pixels are summed in.
+      workspace_bytes: size of the workspace buffer.
+      by_name_only: "auto" leaves it to the next engine, which is faster here.
+      epilogue: whether its kernel can form what follows a convolution, if the engine
+        is in `EPILOGUES`.
+      signs: whether that can also keep the signs of y, `activations.signs_of`.
+      backward_workspace: bytes that the backward pass of a layer with relu takes by
+        kernels that make dz as they read dy (fprop's plan has it), or None where there
+        are none.
+      parts_workspace: bytes of partial sums of its bias gradient where it takes one
+        call of several kernels (fprop's plan), or None where it takes several calls.
+      config: name of the engine's configuration, where it has several.
+      dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
+      rest: of three products, what multiplies the low parts, see `tf32x3.py`.
+      pieces: of three spatial axes, the plans of the convolutions of two that make up
+        the result, see `depth.py`; None for slices that no tap meets.
+      group: of wide groups, the plan of each, see `wide_groups.py`; of a channel
+        multiplier that of a depthwise convolution, see `multipliers.py`.
+      padded: of negative padding and the like the plan of the convolution of padded
+        copies, see `padded.py`.
+      copies: of `padded` what its copies have.
+      source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
+        this package) or "rule".
+    """
+
+    engine: str
+    reason: str
+    slice: int = 0
+    workspace_bytes: int = 0
+    by_name_only: bool = False
+    epilogue: bool = True
+    signs: bool = False
+    backward_workspace: int | None = None
+    parts_workspace: int | None = None
+    config: str = ""
+    dual: bool = False
+    rest: Plan | None = None
+    pieces: tuple[Plan | None, ...] = ()
+    group: Plan | None = None
+    padded: Plan | None = None
+    copies: padded_copies.Wanted | None = None
+    source: str = "rule"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What there is to run.
+
+    Attributes:
+      op: "fprop", "dgrad" or "wgrad".
+      geometry: of this device's part of the convolution.
+      dtype, out_dtype: of the operands and of the result.
+      platform: "cpu" or "cuda".
+      workspace_limit, precision, config: as in `plan.make_plan`.
+    """
+
+    op: str
+    geometry: ConvGeometry
+    dtype: np.dtype
+    out_dtype: np.dtype
+    platform: str
+    workspace_limit: int | None = None
+    precision: int = 0
+    config: str = ""
+
+    def check_workspace(self, size: int, of: str) -> None:
+        """
+        Raises:
+          Unable: `of`, which takes so many bytes, is over the limit.
+        """
+        if self.workspace_limit is not None and size > self.workspace_limit:
+            raise Unable(
+                f"its {of} take {size} bytes, over the workspace_limit of "
+                f"{self.workspace_limit}"
+            )
+
+
+def padded(problem: Problem, copied: Problem, wanted, plan: Plan) -> Plan:
+    """That of a convolution that runs by padded copies, see `padded.py`.
+
+    Args:
+      problem: the convolution.
+      copied: that of the copies.
+      wanted: the `padded.Wanted` that they have.
+      plan: of `copied`.
+
+    Raises:
+      Unable: the copies are over the limit.
+    """
+    g, itemsize = problem.geometry, problem.dtype.itemsize
+    size = plan.workspace_bytes + padded_copies.copy_bytes(g, copied.geometry, itemsize)
+    problem.check_workspace(size, "padded copies")
+    return replace(
+        plan,
+        reason=f"{plan.reason}, of padded copies",
+        workspace_bytes=size,
+        padded=plan,
+        copies=wanted,
+    )
+
+
+class Unable(Exception):
+    """What an engine does not cover, in words."""
+
+
+def check_sides(g: ConvGeometry) -> None:
+    """
+    Raises:
+      Unable: the matrices of a sample have sides that no engine's sizes hold.
+    """
+    if max(g.output_pixels, g.column_size, g.K, g.C) > INT32_MAX:
+        raise Unable("a matrix of one sample with a side over 2^31 - 1")
+
+
+def check_somewhere(platforms: Iterable[str], planned: Callable[[str], Plan]) -> None:
+    """For use while tracing, before it is known where a convolution will run.
+
+    Args:
+      platforms: those that there may be code for.
+      planned: the plan on one of them.
+
+    Raises:
+      ValueError: what `planned` raises, where it does on all that have code: the
+        default platform's, if that is one.
+    """
+    refusal: ValueError | None = None
+    here = targets.default_platform()
+    there = filter(targets.available, platforms)
+    for platform in sorted(there, key=lambda name: (name != here, name)):
+        try:
+            planned(platform)
+            return
+        except ValueError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+
+
+def sliced_limit(workspace_limit: int | None, platform: str, one_sample) -> int:
+    """Bytes for what can be cut into slices of the batch, by default one at least."""
+    if workspace_limit is not None:
+        return int(workspace_limit)
+    return max(DEFAULT_WORKSPACE[platform], one_sample())
+
+
+# Blocks of dw that one thread sums: kRows and kColumns in cpu/implicit/wgrad.cc.
+_WGRAD_ROWS, _WGRAD_COLUMNS = 256, 512
+# Groups of no more channels have kernels without blocks: cpu/implicit/narrow_plan.cc.
+_DIRECT_CHANNELS = 12
+
+
+def implicit_cpu(problem: Problem) -> Plan:
+    """The pixels that wgrad sums are cut into parts, which are added in order.
+
+    Some 32 tasks, each of many pixels, whose sums take no more than 4 MiB together.
+    Over the limit the parts are formed one after the other, with the same bits.
+    """
+    g, limit = problem.geometry, problem.workspace_limit
+    reason = f"{targets.instruction_set()} kernels"
+    if problem.op != "wgrad":
+        return Plan("implicit_gemm", reason)
+    rows = -(-g.column_size // _WGRAD_ROWS)
+    blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
+    least = 1024
+    if g.groups > 1 and max(g.C, g.K) // g.groups <= _DIRECT_CHANNELS:
+        blocks, least = 1, 128
+    itemsize = max(problem.dtype.itemsize, 4)
+    parts = min(
+        -(-32 // max(blocks, 1)),
+        g.N * g.output_pixels // least,
+        (4 << 20) // max(g.w_size * itemsize, 1),
+    )
+    # Powers of two share out evenly.
+    parts = 1 << max(parts, 1).bit_length() - 1
+    workspace = aligned(parts * g.w_size, itemsize) if parts > 1 else 0
+    if limit is not None and workspace > limit:
+        workspace = 0
+    return Plan("implicit_gemm", reason, parts, workspace)
+
+
+def columns(engine: str, problem: Problem) -> Plan:
+    """im2col_gemm and per_sample: as many samples as the limit allows, or one.
+
+    Raises:
+      ValueError: the limit is too small for one sample.
+    """
+    op, platform, asked = problem.op, problem.platform, problem.workspace_limit
+    per_sample, fixed = _workspace(problem)
+    limit = sliced_limit(asked, platform, lambda: per_sample(1) + fixed)
+    samples = 1 if engine == "per_sample" else max(problem.geometry.N, 1)
+    samples = largest_slice(per_sample, limit - fixed, samples)
+    if not samples:
+        raise ValueError(
+            f"workspace_limit={asked} bytes is too small for this {op}: "
+            f"one sample needs {per_sample(1) + fixed} bytes"
+        )
+    reason = f"default on {platform}"
+    if (platform, problem.dtype.name) == ("cuda", "float32"):
+        reason += ", as TF32" if problem.precision == 0 else ", in true float32"
+    return Plan(engine, reason, samples, per_sample(samples) + fixed)
+
+
+def aligned(count: int, itemsize: int) -> int:
+    """Bytes of `count` items, rounded up as the native code carves them."""
+    return -(-count * itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _workspace(problem: Problem):
+    """Bytes for a number of samples (a function), and bytes besides."""
+    op, g, dtype = problem.op, problem.geometry, problem.dtype
+    half = dtype.itemsize == 2
+    accumulator = max(dtype.itemsize, 4)
+    column_elements = g.output_pixels * g.column_size * g.groups
+    if problem.platform == "cpu":
+        # The BLAS has no 16-bit types: columns, y and w are converted.
+        columns = 0 if g.is_pointwise and not half else column_elements
+        y = g.output_pixels * g.K if half else 0
+        fixed = aligned(g.w_size, 4) if half else 0
+        # dgrad of a strided 1x1 transposes the filter.
+        one_tap = g.column_size * g.groups == g.C
+        if op == "dgrad" and one_tap and not (g.is_pointwise or half):
+            fixed = aligned(g.w_size, accumulator)
+        return (
+            lambda n: aligned(n * columns, accumulator) + aligned(n * y, 4),
+            fixed,
+        )
+    columns = 0 if g.is_pointwise else column_elements
+    itemsize = accumulator if op == "dgrad" else dtype.itemsize
+    if op != "wgrad":
+        return lambda n: aligned(n * columns, itemsize), 0
+    return (
+        lambda n: aligned(n * columns, itemsize) + aligned(n * g.w_size, accumulator),
+        aligned(g.w_size, accumulator),
+    )
+
+
+def largest_slice(cost, limit: int, most: int) -> int:
+    """The largest n <= most with cost(n) <= limit, or 0; cost is increasing."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low

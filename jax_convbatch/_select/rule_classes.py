@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of convolutions that the rule of "auto" tells apart.
+
+A class of fprop and dgrad does not depend on the batch size: the engine, and with it
+the bits of a sample, must not.
+"""
+
+from __future__ import annotations
+
+from jax_convbatch._plans import depth
+from jax_convbatch._plans.planners import Problem
+
+
+def always(problem: Problem) -> bool:
+    return True
+
+
+def f64(problem: Problem) -> bool:
+    return problem.dtype.name == "float64"
+
+
+def groups(problem: Problem) -> bool:
+    return problem.geometry.groups > 1
+
+
+def tensor_cores(problem: Problem) -> bool:
+    """One group, in 16 bits or in f32 as TF32."""
+    fast = problem.dtype.itemsize == 2 or problem.precision == 0
+    return problem.geometry.groups == 1 and fast
+
+
+def half(problem: Problem) -> bool:
+    return tensor_cores(problem) and problem.dtype.itemsize == 2
+
+
+def tf32(problem: Problem) -> bool:
+    return tensor_cores(problem) and problem.dtype.itemsize == 4
+
+
+def taps(problem: Problem) -> int:
+    g = problem.geometry
+    return g.T * g.R * g.S
+
+
+def sums(problem: Problem) -> int:
+    """Products of one sum of y."""
+    return taps(problem) * problem.geometry.C
+
+
+def least(problem: Problem) -> int:
+    """Of the numbers of channels of x and y."""
+    return min(problem.geometry.C, problem.geometry.K)
+
+
+def most(problem: Problem) -> int:
+    return max(problem.geometry.C, problem.geometry.K)
+
+
+def sequence(problem: Problem) -> bool:
+    g = problem.geometry
+    return g.H == g.D == 1 and g.S > 1
+
+
+def images(problem: Problem, pixels: int) -> bool:
+    """Filters of two axes and one step, of results with so many pixels and more."""
+    g = problem.geometry
+    two = g.T == 1 and g.R > 1 and g.S > 1
+    one_step = g.stride == g.input_dilation == (1, 1, 1)
+    return two and one_step and pixels <= g.P * g.Q
+
+
+def patches(problem: Problem) -> bool:
+    """Filters as large as their steps, without padding."""
+    g = problem.geometry
+    return g.taps == g.stride and g.pad == (0, 0, 0)
+
+
+def three_axes(problem: Problem) -> bool:
+    """That are no two, as the first has taps or a stride and others have, too."""
+    g = problem.geometry
+    moves = g.T > 1 or g.stride[0] > 1
+    return depth.is_deep(g) and moves and depth.flat(g) is None
+
+
+def volumes(problem: Problem) -> bool:
+    """Filters of three axes."""
+    g = problem.geometry
+    return tensor_cores(problem) and three_axes(problem) and g.T > 1 and g.R * g.S > 1
+
+
+def many_taps(problem: Problem) -> bool:
+    """5x5 and larger filters of one step between channels that fill tiles."""
+    g = problem.geometry
+    many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
+    filled = least(problem) >= (64 if half(problem) else 32)
+    return tensor_cores(problem) and many and filled and most(problem) >= 64
+
+
+def long_sequences(problem: Problem) -> bool:
+    """Of 64k steps and more and many channels, or of very many."""
+    long = problem.geometry.Q >= 1 << 16 and least(problem) >= 512
+    return half(problem) and sequence(problem) and (long or least(problem) >= 1024)
+
+
+def wgrad_of_sequences(problem: Problem) -> bool:
+    """Long ones of many channels, and very long ones of few."""
+    g = problem.geometry
+    if not tensor_cores(problem) or not sequence(problem) or g.T * g.R > 1:
+        return False
+    if half(problem) and least(problem) >= 16 and most(problem) <= 32:
+        return g.N * g.Q >= 1 << 20
+    if half(problem) and g.K % 256 == 0 and g.Q >= 1 << 17:
+        return False  # our tiles have 256 outputs
+    if half(problem) and least(problem) >= 1536:
+        return g.Q >= 1 << 14
+    return g.Q >= 1 << 15 and least(problem) >= (512 if half(problem) else 1024)
+
+
+def thin_sequences(problem: Problem) -> bool:
+    """Of a few channels; f32's of 4096 steps and more."""
+    g = problem.geometry
+    widest = 32 if problem.dtype.itemsize == 2 else 20
+    thin = least(problem) >= 16 and most(problem) <= widest and sequence(problem)
+    long = problem.op == "dgrad" or g.Q >= 4096
+    return thin and (half(problem) or (tf32(problem) and long))
+
+
+def thin_images(problem: Problem) -> bool:
+    """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles; smaller
+    images have kernels of their own."""
+    g = problem.geometry
+    small = 300 <= g.P * g.Q <= 4096 and g.R * g.S > 1
+    return tf32(problem) and g.C == g.K == 32 and small
+
+
+def uneven_images(problem: Problem) -> bool:
+    """f32 of channels that leave much of our tiles empty, as 48 and 50."""
+    g = problem.geometry
+    uneven = g.C % 32 != 0 or (g.K % 64 != 0 and g.K > 32)
+    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 48
+
+
+def large_images(problem: Problem) -> bool:
+    """f32 of 64k pixels and more, of 64 and 128 channels, or of 128."""
+    between = least(problem) >= 64 and most(problem) == 128
+    return tf32(problem) and images(problem, 1 << 16) and between
+
+
+def wgrad_of_few_pixels(problem: Problem) -> bool:
+    """Of many channels, so that dw is most of what moves."""
+    g = problem.geometry
+    few = g.N * g.O * g.P * g.Q <= 256 and taps(problem) > 1
+    return tensor_cores(problem) and few and least(problem) >= 640
+
+
+def wide_images(problem: Problem) -> bool:
+    """In 16 bits, of 1024 channels and more on one side, 64x64 pixels and more."""
+    wide = most(problem) >= 1024 and least(problem) >= 256
+    return half(problem) and images(problem, 4096) and wide
+
+
+def huge_images(problem: Problem) -> bool:
+    """In 16 bits, of 512x512 pixels and more."""
+    wide = most(problem) >= 128 and least(problem) >= 64
+    return half(problem) and images(problem, 1 << 18) and wide
+
+
+def narrow_products(problem: Problem) -> bool:
+    """1x1 of few channels that our kernels for those do not take, or not well."""
+    g = problem.geometry
+    ours = least(problem) <= 32 and most(problem) <= 192
+    if problem.op == "dgrad" and g.C % 16 != 0:
+        ours = False
+    if problem.op == "dgrad" and g.K == 16 and g.P * g.Q < 784:
+        ours = True
+    pointwise = taps(problem) == 1 and g.stride == (1, 1, 1)
+    return half(problem) and pointwise and 16 <= least(problem) < 64 and not ours
+
+
+def gradients_of_examples(problem: Problem) -> bool:
+    """Filters with more taps than there are outputs, several for each group: what
+    `jax.vmap` makes of the filter's gradient. Their columns are few."""
+    g = problem.geometry
+    wide = g.groups > 1 and g.groups < g.K
+    return wide and g.T == g.O == 1 and max(32, g.P * g.Q) <= g.R * g.S
+
+
+def mapped_stems(problem: Problem) -> bool:
+    """Groups of colours and the like to many channels: networks that are mapped over
+    seeds."""
+    g = problem.geometry
+    few = g.groups > 1 and 1 < g.C // g.groups <= 4 and g.K // g.groups >= 16
+    return few and taps(problem) >= (9 if problem.dtype.itemsize == 2 else 64)
+
+
+def f32_patches(problem: Problem) -> bool:
+    """Patches that are whole columns, of a few pixels."""
+    most_sums = 64 if problem.geometry.K >= 384 else 48
+    small = taps(problem) > 1 and sums(problem) <= most_sums
+    return tf32(problem) and patches(problem) and small
+
+
+def thin_patches(problem: Problem) -> bool:
+    """In 16 bits, of one channel, or of few elements to many channels."""
+    g = problem.geometry
+    one = g.C == 1 and sums(problem) >= 64
+    small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
+    return half(problem) and patches(problem) and (one or small)
+
+
+def wide_sequences_of_few(problem: Problem) -> bool:
+    """Sequences of bases to many channels: what reads columns takes longer than to
+    write them."""
+    g = problem.geometry
+    few = g.C <= 4 and g.K >= 384 and sums(problem) >= 32
+    return tensor_cores(problem) and sequence(problem) and g.stride[2] == 1 and few
+
+
+def f32_products(problem: Problem) -> bool:
+    """1x1 of many pixels, for which our tiles, 64 outputs wide, read x again."""
+    g = problem.geometry
+    pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
+    wide = g.C if problem.op == "dgrad" else g.K
+    if problem.op == "wgrad":
+        own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
+        between = least(problem) >= 16 and most(problem) <= 160 and not own
+    else:
+        between = least(problem) >= 32 and wide > 64 and most(problem) <= 160
+    return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 3000
+
+
+def wide_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of 1024 channels and more and many pixels."""
+    g = problem.geometry
+    pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
+    many = g.O * g.P * g.Q >= 1 << 15 and least(problem) >= 1024
+    return half(problem) and pointwise and many
+
+
+def one_output(problem: Problem) -> bool:
+    """f32 sequences to one channel: what our tiles fill with zeros is more."""
+    g = problem.geometry
+    few = g.K == 1 and 5 <= g.C <= 16
+    return tf32(problem) and sequence(problem) and few
+
+
+def dx_of_one_output(problem: Problem) -> bool:
+    g = problem.geometry
+    return tf32(problem) and g.K == 1 and 1 < g.C <= 32 and taps(problem) > 1
+
+
+def wgrad_of_one_output(problem: Problem) -> bool:
+    """f32: dw is one row of sums."""
+    g = problem.geometry
+    few = g.K == 1 and g.C <= 12 and taps(problem) > 1
+    many = g.K == 1 and g.C <= 64  # cuDNN's deterministic engine takes 86 ms
+    return tf32(problem) and (many if volumes(problem) else few)
+
+
+def wide_stems(problem: Problem) -> bool:
+    """Few channels to many: what reads columns takes longer than to write them."""
+    g = problem.geometry
+    overlapping = g.T == 1 and g.R > g.stride[1] > 1 and g.S > g.stride[2] > 1
+    return half(problem) and overlapping and g.C <= 4 and g.K >= 768
+
+
+def odd_scalars(problem: Problem) -> bool:
+    """f32 for which our kernels copy x with zeros beside its few channels: 1x1, and
+    short sequences of one channel."""
+    g = problem.geometry
+    odd = g.C % 4 != 0 or g.K % 4 != 0
+    few = g.C <= 8 and (g.K >= 16 or (depth.is_deep(g) and g.K <= 8))
+    pointwise = taps(problem) == 1 and g.stride == (1, 1, 1) and few
+    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
+    return tf32(problem) and odd and (pointwise or scalars)
+
+
+def large_f32_patches(problem: Problem) -> bool:
+    """Which our kernels have no place for."""
+    large = sums(problem) >= 256 and problem.geometry.C <= 4
+    return tf32(problem) and patches(problem) and large
+
+
+def few_inputs(problem: Problem) -> bool:
+    """f32 of colours and the like and few taps: sequences that are long or of some
+    taps, one or two outputs."""
+    g = problem.geometry
+    if not tf32(problem) or g.C > 5 or sums(problem) > 64:
+        return False
+    some = sums(problem) >= 9
+    if sequence(problem) and g.K > 2:
+        long = (1 << 16 if g.K > 64 else 1 << 17) <= g.Q
+        return (long and sums(problem) >= 7) or sums(problem) >= 32
+    return some and g.K <= 2
+
+
+def odd_images(problem: Problem) -> bool:
+    """f32 of few channels, for which our kernels copy x with zeros beside them; one
+    channel has kernels of its own."""
+    g = problem.geometry
+    odd = g.C % 4 != 0 and 1 < g.C <= 10 and g.K <= 40
+    return tf32(problem) and images(problem, 1) and odd and g.P * g.Q <= 1 << 13
+
+
+def odd_width(problem: Problem) -> bool:
+    """dx of 40 to 56 channels, which our tiles fill to 64."""
+    many = taps(problem) > 1 and problem.geometry.K >= 128
+    return half(problem) and many and 32 < problem.geometry.C < 64

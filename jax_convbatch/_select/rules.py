@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule of "auto": which engines are tried for a convolution, in which order.
+
+The first line that applies decides. An engine that refuses a convolution, or that its
+own plan calls slower, leaves it to the next one; `explain` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jax_convbatch._native import targets
+from jax_convbatch._plans.planners import Problem
+from jax_convbatch._select import rule_classes as classes
+from jax_convbatch._select import rule_volumes as three_axes
+
+COLUMNS_LAST = ("cudnn", "im2col_gemm")
+OURS_FIRST = ("implicit_gemm", *COLUMNS_LAST)
+COLUMNS_FIRST = ("im2col_gemm", "implicit_gemm", "cudnn")
+CUDNN_FIRST = ("cudnn", "implicit_gemm", "im2col_gemm")
+
+
+class Line(NamedTuple):
+    """
+    Attributes:
+      gpus: "hopper" (compute capability 9.0) or "any" (8.0 and later; older ones have
+        no native code).
+      ops: of fprop, dgrad and wgrad.
+      applies: to which problems.
+      engines: in order.
+      why: the measurement or the argument.
+    """
+
+    gpus: str
+    ops: tuple[str, ...]
+    applies: Callable[[Problem], bool]
+    engines: tuple[str, ...]
+    why: str
+
+
+ALL = ("fprop", "dgrad", "wgrad")
+BOTH = ("fprop", "dgrad")
+FPROP, DGRAD, WGRAD = ("fprop",), ("dgrad",), ("wgrad",)
+
+
+def _cudnn_first(ops, applies, why: str) -> Line:
+    """On Hopper."""
+    return Line("hopper", ops, applies, CUDNN_FIRST, f"{why} (H100)")
+
+
+def _columns_first(ops, applies, why: str) -> Line:
+    """On Hopper."""
+    return Line("hopper", ops, applies, COLUMNS_FIRST, f"{why} (H100)")
+
+
+CUDA = (
+    Line(
+        "any",
+        ALL,
+        classes.f64,
+        ("im2col_gemm", "cudnn"),
+        "cuBLAS has tensor cores for f64, cuDNN's convolutions do not use them",
+    ),
+    _columns_first(
+        FPROP,
+        classes.gradients_of_examples,
+        "20x20 taps of a filter over 84x84, 64 groups of 1->32, in bf16 64 us, cuDNN "
+        "1666; f32 28x28 over 28x28 of 4 groups 12, ours 48, cuDNN 88",
+    ),
+    _columns_first(
+        FPROP,
+        classes.f32_patches,
+        "64x64 2x2s2 4->1152 at batch 256 438 us, ours 506, cuDNN 730; 56x56 4x4s4 "
+        "3->96 at batch 64 12, cuDNN 16",
+    ),
+    _columns_first(
+        FPROP,
+        classes.wide_stems,
+        "512x512 7x7s4 3->1152 in bf16 at batch 8 530 us, ours 1109",
+    ),
+    _columns_first(
+        FPROP,
+        classes.odd_scalars,
+        "34x34x34 1x1x1 5->1 at batch 8 16 us, ours 40, cuDNN 20; 162x162 1x1 3->34 at "
+        "batch 8 25, 58",
+    ),
+    _columns_first(
+        FPROP,
+        classes.large_f32_patches,
+        "1024x1024 32x32s32 3->1152 at batch 8 410 us, cuDNN 1775",
+    ),
+    _columns_first(
+        BOTH,
+        classes.mapped_stems,
+        "84x84 8x8s4 of 4 groups of 4->32 at batch 16 14 us, ours 42; 32x32 of 64 "
+        "groups of 3->16 at batch 128 fprop 1379, cuDNN 1746, dgrad 1657, 4248",
+    ),
+    _columns_first(
+        ("fprop", "wgrad"),
+        classes.thin_patches,
+        "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
+        "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914",
+    ),
+    _columns_first(
+        FPROP,
+        three_axes.deep_patches,
+        "8x448x448 2x14x14 3->1024 at batch 4 in bf16 122 us, ours 228; f32 "
+        "16x512x512 2x7x7s2x4x4 3->128 248, ours 325, cuDNN 280",
+    ),
+    _columns_first(
+        WGRAD,
+        three_axes.deep_whole_patches,
+        "8x448x448 2x14x14 3->1024 at batch 4 in bf16 137 us, cuDNN 637; f32 "
+        "2x512x512 2x32x32 3->128 55, 104",
+    ),
+    _columns_first(
+        FPROP,
+        classes.wide_sequences_of_few,
+        "131072 steps of 4->512, 15 taps, at batch 2 in bf16 292 us, ours 406; f32 "
+        "65536 of 4->768 113, cuDNN 169",
+    ),
+    _columns_first(
+        FPROP,
+        classes.one_output,
+        "160 steps of 10->1, 3 taps, at batch 32 4.3 us, ours 7.9",
+    ),
+    _columns_first(
+        WGRAD,
+        classes.wgrad_of_one_output,
+        "66x66 1->1 5x5 at batch 20 15 us, ours 107; 160 steps of 10->1, 3 taps, at "
+        "batch 32 5.7, 18; 66x66x66 34->1 3x3x3 at batch 20 22 ms, cuDNN 86",
+    ),
+    _columns_first(
+        DGRAD,
+        three_axes.few_strided_outputs,
+        "8x8x8 320->320 3x3x3 s2 at batch 2 13 us, ours 16; f32 16, cuDNN 31",
+    ),
+    _cudnn_first(
+        DGRAD,
+        classes.dx_of_one_output,
+        "256x256 30->1 3x3 at batch 8 141 us, ours 249",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.odd_images,
+        "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 10->10 at batch 8 17, 22",
+    ),
+    _cudnn_first(
+        FPROP,
+        three_axes.volumes_of_few_inputs,
+        "34x34x34 2->34 at batch 32 226 us, ours 379",
+    ),
+    _cudnn_first(
+        ALL,
+        classes.f32_products,
+        "112x112 80->96 at batch 64 fprop 221 us, ours 313; 512x512 128->128 at batch "
+        "8 744, 806, wgrad 716, 847",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.wide_products,
+        "32768 steps of 1152 channels at batch 2 248 us, ours 295",
+    ),
+    _cudnn_first(
+        BOTH,
+        three_axes.wide_volumes,
+        "ours reads x, or copies of it, again for each tap: 16x16x16 256 at batch 2 "
+        "54 us, cuDNN 45; f32 125, 90; f32 17x90x80 192 fprop 826, 628",
+    ),
+    _cudnn_first(
+        BOTH,
+        three_axes.copied_volumes,
+        "ours copies x for each tap of depth: 12x48x48 96->192 s2 44 us, cuDNN 19; "
+        "dgrad of 32x32x32 128->256 s2 58, 39; 2x128x256 32->16 3x1x1 28, 12",
+    ),
+    _cudnn_first(
+        BOTH,
+        three_axes.strided_f32_volumes,
+        "ours copies x for each tap of depth, 3 to 4 GB of 128x128x128 32->64",
+    ),
+    _cudnn_first(
+        WGRAD,
+        three_axes.wgrad_of_volumes,
+        "16x16x16 256 at batch 2 55 us, cuDNN 45; 5x128x256 1024 s2 7564, 4550; f32 "
+        "34x34x34 6 at batch 32 539, 264; 17x128x32 512 s1x2x2 3894, 3196",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.many_taps,
+        "ours reads x again for each tap: 16x16 192->256 5x5 at batch 672 fprop 694 "
+        "us, cuDNN 531; 32x32 96->192 in f32 at batch 1024 5005, 3307",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.long_sequences,
+        "131072 steps of 1152 channels, 5 taps, batch 2: fprop 6618 us, cuDNN 5267",
+    ),
+    _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_sequences,
+        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; 120000 "
+        "steps of 16 channels, 7 taps, batch 16: 413, 318",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.thin_sequences,
+        "our tiles are 64 channels wide: 120000 steps of 16 channels fprop 26 us, "
+        "cuDNN 13; f32 16384 steps of 16 at batch 4 50, 21",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.thin_images,
+        "21x21 of 32 channels at batch 672 129 us, cuDNN 59; dgrad at batch 1024 158, "
+        "92 (PyTorch's)",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.uneven_images,
+        "75x75 48->96 at batch 64 258 us, cuDNN 204; 128x128 5x5 50->50 52, 43",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.large_images,
+        "256x256 128->128 at batch 4 274 us, cuDNN 249 (64->64 at 512x512 468, 716)",
+    ),
+    _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_few_pixels,
+        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.wide_images,
+        "128x128 1536->512 at batch 8 fprop 2396 us, cuDNN 2288; dgrad 3359, 2298",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.huge_images,
+        "512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.narrow_products,
+        "56x56 192->40 at batch 16 fprop 22 us, cuDNN 7; dgrad 13, 9; 112x112 "
+        "136->32 at batch 64 dgrad 235, 148",
+    ),
+    _cudnn_first(
+        FPROP,
+        three_axes.few_outputs,
+        "ours fills a tile's width with zeros: bf16 9x60x480 384->3 1903 us, cuDNN "
+        "742; f32 5x90x160 512->3 809, 740",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.few_inputs,
+        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 176; 2048 steps of "
+        "4->608, 15 taps, at batch 2 43, 17; 66x66 5->1 at batch 32 41, 16",
+    ),
+    _cudnn_first(
+        DGRAD,
+        classes.odd_width,
+        "112x112 48->192 at batch 128 873 us, cuDNN 739",
+    ),
+    Line(
+        "hopper",
+        ALL,
+        classes.always,
+        OURS_FIRST,
+        "our kernels are measured ahead of cuDNN's (docs/benchmarks.md)",
+    ),
+    Line(
+        "any",
+        ALL,
+        classes.groups,
+        OURS_FIRST,
+        "cuDNN's kernels for depthwise layers and small groups are far from the roof "
+        "on every GPU; ours read each array once",
+    ),
+    Line(
+        "any",
+        ALL,
+        classes.always,
+        COLUMNS_LAST,
+        "cuDNN's kernels were tuned for this GPU, and ours were not measured on it",
+    ),
+)
+CPU = ("implicit_gemm", "im2col_gemm")
+
+
+def engines(problem: Problem) -> tuple[str, ...]:
+    """What "auto" tries, in order; after it `jax.lax`."""
+    if problem.platform == "cpu":
+        return CPU
+    if problem.platform != "cuda":
+        return ()
+    return line(problem).engines
+
+
+def line(problem: Problem) -> Line:
+    """The line of the table that decides on CUDA."""
+    return next(
+        each
+        for each in CUDA
+        if (each.gpus == "any" or targets.is_hopper())
+        and problem.op in each.ops
+        and each.applies(problem)
+    )

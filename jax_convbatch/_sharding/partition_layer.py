@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharding of fused layers: forward, and backward in one call.
+
+As in partition.py, whose rules these are: each device has its part of the batch, of
+the output channels, of the input channels or of the image, and what is summed over a
+part is added up.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+
+from jax_convbatch._sharding import halo, meshes
+from jax_convbatch._sharding.partition import (
+    assigned_axes,
+    by_eights,
+    eights,
+    factors,
+    kinds_of,
+    per_device,
+    sharding_of,
+    sharding_rule,
+    summed_axes,
+    text_of,
+)
+from jax_convbatch._sharding.partitioned_call import partitioned_call
+
+
+def partitioned_layer(local, op, params, epilogue):
+    """`local(params, arrays, add)` of a fused layer, with a partitioning rule.
+
+    `op` is fprop. Arrays are x, w and the epilogue's operands; the results are
+    laid out like y. Where C is sharded, `add` sums the parts of the convolution
+    before the rest.
+    """
+    rule, kinds = sharding_rule(op, params)
+    operands, result = rule.split(" -> ")
+    k = factors("y", params)[params.axis("y", "K")]
+    operands += f", {k}" * (epilogue.scale + epilogue.bias)
+    operands += f", {result}" * epilogue.residual
+    results = ", ".join([result] * (1 + epilogue.save_input))
+    if epilogue.save_signs:
+        channels = params.geometry.K
+        operands, results = (
+            by_eights(k, text, channels) for text in (operands, results)
+        )
+        results += f", {result}"
+        kinds |= eights(channels)
+    multiple = {"K": 8} if epilogue.save_signs else {}
+
+    def partition(mesh, arg_shapes, result_shapes):
+        mesh = meshes.fine_mesh(mesh)
+        arrays = zip("xwy", (*arg_shapes[:2], result_shapes[0]), strict=True)
+        assigned = assigned_axes(params, mesh, list(arrays), multiple)
+        x, w, y = (sharding_of(role, params, assigned, mesh) for role in "xwy")
+        per_channel = meshes.place(mesh, [assigned.get("K")])
+        shardings = [x, w, *[per_channel] * (epilogue.scale + epilogue.bias)]
+        shardings += [y] * epilogue.residual
+        c_axes = summed_axes("y", params, assigned)
+        add = partial(jax.lax.psum, axis_name=c_axes) if c_axes else None
+        cut = halo.cuts(params, assigned, mesh)
+
+        def of_device(x, *rest):
+            of, x = halo.extended(params, "x", cut, x)
+            return local(of, (x, *rest), add)
+
+        lower = per_device(of_device, mesh, ())
+        return mesh, lower, [y] * epilogue.results, tuple(shardings)
+
+    def whole(*arrays):
+        return local(params, arrays)
+
+    rule = f"{operands} -> {results}"
+    return partitioned_call(
+        whole, partition, rule, (local, op, params, epilogue), **kinds
+    )
+
+
+def partitioned_backward(local, params, residual: bool, signs: bool):
+    """`local(cut, rows, saved, x, w, dy)`, a layer's gradients, with a rule.
+
+    Args:
+      local: gives [dx, dw, db] of a device's part and, with `residual`, dz; `cut`
+        says which of N, C and K that is a part of, `rows` (`halo.Cuts`) which rows.
+      params: the convolution.
+      signs: eight channels of dy are one element of `saved`.
+    """
+    names = {role: factors(role, params) for role in "xwy"}
+    k = names["y"][params.axis("y", "K")]
+    roles = ["x", "w", "b", *(["y"] if residual else [])]
+    text = {role: text_of(names[role]) for role in "xwy"} | {"b": k}
+    saved = text["y"]
+    if signs:
+        channels = params.geometry.K
+        text = {role: by_eights(k, t, channels) for role, t in text.items()}
+    rule = ", ".join([saved, *(text[role] for role in "xwy")])
+    rule += " -> " + ", ".join(text[role] for role in roles)
+
+    def partition(mesh, arg_shapes, result_shapes):
+        mesh = meshes.fine_mesh(mesh)
+        arrays = zip("xwy", arg_shapes[1:], strict=True)
+        multiple = {"K": 8} if signs else {}
+        assigned = assigned_axes(params, mesh, list(arrays), multiple)
+        rows = halo.cuts(params, assigned, mesh)
+
+        def sharding(role):
+            if role == "b":
+                return meshes.place(mesh, [assigned.get("K")])
+            return sharding_of(role, params, assigned, mesh)
+
+        def lower(*arrays):
+            cut = frozenset(assigned) - frozenset(rows)
+            out = per_device(partial(local, cut, rows), mesh, ())(*arrays)
+            summed = {role: summed_axes(role, params, assigned) for role in "xw"}
+            # dz is a part of dy, and db has dw's sums: C is in neither.
+            summed |= {"y": (), "b": summed["w"]}
+            return [
+                per_device(lambda a: a, mesh, summed[role])(a)
+                for role, a in zip(roles, out, strict=True)
+            ]
+
+        return (
+            *(mesh, lower, [sharding(role) for role in roles]),
+            tuple(sharding(role) for role in "yxwy"),
+        )
+
+    # No reductions: a factor that is an axis of another result may not be one.
+    return partitioned_call(
+        partial(local, frozenset(), {}),
+        partition,
+        rule,
+        (local, params, residual, signs),
+        **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
+        **(eights(params.geometry.K) if signs else {}),
+    )
