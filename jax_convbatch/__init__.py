@@ -23,10 +23,10 @@ from jax_convbatch._api.export import export_checks
 from jax_convbatch._api.install import Installation, install, uninstall
 from jax_convbatch._api.layer import conv_bias_act
 from jax_convbatch._explain import log
-from jax_convbatch._explain.explain import explain
-from jax_convbatch._tune.tune import tune
 from jax_convbatch._version import __version__ as __version__
 from jax_convbatch.deform import deform_conv
+from jax_convbatch.explain import explain
+from jax_convbatch.tune import tune
 
 log.start()
 
