@@ -33,7 +33,7 @@ from jax_convbatch._deform.forward import forward
 from jax_convbatch._deform.params import DeformParams
 from jax_convbatch._layers import activations
 from jax_convbatch._native import targets
-from jax_convbatch._primitives.primitives import ConvParams
+from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._select import plan
 
 

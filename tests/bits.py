@@ -37,7 +37,7 @@ import numpy as np
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets
-from jax_convbatch._plans import planners
+from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._select import choices
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -250,7 +250,7 @@ def candidates(seed: int = 0) -> Iterator[Case]:
         yield case if _covered(case) else case._replace(algorithm="auto")
 
 
-def _plans(case: Case) -> Iterator[planners.Plan]:
+def _plans(case: Case) -> Iterator[Plan]:
     from jax_convbatch._select import plan
 
     dtype = np.dtype(jnp.dtype(case.dtype))

@@ -20,6 +20,7 @@ import pytest
 import jax_convbatch
 from jax_convbatch._api import canonical
 from jax_convbatch._native import targets
+from jax_convbatch._select.plan import plan_of
 
 STOCK = jax.lax.conv_general_dilated
 PACKAGE = str(Path(jax_convbatch.__file__).parent)
@@ -61,7 +62,7 @@ def _in_jax_lax(call) -> str | None:
     if isinstance(call, str):
         return call
     platform = targets.default_platform()
-    chosen = call.params.plan("fprop", call.x.dtype, call.out_dtype, platform)
+    chosen = plan_of(call.params, "fprop", call.x.dtype, call.out_dtype, platform)
     return chosen.reason if chosen.engine == "xla" else None
 
 

@@ -10,6 +10,7 @@ from test_choices import Native, gpu
 from benchmarks import families, plans, rule, rule_report
 from benchmarks.cases import OPS
 from jax_convbatch._select import choices, rules
+from jax_convbatch._select.plan import plan_of
 
 ENGINES = rules.engines  # before `gpu` puts another order in its place
 FOUND = [
@@ -52,7 +53,7 @@ def test_the_rules_choice_is_timed_first(monkeypatch, platform):
             timed = rule.ways(problem.candidates(platform), False, False)
             dtypes = problem.dtype, problem.out_dtype
             with choices.left_out():
-                chosen = problem.params.plan(case.op, *dtypes, platform)
+                chosen = plan_of(problem.params, case.op, *dtypes, platform)
             assert timed[0][0] == chosen.engine, case
             assert timed[0][1] in ("", chosen.config), case
             line = rule.line_of(problem, platform)

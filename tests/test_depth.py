@@ -23,9 +23,8 @@ from test_transposed import params_of
 import jax_convbatch as jc
 from jax_convbatch._native import targets
 from jax_convbatch._plans import depth, dual, planners
-from jax_convbatch._plans.planners import Plan
 from jax_convbatch._primitives import primitives
-from jax_convbatch._select import implicit_cuda
+from jax_convbatch._select import implicit_cuda, plan
 
 NDHWC = ("NDHWC", "DHWIO", "NDHWC")
 NCDHW = ("NCDHW", "OIDHW", "NCDHW")
@@ -68,13 +67,17 @@ def plan_of(op, params):
     """As on a GPU, with the CPU's kernels for the convolutions of two axes."""
     g = params.geometry
     if dual.geometry(g):
-        pieces = plan_of(dual.OPS[op][0], dual.params(params)).pieces
-        return Plan("implicit_gemm", "", pieces=pieces, dual=True)
+        other = plan_of(dual.OPS[op][0], dual.other_params(params))
+        return dual.Strided("implicit_gemm", "", of=other)
     plans = [
-        two and params.with_sizes(**two._asdict()).plan(op, "float32", "float32", "cpu")
+        two and plan_of_two(params.with_sizes(**two._asdict()), op)
         for two in depth.convolutions(op, g, 4)
     ]
-    return Plan("implicit_gemm", "", pieces=tuple(plans))
+    return depth.OfSlices("implicit_gemm", "", pieces=tuple(plans))
+
+
+def plan_of_two(params, op):
+    return plan.plan_of(params, op, "float32", "float32", "cpu")
 
 
 def check(case):
@@ -84,9 +87,8 @@ def check(case):
     params = params_of(case, given_["x"], given_["w"])
     for op in primitives.OPS.values():
         call = functools.partial(
-            primitives.native_call,
+            plan_of(op.name, params).run,
             op,
-            plan_of(op.name, params),
             params=params,
             out_dtype=np.dtype("float32"),
         )
@@ -123,9 +125,7 @@ def test_slices_of_the_batch_give_the_same_bits(op, name):
 
     def call(params, chosen):
         out_dtype = np.dtype("float32")
-        return jax.jit(
-            lambda *ab: primitives.native_call(one, chosen, *ab, params, out_dtype)
-        )
+        return jax.jit(lambda *ab: chosen.run(one, *ab, params, out_dtype))
 
     whole_batch = call(params, plan_of(op, params))
     # Of 5 samples 0 and 1, 2 and 3, 3 and 4.
@@ -141,7 +141,7 @@ def test_copies_of_one_slice_are_in_memory_at_a_time():
     fprop = primitives.OPS["fprop"]
 
     def temporary(chosen):
-        fun = functools.partial(primitives.native_call, fprop, chosen)
+        fun = functools.partial(chosen.run, fprop)
         call = functools.partial(fun, params=params, out_dtype=np.dtype("float32"))
         return jax.jit(call).lower(x, w).compile().memory_analysis().temp_size_in_bytes
 

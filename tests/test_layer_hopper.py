@@ -167,7 +167,7 @@ def test_signs_are_those_of_y_in_every_configuration(hopper, name, dtype):
     rest["bias"][:4] = np.nan, np.inf, -np.inf, 0
     params = parameters(case, x, w)
     geometry = params.geometry
-    if not params.plan("fprop", dtype, dtype, "cuda").signs:
+    if not plan.plan_of(params, "fprop", dtype, dtype, "cuda").signs:
         pytest.skip("this path keeps y instead")
     for config in plan.configs("implicit_gemm", "fprop", geometry, dtype, "cuda"):
         for present in [("bias",), ("scale", "bias", "residual")]:
@@ -303,7 +303,10 @@ def test_a_bias_alone_gives_the_bits_that_it_has_beside_z(
     case = ALL[name]
     x, w, rest = operands(case, dtype, normal)
     params = parameters(case, x, w)
-    signs = activation == "relu" and params.plan("fprop", dtype, dtype, "cuda").signs
+    signs = (
+        activation == "relu"
+        and plan.plan_of(params, "fprop", dtype, dtype, "cuda").signs
+    )
     for config in plan.configs(
         "implicit_gemm", "fprop", params.geometry, dtype, "cuda"
     ):

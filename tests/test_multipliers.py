@@ -34,7 +34,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_depthwise_convolution_gives_the_same_sums(name):
-    assert_same_sums_by(multipliers.geometry, CASES[name])
+    assert_same_sums_by(multipliers.geometry, CASES[name], multipliers.Depthwise)
 
 
 def test_which_are_multipliers():
@@ -64,7 +64,7 @@ def test_copies_count_as_workspace(monkeypatch, limit):
     problem = planners.Problem("fprop", g, f32, f32, "cuda", limit)
     if limit is None:
         plan = implicit_cuda.planned(problem)
-        assert plan.group.workspace_bytes == 8
+        assert plan.of.workspace_bytes == 8
         assert plan.workspace_bytes == 8 + multipliers.copy_bytes(g, 4)
     else:
         with pytest.raises(planners.Unable, match="over the workspace_limit"):

@@ -12,6 +12,7 @@ import pytest
 import jax_convbatch as jc
 from jax_convbatch._native import names
 from jax_convbatch._primitives import primitives
+from jax_convbatch._select.plan import plan_of
 
 X = jax.ShapeDtypeStruct((2, 8, 8, 6), "float32")
 W = jax.ShapeDtypeStruct((3, 3, 6, 4), "float32")
@@ -130,8 +131,8 @@ def test_every_device_of_a_sharded_program_has_them(mesh):
 def test_operations_run_eagerly_too():
     params = jax.make_jaxpr(jc.conv)(X, W).eqns[0].params["params"]
     x, w = jnp.ones(X.shape), jnp.ones(W.shape)
-    chosen = params.plan("fprop", x.dtype, x.dtype, "cpu")
-    y = primitives.native_call(primitives.OPS["fprop"], chosen, x, w, params, x.dtype)
+    chosen = plan_of(params, "fprop", x.dtype, x.dtype, "cpu")
+    y = chosen.run(primitives.OPS["fprop"], x, w, params, x.dtype)
     assert y.shape == params.shape("y")
     assert y[0, 4, 4, 0] == 9 * 6
 

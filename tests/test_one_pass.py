@@ -16,7 +16,7 @@ from promises import bits
 
 import jax_convbatch as jc
 from jax_convbatch._layers import activations, fused, one_pass
-from jax_convbatch._plans.planners import Plan
+from jax_convbatch._plans.kinds import OneCall
 
 # A slice of the input channels and several, of every kernel.
 CHANNELS = [
@@ -180,7 +180,7 @@ def test_a_gradient_that_is_not_asked_for_is_not_computed(composed, wanted):
 )
 def test_a_gradient_that_nobody_uses_is_not_computed(monkeypatch, kept, ops, one_call):
     """It is not one call then, of which nothing could be left out."""
-    some = Plan("implicit_gemm", "")
+    some = OneCall("implicit_gemm", "")
     monkeypatch.setattr(one_pass, "parts", lambda *_: one_pass.Parts(some, some, 0))
     monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: False)
     args, dy = operands((2, 3, 4), 8, 16, "float32", normal, residual=False)

@@ -12,7 +12,8 @@ from test_transposed import params_of
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans import padded
-from jax_convbatch._plans.planners import Plan, Problem, Unable
+from jax_convbatch._plans.kinds import InXla, OneCall, xla_call
+from jax_convbatch._plans.planners import Problem, Unable
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import cudnn
 from jax_convbatch._shapes.geometry import ConvGeometry
@@ -83,7 +84,7 @@ def given_of(case, make, dtype):
 @settings(max_examples=20)
 @given(case=problems(ranks=(1, 2, 3), empty=False))
 def test_it_is_the_same_as_jax_lax_in_f64(x64, multiple, even, case):
-    """By a `native_call` that is jax.lax's."""
+    """With jax.lax for the convolution of the copies."""
     params, given_ = given_of(case, normal, "float64")
     wanted = padded.Wanted(multiple, even)
     copy = padded.geometry(params.geometry, wanted)
@@ -94,20 +95,20 @@ def test_it_is_the_same_as_jax_lax_in_f64(x64, multiple, even, case):
         assert copy.C % each == copy.K % each == 0
     if copy is None:
         return
-    inner, f64 = Plan("cudnn", "of the copy"), np.dtype("float64")
+    f64 = np.dtype("float64")
 
-    def native_call(op, chosen, a, b, params, out_dtype):
-        assert chosen is inner
-        assert params.geometry == copy
-        for role, array in zip(op.operands, (a, b), strict=True):
-            assert array.shape == params.shape(role)
-        return primitives.xla_call(op.name, a, b, params, out_dtype)
+    class OfTheCopy(InXla):
+        def lower(self, op, operands, params, out_dtype):
+            assert params.geometry == copy
+            for role, array in zip(op.operands, operands, strict=True):
+                assert array.shape == params.shape(role)
+            return super().lower(op, operands, params, out_dtype)
 
     for op in primitives.OPS.values():
         operands = [given_[role] for role in op.operands]
-        chosen = Plan("cudnn", "", padded=inner, copies=wanted)
-        got = padded.call(native_call, op, chosen, operands, params, f64)
-        want = primitives.xla_call(op.name, *operands, params, f64)
+        chosen = padded.OfCopies("cudnn", "", of=OfTheCopy(), wanted=wanted)
+        got = chosen.run(op, *operands, params, f64)
+        want = xla_call(op.name, *operands, params, f64)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
@@ -122,15 +123,12 @@ def library(monkeypatch):
     monkeypatch.setattr(targets, "cudnn_problem", lambda: None)
     monkeypatch.setattr(targets, "cudnn_version", lambda: "9.19.0")
     monkeypatch.setattr(targets, "cudnn_plans", lambda *args: plans)
-    original = primitives.native_call
 
-    def native_call(op, chosen, a, b, params, out_dtype):
-        if chosen.rest or chosen.dual or chosen.padded:
-            return original(op, chosen, a, b, params, out_dtype)
+    def lower(self, op, operands, params, out_dtype):
         assert is_plain(params.geometry, even=False)
-        return primitives.xla_call(op.name, a, b, params, out_dtype)
+        return xla_call(op.name, *operands, params, out_dtype)
 
-    monkeypatch.setattr(primitives, "native_call", native_call)
+    monkeypatch.setattr(OneCall, "lower", lower)
 
 
 @settings(max_examples=20)
@@ -149,7 +147,7 @@ def test_what_cudnn_is_asked_gives_the_same_sums(library, case):
             chosen = cudnn.planned(problem)
 
             def call(a, b, op=op, chosen=chosen):
-                return primitives.native_call(op, chosen, a, b, params, f32)
+                return chosen.run(op, a, b, params, f32)
 
             got = jax.jit(call)(*(given_[role] for role in op.operands))
             np.testing.assert_array_equal(
@@ -175,8 +173,9 @@ def test_channels_are_padded_where_there_are_some(library):
     for c, k, precision, padded_to in ((30, 50, 0, 4), (30, 3, 0, 1), (30, 50, 2, 1)):
         g = G._replace(C=c, K=k)
         problem = Problem("fprop", g, f32, f32, "cuda", precision=precision)
-        copies = cudnn.planned(problem).copies
-        assert (copies.multiple if copies else 1) == padded_to
+        chosen = cudnn.planned(problem)
+        copied = isinstance(chosen, padded.OfCopies)
+        assert (chosen.wanted.multiple if copied else 1) == padded_to
 
 
 def test_uneven_padding_is_in_the_graph_but_of_depthwise_layers(library):
@@ -184,4 +183,4 @@ def test_uneven_padding_is_in_the_graph_but_of_depthwise_layers(library):
     uneven = G._replace(pad=(0, 2, 1))
     for g, copied in ((uneven, False), (uneven._replace(C=6, groups=6), True)):
         chosen = cudnn.planned(Problem("fprop", g, f32, f32, "cuda"))
-        assert (chosen.padded is not None) == copied
+        assert isinstance(chosen, padded.OfCopies) == copied

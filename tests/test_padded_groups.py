@@ -2,6 +2,8 @@
 """f32 groups of a few channels on CUDA, with zeros beside them so that four are loaded
 at once."""
 
+import functools
+
 import numpy as np
 import pytest
 from problems import normal, whole
@@ -64,7 +66,7 @@ def test_the_copies_give_the_same_sums(name):
     assert_same_sums_by(
         copied,
         CASES[name],
-        lambda plan: {"padded": plan, "copies": implicit_cuda.QUADS},
+        functools.partial(padded.OfCopies, wanted=implicit_cuda.QUADS),
     )
 
 

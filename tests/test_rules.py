@@ -18,6 +18,7 @@ from benchmarks import families
 from jax_convbatch import __main__
 from jax_convbatch._layers import channel_sums
 from jax_convbatch._native import targets
+from jax_convbatch._plans import tf32x3
 from jax_convbatch._plans.planners import Unable
 from jax_convbatch._primitives import bias
 from jax_convbatch._select import cudnn, implicit_cuda, plan, rules
@@ -62,11 +63,9 @@ def planned(problem, algorithm="auto", precision=0):
 
 def calls_of(chosen):
     """The plans of the calls that a plan is."""
-    if chosen.group or chosen.padded:
-        return calls_of(chosen.group or chosen.padded)
-    pieces = [p for p in chosen.pieces if p] or [chosen]
-    pieces += [chosen.rest] if chosen.rest else []
-    return pieces
+    if not chosen.parts:
+        return [chosen]
+    return [call for part in chosen.parts for call in calls_of(part)]
 
 
 # --- the table -------------------------------------------------------------------
@@ -373,7 +372,7 @@ def test_parts_of_f32_never_lie_in_other_groups(no_kernels, library, monkeypatch
     on(monkeypatch, "8.0")
     for name, problem in problems(("float32",)):
         high = replace(problem, precision=1)
-        three = cudnn.planned(high).rest is not None
+        three = isinstance(cudnn.planned(high), tf32x3.ThreeProducts)
         assert three == (problem.geometry.groups == 1), name
 
 

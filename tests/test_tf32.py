@@ -225,12 +225,14 @@ def test_the_products_meet_the_parts_that_belong_together(op):
     params = params_of(case, x, w)
     longer = tf32x3.geometry(params.geometry, op.contraction)
     high, rest = (
-        params.with_sizes(**g._asdict()).plan(op.name, "float32", "float32", "cpu")
+        plan.plan_of(
+            params.with_sizes(**g._asdict()), op.name, "float32", "float32", "cpu"
+        )
         for g in (params.geometry, longer)
     )
-    got = primitives.native_call(
+    chosen = tf32x3.ThreeProducts.like(high, high=high, rest=rest)
+    got = chosen.run(
         op,
-        dataclasses.replace(high, rest=rest),
         *(given[role] for role in op.operands),
         params,
         np.dtype("float32"),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transposed convolutions as gradients of strided ones: the same sums."""
 
-import dataclasses
 import functools
 
 import jax
@@ -22,8 +21,9 @@ from test_implicit_gemm import NHWC
 import jax_convbatch as jc
 from jax_convbatch._api.canonical import resolve
 from jax_convbatch._plans import dual
-from jax_convbatch._plans.planners import Plan
+from jax_convbatch._plans.kinds import InXla, xla_call
 from jax_convbatch._primitives import primitives
+from jax_convbatch._select.plan import plan_of
 
 
 def transposed(
@@ -66,14 +66,13 @@ def test_the_strided_convolution_gives_the_same_sums(case):
     right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
     given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
     params = params_of(case, given_["x"], given_["w"])
-    strided = dual.params(params)
+    strided = dual.other_params(params)
     for op in primitives.OPS.values():
         name = dual.OPS[op.name][0]
-        chosen = strided.plan(name, "float32", "float64", "cpu")
+        of = plan_of(strided, name, "float32", "float64", "cpu")
         call = functools.partial(
-            primitives.native_call,
+            dual.Strided.like(of, of=of).run,
             op,
-            dataclasses.replace(chosen, dual=True),
             params=params,
             out_dtype=np.dtype("float32"),
         )
@@ -114,28 +113,28 @@ def test_the_filter_of_each_group_is_turned_by_itself(spec, groups):
 @settings(max_examples=12)
 @given(case=problems(ranks=(1, 2, 3), empty=False))
 def test_it_is_the_same_as_jax_lax_in_f64(x64, case):
-    """Of several groups, too, by a `native_call` that is jax.lax's."""
+    """Of several groups, too, with jax.lax for the strided convolution."""
     assume(any(d > 1 for d in case.conv.input_dilation))
     ones = (1,) * case.conv.rank
     case = case._replace(conv=case.conv._replace(strides=ones))
     x, w, dy = arrays(case, normal, "float64")
     given_ = {role: case.user(role, a) for role, a in {"x": x, "w": w, "y": dy}.items()}
     params = params_of(case, given_["x"], given_["w"])
-    strided = dual.params(params)
+    strided = dual.other_params(params)
     for op in primitives.OPS.values():
         its, _ = dual.OPS[op.name]
         asked = []
 
-        def native_call(chosen, a, b, params, out_dtype, its=its, asked=asked):
-            assert not chosen.dual
-            asked.append(params)
-            return primitives.xla_call(its, a, b, params, out_dtype)
+        class Asked(InXla):
+            def lower(self, op, operands, params, out_dtype, asked=asked):
+                asked.append((op.name, params))
+                return super().lower(op, operands, params, out_dtype)
 
         operands = [jax.numpy.asarray(given_[role]) for role in op.operands]
-        chosen = Plan("cudnn", "", dual=True)
-        got = dual.call(native_call, op, chosen, operands, params, np.dtype("float64"))
-        assert asked == [strided]
-        want = primitives.xla_call(op.name, *operands, params, np.dtype("float64"))
+        chosen = dual.Strided("cudnn", "", of=Asked())
+        got = chosen.run(op, *operands, params, np.dtype("float64"))
+        assert asked == [(its, strided)]
+        want = xla_call(op.name, *operands, params, np.dtype("float64"))
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 

@@ -15,7 +15,7 @@ from problems import FLOATS, Problem, exact, normal, problems, run, terms, whole
 
 import jax_convbatch as jc
 from jax_convbatch._api import canonical
-from jax_convbatch._primitives import primitives
+from jax_convbatch._plans.kinds import xla_call
 from jax_convbatch._primitives.bias import bias_grad, broadcast_bias
 
 
@@ -218,9 +218,7 @@ def test_it_takes_the_place_of_jax_laxs(monkeypatch):
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(w, x), want, rtol=1e-4)
     assert jc.explain(loss, w, x)[0].engine != "xla"
     params = jax.make_jaxpr(jc.conv)(x, w).eqns[0].params["params"]
-    in_xla = functools.partial(
-        primitives.xla_call, "fprop", params=params, out_dtype=x.dtype
-    )
+    in_xla = functools.partial(xla_call, "fprop", params=params, out_dtype=x.dtype)
     (eqn,) = jax.make_jaxpr(in_xla)(x, w).eqns
     assert eqn.primitive is jax.lax.conv_general_dilated_p
     got = jax.lax.conv_general_dilated(*whole_numbers, dimension_numbers=numbers)

@@ -19,9 +19,9 @@ from test_transposed import params_of
 import jax_convbatch as jc
 from jax_convbatch._native import targets
 from jax_convbatch._plans import planners, wide_groups
-from jax_convbatch._plans.planners import Plan
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import implicit_cuda
+from jax_convbatch._select.plan import plan_of
 
 
 def grouped(n, size, c, k, groups, by=1, from_=1, specs=("NHWC", "HWIO", "NHWC")):
@@ -38,11 +38,11 @@ CASES = {
 }
 
 
-def assert_same_sums_by(geometry_of, case, parts=lambda plan: {"group": plan}):
+def assert_same_sums_by(geometry_of, case, kind):
     """By calls of the convolution that `geometry_of` makes of a geometry.
 
     Args:
-      parts: of a plan that runs its convolution so, what it is made of.
+      kind: of plans that run so, given that of the other convolution.
     """
     x, w, dy = arrays(case, whole, "float32")
     right = dict(zip("yxw", exact(case, x, w, dy), strict=True))
@@ -50,11 +50,10 @@ def assert_same_sums_by(geometry_of, case, parts=lambda plan: {"group": plan}):
     params = params_of(case, given["x"], given["w"])
     other = params.with_sizes(**geometry_of(params.geometry)._asdict())
     for op in primitives.OPS.values():
-        group = other.plan(op.name, "float32", "float32", "cpu")
+        of = plan_of(other, op.name, "float32", "float32", "cpu")
         call = functools.partial(
-            primitives.native_call,
+            kind("implicit_gemm", "", of=of).run,
             op,
-            Plan("implicit_gemm", "", **parts(group)),
             params=params,
             out_dtype=np.dtype("float32"),
         )
@@ -64,7 +63,7 @@ def assert_same_sums_by(geometry_of, case, parts=lambda plan: {"group": plan}):
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_group_gives_the_same_sums(name):
-    assert_same_sums_by(wide_groups.geometry, CASES[name])
+    assert_same_sums_by(wide_groups.geometry, CASES[name], wide_groups.OneByOne)
 
 
 def test_which_groups():

@@ -13,7 +13,7 @@ from jax.lax import ConvDimensionNumbers
 from jax.typing import ArrayLike
 
 from jax_convbatch import _compat
-from jax_convbatch._primitives import primitives
+from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._select import plan
 from jax_convbatch._shapes import folding
 from jax_convbatch._shapes import geometry as geo
@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
     x: jax.Array
     w: jax.Array
-    params: primitives.ConvParams
+    params: ConvParams
     out_dtype: np.dtype
 
 
@@ -96,7 +96,7 @@ def _native(
     algorithm,
     workspace_limit,
     **kwargs,
-) -> tuple[primitives.ConvParams, np.dtype, np.dtype] | str:
+) -> tuple[ConvParams, np.dtype, np.dtype] | str:
     """What `resolve` says of operands by their shapes: the dtype of the operands of
     the primitive, and its result's."""
     lhs = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
@@ -118,9 +118,7 @@ def _native(
             lambda a: _batch_groups_to_channels(a, numbers, count), lhs
         )
     geometry = geo.from_lax(lhs.shape, rhs_shape, out.shape, **canonical)
-    params = primitives.ConvParams(
-        geometry, numbers, precision, algorithm, workspace_limit
-    )
+    params = ConvParams(geometry, numbers, precision, algorithm, workspace_limit)
     return params, lhs_dtype if narrow else out.dtype, out.dtype
 
 

@@ -160,7 +160,7 @@ def _local(params, platform, x, offset, w, *rest, mask, bias):
         y = local(params, platform, x, corners, w, cells)
         return _add_local_bias(y, given.get("bias"), params)
     chosen = params.plan("fprop", ("y",), x.dtype, platform)
-    after = None if chosen.epilogue else given.pop("bias", None)
+    after = None if chosen.adds_bias else given.pop("bias", None)
     (y,) = deform_lowering.native_call("fprop", given, ("y",), params, platform)
     return _add_local_bias(y, after, params)
 

@@ -15,7 +15,7 @@ from jax_convbatch import _compat
 from jax_convbatch._deform.params import FACTORS, DeformParams, needed
 from jax_convbatch._deform.sampling import columns
 from jax_convbatch._native import native
-from jax_convbatch._primitives import primitives
+from jax_convbatch._plans.kinds import attributes
 from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import partition
 
@@ -74,7 +74,7 @@ def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> lis
         ],
     )(
         *(arrays.get(r, empty[r]) for r in roles),
-        **primitives.attributes(chosen, params.conv),
+        **attributes(params.conv, chosen.slice, chosen.config),
         offset_groups=np.int64(params.offset_groups),
     )
     return list(out[: len(results)])
@@ -89,7 +89,7 @@ def _zeros(params, role, dtype):
 
 
 def local_fprop(params, platform, x, corners, w, cells):
-    if is_empty(params):  # as in primitives.native_call
+    if is_empty(params):  # as in `Plan.run`
         return _zeros(params, "y", x.dtype)
     arrays = dict(x=x, cells=cells, corners=corners, w=w)
     (y,) = native_call("fprop", arrays, ("y",), params, platform)

@@ -13,8 +13,8 @@ import dataclasses
 import numpy as np
 
 from jax_convbatch._deform import plan as deform_plan
-from jax_convbatch._plans.planners import Plan
-from jax_convbatch._primitives.primitives import ConvParams
+from jax_convbatch._deform.plan import DeformPlan
+from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._shapes import geometry as geo
 
 # What the convolution is linear in.
@@ -92,7 +92,7 @@ class DeformParams:
             self.conv.workspace_limit,
         )
 
-    def plan(self, op: str, wanted, dtype, platform: str) -> Plan:
+    def plan(self, op: str, wanted, dtype, platform: str) -> DeformPlan:
         problem = self.problem(op, wanted, dtype, platform)
         return deform_plan.make_plan(problem, self.conv.algorithm)
 

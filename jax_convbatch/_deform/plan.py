@@ -8,7 +8,7 @@ columns are sampled, which few engines do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
 from jax_convbatch._plans.planners import (
     DEFAULT_WORKSPACE,
-    Plan,
     Unable,
     aligned,
     largest_slice,
@@ -58,7 +57,25 @@ class Problem(NamedTuple):
     workspace_limit: int | None = None
 
 
-def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
+@dataclass(frozen=True)
+class DeformPlan:
+    """What will run, and how; attributes as those of `Plan`.
+
+    Attributes:
+      adds_bias: whether its kernel does, as it stores.
+    """
+
+    engine: str
+    reason: str
+    slice: int = 0
+    workspace_bytes: int = 0
+    by_name_only: bool = False
+    adds_bias: bool = True
+    config: str = ""
+    source: str = "rule"
+
+
+def make_plan(problem: Problem, algorithm: str = "auto") -> DeformPlan:
     """Chooses engine and slice, as `plan.make_plan`.
 
     Raises:
@@ -67,7 +84,7 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     """
     op, platform = problem.op, problem.platform
     if algorithm == "xla":
-        return Plan("xla", "asked for by name", source="name")
+        return DeformPlan("xla", "asked for by name", source="name")
     names = [n for n, platforms in ENGINES.items() if platform in platforms]
     if algorithm != "auto":
         names = [algorithm]
@@ -89,7 +106,7 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
             continue
         return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
     if algorithm == "auto":
-        return Plan("xla", refusals[-1] if refusals else _no_code(platform))
+        return DeformPlan("xla", refusals[-1] if refusals else _no_code(platform))
     raise ValueError(
         f"algorithm={algorithm!r} cannot run this deformable {op} on platform "
         f"{platform!r}: {refusals[0]}. algorithm='xla' and algorithm='auto' can."
@@ -128,7 +145,7 @@ def _check(engine: str, problem: Problem) -> None:
     planners.check_sides(g)
 
 
-def _plan_fused(problem: Problem) -> Plan:
+def _plan_fused(problem: Problem) -> DeformPlan:
     """implicit_gemm: fprop on Hopper, without columns in memory, by name only."""
     if problem.op != "fprop":
         raise Unable(f"implicit_gemm does not cover a deformable {problem.op}")
@@ -149,10 +166,10 @@ def _plan_fused(problem: Problem) -> Plan:
     if native["split"] > 1:
         reason += f", each summed by {native['split']} blocks"
     # Not faster than columns where it was measured (docs/contributing/deform_fused.md).
-    return Plan("implicit_gemm", reason, by_name_only=True)
+    return DeformPlan("implicit_gemm", reason, by_name_only=True)
 
 
-def _plan_columns(problem: Problem) -> Plan:
+def _plan_columns(problem: Problem) -> DeformPlan:
     """im2col_gemm: as many samples as the limit allows."""
     g, platform, asked = problem.g, problem.platform, problem.workspace_limit
     most, cost = _COSTS[platform](problem)
@@ -177,9 +194,9 @@ def _plan_columns(problem: Problem) -> Plan:
             f"workspace_limit={asked} bytes is too small for this "
             f"deformable {problem.op}: one sample needs {cost(1)} bytes"
         )
-    return Plan(
+    return DeformPlan(
         *("im2col_gemm", reason, samples, cost(samples)),
-        epilogue=adds_bias,
+        adds_bias=adds_bias,
         config=config,
     )
 
@@ -193,7 +210,7 @@ def _products(problem: Problem, samples: int) -> dict | None:
     return targets.implicit_gemm_column_plan(op, g, dtype.name, samples)
 
 
-def _wgrad_by_chunks(problem: Problem) -> Plan:
+def _wgrad_by_chunks(problem: Problem) -> DeformPlan:
     """dw is summed over chunks of the batch, which do not depend on the limit."""
     g = problem.g
     columns = g.output_pixels * g.column_size
@@ -205,7 +222,7 @@ def _wgrad_by_chunks(problem: Problem) -> Plan:
     if chunk < g.N:
         workspace += 2 * aligned(g.w_size, 4)
     reason = "default on cuda"
-    return Plan("im2col_gemm", reason, chunk, workspace, config="implicit_gemm")
+    return DeformPlan("im2col_gemm", reason, chunk, workspace, config="implicit_gemm")
 
 
 def _cost_cpu(problem: Problem):
@@ -253,7 +270,7 @@ def _bytes(pieces, samples: int) -> int:
 
 
 _COSTS = {"cpu": _cost_cpu, "cuda": _cost_cuda}
-_PLANNERS: dict[str, Callable[[Problem], Plan]] = {
+_PLANNERS: dict[str, Callable[[Problem], DeformPlan]] = {
     "implicit_gemm": _plan_fused,
     "im2col_gemm": _plan_columns,
 }

@@ -20,7 +20,7 @@ from jax_convbatch._explain.table import Explanation, Row
 from jax_convbatch._layers import act_grad, fused, one_pass
 from jax_convbatch._layers.epilogue import layer_plan
 from jax_convbatch._native import targets
-from jax_convbatch._plans.planners import Plan
+from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._primitives import bias, primitives
 from jax_convbatch._select import implicit_cuda, plan
 from jax_convbatch._shapes import geometry as geo
@@ -199,7 +199,7 @@ def _row(eqn, platform: str) -> Row | None:
 
 def _conv_row(name: str, options, dtype: str, platform: str) -> tuple[Row, Plan]:
     params = options["params"]
-    chosen = params.plan(name, dtype, options["out_dtype"], platform)
+    chosen = plan.plan_of(params, name, dtype, options["out_dtype"], platform)
     row = Row(
         name,
         params.geometry.describe(params.dimension_numbers),

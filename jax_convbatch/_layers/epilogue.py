@@ -17,9 +17,10 @@ import numpy as np
 from jax_convbatch import _compat
 from jax_convbatch._layers import activations
 from jax_convbatch._native import names, native
-from jax_convbatch._plans.planners import Plan, Problem
+from jax_convbatch._plans.kinds import OneCall, Plan, attributes, xla_call
+from jax_convbatch._plans.params import OPS
+from jax_convbatch._plans.planners import Problem
 from jax_convbatch._primitives import primitives
-from jax_convbatch._primitives.primitives import OPS
 from jax_convbatch._select import plan
 from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import partition_layer
@@ -119,7 +120,7 @@ def _epilogue_call(epilogue, params, c, *rest) -> list:
 
 def layer_plan(
     chosen: Plan, epilogue: Epilogue, params, dtype, out_dtype, platform: str
-) -> Plan | None:
+) -> OneCall | None:
     """How fprop and what follows it run as one call, or None; `chosen`: fprop's."""
     problem = Problem(
         "fprop",
@@ -145,7 +146,7 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
     if 0 in (x.size, w.size, math.prod(shape)):
         zeros = jnp.zeros(shape, out_dtype)
         return stock(epilogue, params.axis("y", "K"), zeros, *rest)
-    chosen = local.plan("fprop", x.dtype, out_dtype, platform)
+    chosen = plan.plan_of(local, "fprop", x.dtype, out_dtype, platform)
     empty = not epilogue.describe()
     one_call = None
     if add is None and not empty:
@@ -156,7 +157,7 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
         return [*out, activations.signs_of(out[0], params.axis("y", "K"))]
     if one_call:
         return _fused_call(one_call, epilogue, local, x, w, rest, out_dtype)
-    c = primitives.native_call(fprop, chosen, x, w, local, out_dtype)
+    c = chosen.run(fprop, x, w, local, out_dtype)
     c = add(c) if add else c
     return [c] if empty else _epilogue_call(epilogue, local, c, *rest)
 
@@ -184,21 +185,22 @@ def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
         x,
         w,
         *rest,
-        **primitives.attributes(chosen, params),
+        **attributes(params, chosen.slice, chosen.config),
         epilogue=epilogue.attribute(),
     )
     return [out, *saved]
 
 
 def _xla_layer(epilogue, out_dtype, params, x, w, *rest):
-    c = primitives.xla_call("fprop", x, w, params, out_dtype)
+    c = xla_call("fprop", x, w, params, out_dtype)
     return stock(epilogue, params.axis("y", "K"), c, *rest)
 
 
 def lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding):
     platform = platform or ctx.module_context.platforms[0]
     # For its errors, as in primitives.py.
-    chosen = params.plan("fprop", ctx.avals_in[0].dtype, out_dtype, platform)
+    dtype = ctx.avals_in[0].dtype
+    chosen = plan.plan_of(params, "fprop", dtype, out_dtype, platform)
     fun: Callable[..., list]
     if chosen.engine == "xla":
         fun = partial(_xla_layer, epilogue, out_dtype, params)

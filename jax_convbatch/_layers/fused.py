@@ -19,9 +19,9 @@ from jax_convbatch import _compat
 from jax_convbatch._layers import act_grad, activations, one_pass
 from jax_convbatch._layers.epilogue import Epilogue, lowering, signs_shape, stock
 from jax_convbatch._native import targets
+from jax_convbatch._plans.params import OPS, ConvParams
 from jax_convbatch._primitives import primitives
 from jax_convbatch._primitives.bias import broadcast_bias
-from jax_convbatch._primitives.primitives import OPS, ConvParams
 from jax_convbatch._select import plan
 from jax_convbatch._shapes import folding
 
@@ -129,7 +129,7 @@ def _keeps_signs(x, params, epilogue, *, out_dtype, out_sharding) -> bool:
     if platform not in plan.EPILOGUES:
         return False
     try:
-        chosen = params.plan("fprop", x.dtype, out_dtype, platform)
+        chosen = plan.plan_of(params, "fprop", x.dtype, out_dtype, platform)
     except ValueError:  # the engine asked for by name runs elsewhere
         return False
     return chosen.signs and plan.has_epilogue(chosen, platform, x.dtype, out_dtype)

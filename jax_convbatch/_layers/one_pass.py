@@ -26,10 +26,11 @@ import numpy as np
 from jax_convbatch import _compat
 from jax_convbatch._layers import act_grad
 from jax_convbatch._native import native, targets
-from jax_convbatch._plans.planners import Plan
+from jax_convbatch._plans.kinds import OneCall, Plan
+from jax_convbatch._plans.params import OPS, ConvParams
 from jax_convbatch._primitives import primitives
 from jax_convbatch._primitives.bias import result_sharding
-from jax_convbatch._primitives.primitives import OPS, ConvParams
+from jax_convbatch._select.plan import plan_of
 from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import halo, partition_layer
 
@@ -42,8 +43,8 @@ class Parts(NamedTuple):
       sums: bytes of the bias gradient's partial sums.
     """
 
-    dgrad: Plan
-    wgrad: Plan
+    dgrad: OneCall
+    wgrad: OneCall
     sums: int
 
     @property
@@ -94,9 +95,12 @@ def parts(params: ConvParams, dtype) -> Parts | None:
     plans = _plans(("fprop", "dgrad", "wgrad"), params, dtype)
     if not plans or (sums := plans[0].parts_workspace) is None:
         return None
-    found = Parts(plans[1], plans[2], sums)
-    if any(p.engine != "implicit_gemm" or p.dual or p.rest for p in plans[1:]):
+    dgrad, wgrad = plans[1:]
+    if not (isinstance(dgrad, OneCall) and isinstance(wgrad, OneCall)):
         return None
+    if any(p.engine != "implicit_gemm" for p in (dgrad, wgrad)):
+        return None
+    found = Parts(dgrad, wgrad, sums)
     return found if _fits(found.workspace, params) else None
 
 
@@ -106,7 +110,7 @@ def _plans(ops, params: ConvParams, dtype) -> list[Plan]:
     if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
         return []
     try:
-        return [params.plan(op, dtype, dtype, platform) for op in ops]
+        return [plan_of(params, op, dtype, dtype, platform) for op in ops]
     except ValueError:
         return []
 
@@ -174,7 +178,7 @@ def _call(target: str, params: ConvParams, arrays, out, **attributes) -> Sequenc
 
 def _kernel(params, residual, *arrays):
     dtype = arrays[1].dtype
-    size = params.plan("fprop", dtype, dtype, "cuda").backward_workspace
+    size = plan_of(params, "fprop", dtype, dtype, "cuda").backward_workspace
     out = ["x", "w", "b", size, *(["y"] if residual else [])]
     dx, dw, db, _, *dz = _call("layer_backward", params, arrays, out)
     return [dx, dw, db, *dz]
@@ -218,7 +222,8 @@ def _local(platform, params, residual, cut, rows, saved, x, w, dy):
 
 
 def _native(platform, params: ConvParams, dtype) -> bool:
-    plans = (params.plan(op, dtype, dtype, platform) for op in ("dgrad", "wgrad"))
+    ops = ("dgrad", "wgrad")
+    plans = (plan_of(params, op, dtype, dtype, platform) for op in ops)
     return not any(p.engine == "xla" for p in plans)
 
 

@@ -23,7 +23,7 @@ ffi/cuda/sm90/kernels/conv.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import ConvDimensionNumbers
 
+from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 _NUMBERS = ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -126,67 +128,90 @@ def extra_bytes(op: str, g: ConvGeometry, itemsize: int) -> int:
     return itemsize * count
 
 
-def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by a plan with pieces: `native_call` for each of them.
+@dataclass(frozen=True)
+class OfSlices(Plan):
+    """`pieces` are the plans of `convolutions`, in their order.
 
-    Where the plan has a slice, of so many samples at a time, in a loop, so that one
-    slice's copies are in memory. The last slice makes some of its neighbour's samples
-    again, with the same bits, rather than be shorter.
+    With a `slice`, of so many samples at a time, in a loop, so that one slice's copies
+    are in memory. The last slice makes some of its neighbour's samples again, with the
+    same bits, rather than be shorter.
     """
-    samples = chosen.slice
-    if not samples:
-        return _slice(native_call, op, chosen, operands, params, out_dtype)
-    a, w = operands
-    axis, to_axis = (params.axis(role, "N") for role in (op.operands[0], op.result))
-    count, local = params.geometry.N, params.with_sizes(N=samples)
 
-    def add(i, out):
-        first = jnp.minimum(i * samples, count - samples)
-        part = jax.lax.dynamic_slice_in_dim(a, first, samples, axis)
-        new = _slice(native_call, op, chosen, (part, w), local, out_dtype)
-        return jax.lax.dynamic_update_slice_in_dim(out, new, first, to_axis)
+    pieces: tuple[Plan | None, ...] = field(kw_only=True)
 
-    out = jnp.zeros(params.shape(op.result), out_dtype)
-    return jax.lax.fori_loop(0, -(-count // samples), add, out)
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return tuple(piece for piece in self.pieces if piece is not None)
 
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        if not self.slice:
+            return self._of_all(op, operands, params, out_dtype)
+        a, w = operands
+        axis, to_axis = (params.axis(role, "N") for role in (op.operands[0], op.result))
+        count, local = params.geometry.N, params.with_sizes(N=self.slice)
 
-def _slice(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result for a slice of the batch, or for all of it."""
-    g = params.geometry
-    # N D H W C and T R S C K, and the places of those axes in what the user keeps.
-    numbers = params.dimension_numbers
-    order = {
-        "x": _order(numbers.lhs_spec),
-        "w": (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1]),
-        "y": _order(numbers.out_spec),
-    }
-    arrays = {
-        role: jnp.transpose(a, order[role])
-        for role, a in zip(op.operands, operands, strict=True)
-    }
+        def add(i: jax.Array, out: jax.Array) -> jax.Array:
+            first = jnp.minimum(i * self.slice, count - self.slice)
+            part = jax.lax.dynamic_slice_in_dim(a, first, self.slice, axis)
+            new = self._of_all(op, (part, w), local, out_dtype)
+            return jax.lax.dynamic_update_slice_in_dim(out, new, first, to_axis)
 
-    if geometry := flat(g):
-        (plan,) = chosen.pieces
-        two = replace(params, geometry=geometry, dimension_numbers=_NUMBERS)
-        ab = [arrays[role].reshape(two.shape(role)) for role in op.operands]
-        out = native_call(op, plan, *ab, two, out_dtype)
-    else:
-        every = pieces(op.name, g, operands[0].dtype.itemsize)
-        found: list[Any] = []
-        for piece, plan in zip(every, chosen.pieces, strict=True):
-            if plan is None:
-                found.append(None)
-                continue
-            two = replace(params, geometry=piece.geometry, dimension_numbers=_NUMBERS)
-            ab = [_operand(op.name, role, arrays[role], piece) for role in op.operands]
-            found.append(native_call(op, plan, *ab, two, out_dtype))
-        out = _result(op.name, found, every, g, out_dtype)
-    role = op.result
-    sizes = {"x": (g.N, *g.inputs, g.C), "y": (g.N, *g.outputs, g.K)}
-    sizes["w"] = (*g.taps, g.C, g.K)
-    return jnp.transpose(
-        out.reshape(sizes[role]), [order[role].index(i) for i in range(5)]
-    )
+        out = jnp.zeros(params.shape(op.result), out_dtype)
+        return jax.lax.fori_loop(0, -(-count // self.slice), add, out)
+
+    def _of_all(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        """The result for the samples that there are."""
+        g = params.geometry
+        # N D H W C and T R S C K, and the places of those axes in what the user keeps.
+        numbers = params.dimension_numbers
+        order = {
+            "x": _order(numbers.lhs_spec),
+            "w": (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1]),
+            "y": _order(numbers.out_spec),
+        }
+        arrays = {
+            role: jnp.transpose(a, order[role])
+            for role, a in zip(op.operands, operands, strict=True)
+        }
+
+        if geometry := flat(g):
+            (plan,) = self.parts
+            two = replace(params, geometry=geometry, dimension_numbers=_NUMBERS)
+            a, b = (arrays[role].reshape(two.shape(role)) for role in op.operands)
+            out = plan.run(op, a, b, two, out_dtype)
+        else:
+            every = pieces(op.name, g, operands[0].dtype.itemsize)
+            found: list[jax.Array | None] = []
+            for piece, its in zip(every, self.pieces, strict=True):
+                if its is None:
+                    found.append(None)
+                    continue
+                two = replace(
+                    params, geometry=piece.geometry, dimension_numbers=_NUMBERS
+                )
+                a, b = (
+                    _operand(op.name, role, arrays[role], piece) for role in op.operands
+                )
+                found.append(its.run(op, a, b, two, out_dtype))
+            out = _result(op.name, found, every, g, out_dtype)
+        role = op.result
+        sizes = {"x": (g.N, *g.inputs, g.C), "y": (g.N, *g.outputs, g.K)}
+        sizes["w"] = (*g.taps, g.C, g.K)
+        return jnp.transpose(
+            out.reshape(sizes[role]), [order[role].index(i) for i in range(5)]
+        )
 
 
 def _order(spec: Sequence[int]) -> tuple[int, ...]:

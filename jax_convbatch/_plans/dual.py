@@ -13,13 +13,16 @@ chapter 4). Kernels for that one multiply nothing with the zeros between x's ele
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import ConvDimensionNumbers
 
+from jax_convbatch._plans import params as calls
+from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 # The operation of the other convolution, and its operands as numbers of ours.
@@ -52,19 +55,20 @@ def geometry(g: ConvGeometry, grouped: bool = False) -> ConvGeometry | None:
     )
 
 
-def params(given):
-    """A `ConvParams` of the other convolution, where w is as `reverse` leaves it."""
-    numbers = given.dimension_numbers
+def other_params(given: ConvParams) -> ConvParams:
+    """Those of the other convolution, where w is as `reverse` leaves it."""
+    numbers, other = given.dimension_numbers, geometry(given.geometry, grouped=True)
+    assert other is not None  # there is a plan of it
     return replace(
         given,
-        geometry=geometry(given.geometry, grouped=True),
+        geometry=other,
         dimension_numbers=ConvDimensionNumbers(
             numbers.out_spec, numbers.rhs_spec, numbers.lhs_spec
         ),
     )
 
 
-def reverse(w, spec: Sequence[int], groups: int = 1):
+def reverse(w: jax.Array, spec: Sequence[int], groups: int = 1) -> jax.Array:
     """w' of w, and w of w': taps in reverse, C and K of each group exchanged.
 
     Args:
@@ -83,11 +87,29 @@ def reverse(w, spec: Sequence[int], groups: int = 1):
     return jnp.moveaxis(exchanged, (0, 1), (k, c))
 
 
-def call(native_call, op, chosen, operands, given, out_dtype) -> jax.Array:
-    """The result of `op` by `native_call` of the other convolution's operation."""
-    spec, groups = given.dimension_numbers.rhs_spec, given.geometry.groups
-    turn = partial(reverse, spec=spec, groups=groups)
-    _, order = OPS[op.name]
-    a, b = (turn(operands[i]) if op.operands[i] == "w" else operands[i] for i in order)
-    out = native_call(replace(chosen, dual=False), a, b, params(given), out_dtype)
-    return turn(out) if op.result == "w" else out
+@dataclass(frozen=True)
+class Strided(Plan):
+    """`of` is the plan of the other convolution's operation."""
+
+    of: Plan = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return (self.of,)
+
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        spec, groups = params.dimension_numbers.rhs_spec, params.geometry.groups
+
+        def turned(role: str, a: jax.Array) -> jax.Array:
+            return reverse(a, spec, groups) if role == "w" else a
+
+        its, order = OPS[op.name]
+        a, b = (turned(op.operands[i], operands[i]) for i in order)
+        out = self.of.run(calls.OPS[its], a, b, other_params(params), out_dtype)
+        return turned(op.result, out)

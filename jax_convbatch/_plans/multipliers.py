@@ -7,11 +7,14 @@ it is depthwise, which has kernels of its own, and dx is m gradients added in or
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 
@@ -27,19 +30,34 @@ def copy_bytes(g: ConvGeometry, itemsize: int) -> int:
     return g.N * g.D * g.H * g.W * g.K * itemsize
 
 
-def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by a plan of the depthwise convolution, `chosen.group`."""
-    g = params.geometry
-    times, axis = g.K // g.C, params.axis("x", "C")
-    a, b = operands
-    if op.operands[0] == "x":
-        a = jnp.repeat(a, times, axis)
-    depthwise = replace(params, geometry=geometry(g))
-    out = native_call(op, chosen.group, a, b, depthwise, out_dtype)
-    if op.result != "x":
-        return out
-    parts = out.reshape(*out.shape[:axis], g.C, times, *out.shape[axis + 1 :])
-    total = jax.lax.index_in_dim(parts, 0, axis + 1, keepdims=False)
-    for i in range(1, times):
-        total += jax.lax.index_in_dim(parts, i, axis + 1, keepdims=False)
-    return total
+@dataclass(frozen=True)
+class Depthwise(Plan):
+    """`of` is the plan of the depthwise convolution."""
+
+    of: Plan = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return (self.of,)
+
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        g, other = params.geometry, geometry(params.geometry)
+        assert other is not None  # `of` is its plan
+        times, axis = g.K // g.C, params.axis("x", "C")
+        a, b = operands
+        if op.operands[0] == "x":
+            a = jnp.repeat(a, times, axis)
+        out = self.of.run(op, a, b, replace(params, geometry=other), out_dtype)
+        if op.result != "x":
+            return out
+        parts = out.reshape(*out.shape[:axis], g.C, times, *out.shape[axis + 1 :])
+        total = jax.lax.index_in_dim(parts, 0, axis + 1, keepdims=False)
+        for i in range(1, times):
+            total += jax.lax.index_in_dim(parts, i, axis + 1, keepdims=False)
+        return total

@@ -10,12 +10,16 @@ take.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.params import ConvParams, Op
+from jax_convbatch._plans.planners import Problem
 from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -91,39 +95,90 @@ def copy_bytes(g: ConvGeometry, other: ConvGeometry, itemsize: int) -> int:
     return g.N * sum(sizes) * itemsize
 
 
-def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by the plan of the copies' convolution, `chosen.padded`."""
-    g = params.geometry
-    other = replace(params, geometry=geometry(g, chosen.copies))
-    more = {
-        name: (getattr(other.geometry, name) - getattr(g, name)) // g.groups
-        for name in "CK"
-    }
+def plan(
+    problem: Problem, wanted: Wanted, planned: Callable[[Problem], Plan]
+) -> Plan | None:
+    """That of a convolution which runs by padded copies; None where it needs none.
 
-    def config(role: str) -> list[tuple[int, int, int]]:
-        found = [(0, 0, 0)] * len(params.shape(role))
-        if role == "w":  # it has the input channels of one group
-            found[params.axis(role, "C")] = (0, more["C"], 0)
-        spatial = geo.spec_of(role, params.dimension_numbers)[2:]
-        if role == "x":
-            own = axes(g, chosen.copies.even)[3 - len(spatial) :]
-            for at, axis in zip(spatial, own, strict=True):
-                found[at] = (axis.low, axis.high, axis.interior)
-        return found
+    Args:
+      problem: the convolution.
+      wanted: what the copies have.
+      planned: makes the plan of theirs.
 
-    def padded(a, role: str):
-        letter = "C" if role == "x" else "K"
-        return _padded(
-            a, config(role), params.axis(role, letter), g.groups, more[letter]
-        )
-
-    copies = [padded(a, role) for role, a in zip(op.operands, operands, strict=True)]
-    out = native_call(op, chosen.padded, *copies, other, out_dtype)
-    own = jax.ShapeDtypeStruct(params.shape(op.result), out.dtype)
-    return jax.linear_transpose(lambda a: padded(a, op.result), own)(out)[0]
+    Raises:
+      Unable: what `planned` raises, or the copies are over the limit.
+    """
+    g = problem.geometry
+    other = geometry(g, wanted)
+    if other is None:
+        return None
+    of = planned(replace(problem, geometry=other))
+    size = of.workspace_bytes + copy_bytes(g, other, problem.dtype.itemsize)
+    problem.check_workspace(size, "padded copies")
+    return OfCopies.like(
+        of,
+        reason=f"{of.reason}, of padded copies",
+        workspace_bytes=size,
+        of=of,
+        wanted=wanted,
+    )
 
 
-def _padded(a, config, axis: int, groups: int, more: int) -> jax.Array:
+@dataclass(frozen=True)
+class OfCopies(Plan):
+    """`of` is the plan of the copies' convolution, `wanted` what they have."""
+
+    of: Plan = field(kw_only=True)
+    wanted: Wanted = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return (self.of,)
+
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        g, copied = params.geometry, geometry(params.geometry, self.wanted)
+        assert copied is not None  # `of` is its plan
+        more = {
+            name: (getattr(copied, name) - getattr(g, name)) // g.groups
+            for name in "CK"
+        }
+
+        def config(role: str) -> list[tuple[int, int, int]]:
+            found = [(0, 0, 0)] * len(params.shape(role))
+            if role == "w":  # it has the input channels of one group
+                found[params.axis(role, "C")] = (0, more["C"], 0)
+            spatial = geo.spec_of(role, params.dimension_numbers)[2:]
+            if role == "x":
+                own = axes(g, self.wanted.even)[3 - len(spatial) :]
+                for at, axis in zip(spatial, own, strict=True):
+                    found[at] = (axis.low, axis.high, axis.interior)
+            return found
+
+        def padded(a: jax.Array, role: str) -> jax.Array:
+            letter = "C" if role == "x" else "K"
+            return _padded(
+                a, config(role), params.axis(role, letter), g.groups, more[letter]
+            )
+
+        a, b = (padded(a, role) for role, a in zip(op.operands, operands, strict=True))
+        out = self.of.run(op, a, b, replace(params, geometry=copied), out_dtype)
+        own = jax.ShapeDtypeStruct(params.shape(op.result), out.dtype)
+        return jax.linear_transpose(lambda a: padded(a, op.result), own)(out)[0]
+
+
+def _padded(
+    a: jax.Array,
+    config: list[tuple[int, int, int]],
+    axis: int,
+    groups: int,
+    more: int,
+) -> jax.Array:
     """`a` with what `config` says, and `more` zeros beside each group of an axis."""
     if not more and not any(map(any, config)):
         return a

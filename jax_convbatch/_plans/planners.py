@@ -8,12 +8,12 @@ That of implicit_gemm on CUDA is in `implicit_cuda.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from jax_convbatch._native import targets
-from jax_convbatch._plans import padded as padded_copies
+from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 # Bytes of workspace where the caller sets no limit. On the CPU the columns of a
@@ -24,58 +24,6 @@ DEFAULT_WORKSPACE = {"cpu": 16 << 20, "cuda": 256 << 20}
 
 INT32_MAX = 2**31 - 1
 _ALIGNMENT = 256  # of each piece of the workspace; Workspace in ffi_checks.h
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will run, and how.
-
-    Attributes:
-      engine: a name of `ALGORITHMS` other than "auto".
-      reason: why this engine, in words.
-      slice: samples that are unrolled, or copied, at a time, 0 for all of them; of
-        wgrad by implicit_gemm on the CPU the parts that its pixels are summed in.
-      workspace_bytes: size of the workspace buffer.
-      by_name_only: "auto" leaves it to the next engine, which is faster here.
-      epilogue: whether its kernel can form what follows a convolution, if the engine
-        is in `EPILOGUES`.
-      signs: whether that can also keep the signs of y, `activations.signs_of`.
-      backward_workspace: bytes that the backward pass of a layer with relu takes by
-        kernels that make dz as they read dy (fprop's plan has it), or None where there
-        are none.
-      parts_workspace: bytes of partial sums of its bias gradient where it takes one
-        call of several kernels (fprop's plan), or None where it takes several calls.
-      config: name of the engine's configuration, where it has several.
-      dual: whether it runs as the gradient of a strided convolution, see `dual.py`.
-      rest: of three products, what multiplies the low parts, see `tf32x3.py`.
-      pieces: of three spatial axes, the plans of the convolutions of two that make up
-        the result, see `depth.py`; None for slices that no tap meets.
-      group: of wide groups, the plan of each, see `wide_groups.py`; of a channel
-        multiplier that of a depthwise convolution, see `multipliers.py`.
-      padded: of negative padding and the like the plan of the convolution of padded
-        copies, see `padded.py`.
-      copies: of `padded` what its copies have.
-      source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of
-        this package) or "rule".
-    """
-
-    engine: str
-    reason: str
-    slice: int = 0
-    workspace_bytes: int = 0
-    by_name_only: bool = False
-    epilogue: bool = True
-    signs: bool = False
-    backward_workspace: int | None = None
-    parts_workspace: int | None = None
-    config: str = ""
-    dual: bool = False
-    rest: Plan | None = None
-    pieces: tuple[Plan | None, ...] = ()
-    group: Plan | None = None
-    padded: Plan | None = None
-    copies: padded_copies.Wanted | None = None
-    source: str = "rule"
 
 
 @dataclass(frozen=True)
@@ -111,30 +59,6 @@ class Problem:
             )
 
 
-def padded(problem: Problem, copied: Problem, wanted, plan: Plan) -> Plan:
-    """That of a convolution that runs by padded copies, see `padded.py`.
-
-    Args:
-      problem: the convolution.
-      copied: that of the copies.
-      wanted: the `padded.Wanted` that they have.
-      plan: of `copied`.
-
-    Raises:
-      Unable: the copies are over the limit.
-    """
-    g, itemsize = problem.geometry, problem.dtype.itemsize
-    size = plan.workspace_bytes + padded_copies.copy_bytes(g, copied.geometry, itemsize)
-    problem.check_workspace(size, "padded copies")
-    return replace(
-        plan,
-        reason=f"{plan.reason}, of padded copies",
-        workspace_bytes=size,
-        padded=plan,
-        copies=wanted,
-    )
-
-
 class Unable(Exception):
     """What an engine does not cover, in words."""
 
@@ -148,7 +72,7 @@ def check_sides(g: ConvGeometry) -> None:
         raise Unable("a matrix of one sample with a side over 2^31 - 1")
 
 
-def check_somewhere(platforms: Iterable[str], planned: Callable[[str], Plan]) -> None:
+def check_somewhere(platforms: Iterable[str], planned: Callable[[str], object]) -> None:
     """For use while tracing, before it is known where a convolution will run.
 
     Args:
@@ -194,7 +118,7 @@ def implicit_cpu(problem: Problem) -> Plan:
     g, limit = problem.geometry, problem.workspace_limit
     reason = f"{targets.instruction_set()} kernels"
     if problem.op != "wgrad":
-        return Plan("implicit_gemm", reason)
+        return OneCall("implicit_gemm", reason)
     rows = -(-g.column_size // _WGRAD_ROWS)
     blocks = rows * -(-(g.K // g.groups) // _WGRAD_COLUMNS) * g.groups
     least = 1024
@@ -211,7 +135,7 @@ def implicit_cpu(problem: Problem) -> Plan:
     workspace = aligned(parts * g.w_size, itemsize) if parts > 1 else 0
     if limit is not None and workspace > limit:
         workspace = 0
-    return Plan("implicit_gemm", reason, parts, workspace)
+    return OneCall("implicit_gemm", reason, parts, workspace)
 
 
 def columns(engine: str, problem: Problem) -> Plan:
@@ -233,7 +157,7 @@ def columns(engine: str, problem: Problem) -> Plan:
     reason = f"default on {platform}"
     if (platform, problem.dtype.name) == ("cuda", "float32"):
         reason += ", as TF32" if problem.precision == 0 else ", in true float32"
-    return Plan(engine, reason, samples, per_sample(samples) + fixed)
+    return OneCall(engine, reason, samples, per_sample(samples) + fixed)
 
 
 def aligned(count: int, itemsize: int) -> int:

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_convbatch._plans.planners import Plan, Problem
+from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.params import OPS, ConvParams, Op
+from jax_convbatch._plans.planners import Problem
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 MANTISSA_BITS = 10
-_CONTRACTION = {"fprop": "C", "dgrad": "K", "wgrad": "N"}  # as in primitives.OPS
 
 
 class Parts(NamedTuple):
@@ -53,17 +54,14 @@ def plan(problem: Problem, planned: Callable[[Problem], Plan]) -> Plan:
     op, g = problem.op, problem.geometry
     one = replace(problem, workspace_limit=None, precision=0)
     high = planned(one)
-    longer = geometry(g, _CONTRACTION[op])
+    longer = geometry(g, OPS[op].contraction)
     rest = planned(replace(one, geometry=longer, config=""))
     size = high.workspace_bytes + rest.workspace_bytes
     problem.check_workspace(size + extra_bytes(g, op), "parts of operands")
-    return replace(
+    return ThreeProducts.like(
         high,
         reason=f"three products of TF32, {high.reason}",
-        epilogue=False,
-        signs=False,
-        backward_workspace=None,
-        parts_workspace=None,
+        high=high,
         rest=rest,
     )
 
@@ -75,8 +73,7 @@ def extra_bytes(g: ConvGeometry, op: str) -> int:
         "w": math.prod(g.taps) * g.C // g.groups * g.K,
         "y": g.N * math.prod(g.outputs) * g.K,
     }
-    result = {"fprop": "y", "dgrad": "x", "wgrad": "w"}[op]
-    return 4 * (3 * sum(sizes.values()) - 2 * sizes[result])
+    return 4 * (3 * sum(sizes.values()) - 2 * sizes[OPS[op].result])
 
 
 def parts(a: jax.Array, axis: int, *, first: bool) -> Parts:
@@ -91,14 +88,29 @@ def parts(a: jax.Array, axis: int, *, first: bool) -> Parts:
     return Parts(high, jnp.concatenate(pair if first else pair[::-1], axis))
 
 
-def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """What `native_call` makes of the parts by a plan and by its rest."""
-    params = replace(params, precision=None)
-    longer = replace(params, geometry=geometry(params.geometry, op.contraction))
-    axes = [params.axis(role, op.contraction) for role in op.operands]
-    first = parts(operands[0], axes[0], first=True)
-    second = parts(operands[1], axes[1], first=False)
-    high = replace(chosen, rest=None)
-    return native_call(
-        op, high, first.high, second.high, params, out_dtype
-    ) + native_call(op, chosen.rest, first.both, second.both, longer, out_dtype)
+@dataclass(frozen=True)
+class ThreeProducts(Plan):
+    """`high` multiplies the high parts, `rest` what the low ones are in."""
+
+    high: Plan = field(kw_only=True)
+    rest: Plan = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return (self.high, self.rest)
+
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        params = replace(params, precision=None)
+        longer = replace(params, geometry=geometry(params.geometry, op.contraction))
+        axes = [params.axis(role, op.contraction) for role in op.operands]
+        first = parts(operands[0], axes[0], first=True)
+        second = parts(operands[1], axes[1], first=False)
+        return self.high.run(
+            op, first.high, second.high, params, out_dtype
+        ) + self.rest.run(op, first.both, second.both, longer, out_dtype)

@@ -8,11 +8,14 @@ cost less than columns of all of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 # More groups than this take too many launches: with 8 of 64 channels, columns take half
@@ -30,20 +33,35 @@ def geometry(g: ConvGeometry) -> ConvGeometry | None:
     return g._replace(C=g.C // g.groups, K=g.K // g.groups, groups=1)
 
 
-def call(native_call, op, chosen, operands, params, out_dtype) -> jax.Array:
-    """The result of `op` by a plan of one group, `chosen.group`."""
-    count = params.geometry.groups
-    one = replace(params, geometry=geometry(params.geometry))
+@dataclass(frozen=True)
+class OneByOne(Plan):
+    """`of` is the plan of each group."""
 
-    def axis(role: str) -> int:
-        return params.axis(role, {"x": "C", "w": "K", "y": "K"}[role])
+    of: Plan = field(kw_only=True)
 
-    parts = [
-        jnp.split(a, count, axis(role))
-        for role, a in zip(op.operands, operands, strict=True)
-    ]
-    results = [
-        native_call(op, chosen.group, a, b, one, out_dtype)
-        for a, b in zip(*parts, strict=True)
-    ]
-    return jnp.concatenate(results, axis(op.result))
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return (self.of,)
+
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: Any,
+    ) -> jax.Array:
+        count, one = params.geometry.groups, geometry(params.geometry)
+        assert one is not None  # `of` is its plan
+        own = replace(params, geometry=one)
+
+        def axis(role: str) -> int:
+            return params.axis(role, {"x": "C", "w": "K", "y": "K"}[role])
+
+        groups = [
+            jnp.split(a, count, axis(role))
+            for role, a in zip(op.operands, operands, strict=True)
+        ]
+        results = [
+            self.of.run(op, a, b, own, out_dtype) for a, b in zip(*groups, strict=True)
+        ]
+        return jnp.concatenate(results, axis(op.result))

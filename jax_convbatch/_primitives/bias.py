@@ -183,7 +183,7 @@ def _local_bgrad(platform: str, kept, dy):
     summed = tuple(i for i in range(dy.ndim) if i not in kept)
     shape = tuple(dy.shape[i] for i in kept)
     if dy.size == 0:
-        return jnp.zeros(shape, dy.dtype)  # as in primitives._native_call
+        return jnp.zeros(shape, dy.dtype)  # as in `Plan.run`
     sizes = bgrad_sizes(dy.shape, kept, dy.dtype, platform)
     out, _ = native.ffi_call(
         names.of_channels("conv_bgrad", dy.shape[kept[-1]], dy.dtype),

@@ -9,101 +9,22 @@ out, and one rule of each kind (shape, transpose, batching, lowering) serves the
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.lax import ConvDimensionNumbers, Precision
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat
-from jax_convbatch._native import names, native
-from jax_convbatch._plans import depth, dual, multipliers, padded, tf32x3, wide_groups
-from jax_convbatch._plans.planners import Plan
+from jax_convbatch._plans.kinds import xla_call
+from jax_convbatch._plans.params import OPS, ConvParams, Op
 from jax_convbatch._select import plan
 from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._shapes.folding import fold_axis, unfold
-from jax_convbatch._shapes.geometry import ConvGeometry
 from jax_convbatch._sharding import partition
 
-
-class Op(NamedTuple):
-    name: str
-    operands: tuple[str, str]  # roles: "x", "w", "y" (dx, dw, dy have their roles)
-    result: str
-    contraction: str  # the letter that is summed over besides taps and pixels
-
-
-OPS = {
-    "fprop": Op("fprop", ("x", "w"), "y", "C"),
-    "dgrad": Op("dgrad", ("y", "w"), "x", "K"),
-    "wgrad": Op("wgrad", ("x", "y"), "w", "N"),
-}
 _OP_WITH_RESULT = {op.result: op for op in OPS.values()}
-
-
-_PRECISION = {None: 0, Precision.DEFAULT: 0, Precision.HIGH: 1, Precision.HIGHEST: 2}
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvParams:
-    """Everything static about a call, the same for all three operations.
-
-    Attributes:
-      geometry: sizes.
-      dimension_numbers: where the user keeps the axes.
-      precision: canonical `jax.lax` precision (None, one or a pair).
-      algorithm: one of `plan.ALGORITHMS`.
-      workspace_limit: bytes or None.
-      config: of the engine that `algorithm` names, for measuring; "" leaves it to
-        the plan.
-    """
-
-    geometry: ConvGeometry
-    dimension_numbers: ConvDimensionNumbers
-    precision: Any = None
-    algorithm: str = "auto"
-    workspace_limit: int | None = None
-    config: str = ""
-
-    @property
-    def precision_level(self) -> int:
-        """0 DEFAULT, 1 HIGH, 2 HIGHEST; of a pair the higher."""
-        pair = (
-            self.precision if isinstance(self.precision, tuple) else (self.precision,)
-        )
-        # Those of names of algorithms are XLA's alone.
-        return max(_PRECISION.get(p, 0) for p in pair)
-
-    def plan(self, op: str, dtype, out_dtype, platform: str) -> Plan:
-        return plan.make_plan(
-            op,
-            self.geometry,
-            dtype,
-            out_dtype,
-            platform,
-            self.algorithm,
-            self.workspace_limit,
-            self.precision_level,
-            self.config,
-        )
-
-    def shape(self, role: str) -> tuple[int, ...]:
-        return geo.shape(role, self.geometry, self.dimension_numbers)
-
-    def axis(self, role: str, letter: str) -> int:
-        return geo.axis_of(role, letter, self.dimension_numbers)
-
-    def name(self, op: str, dtype, *more: str) -> str:
-        return names.of_conv(op, self, dtype, *more)
-
-    def with_sizes(self, **sizes: int) -> ConvParams:
-        fields: dict[str, Any] = {**self.geometry._asdict(), **sizes}
-        return dataclasses.replace(self, geometry=ConvGeometry(**fields))
 
 
 def bind(
@@ -275,73 +196,11 @@ def batch(name: str, axis_data, args, dims, **params):
 # --- lowering -----------------------------------------------------------------
 
 
-def native_call(op: Op, chosen: Plan, a, b, params: ConvParams, out_dtype):
-    """One FFI call: the result, and a workspace that XLA plans."""
-    shape = params.shape(op.result)
-    if 0 in (a.size, b.size, math.prod(shape)):
-        # A sum of nothing. XLA's layout copies of empty arrays divide by zero
-        # on the CPU (jaxlib 0.10.2), so they must not reach the call.
-        return jnp.zeros(shape, out_dtype)
-    if chosen.rest:
-        return tf32x3.call(native_call, op, chosen, (a, b), params, out_dtype)
-    if chosen.dual:
-        run = partial(native_call, OPS[dual.OPS[op.name][0]])
-        return dual.call(run, op, chosen, (a, b), params, out_dtype)
-    if chosen.group:
-        parts = multipliers if multipliers.geometry(params.geometry) else wide_groups
-        return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
-    if chosen.padded or chosen.pieces:
-        parts = padded if chosen.padded else depth
-        return parts.call(native_call, op, chosen, (a, b), params, out_dtype)
-    layouts = geo.layouts(params.dimension_numbers, chosen.engine)
-    call = native.ffi_call(
-        params.name(f"conv_{op.name}", a.dtype),
-        f"jax_convbatch_{chosen.engine}_{op.name}",
-        (
-            jax.ShapeDtypeStruct(shape, out_dtype),
-            jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8),
-        ),
-        input_layouts=[layouts[role] for role in op.operands],
-        output_layouts=[layouts[op.result], (0,)],
-    )
-    out, _ = call(a, b, **attributes(chosen, params))
-    return out
-
-
-def attributes(chosen: Plan, params: ConvParams) -> dict[str, Any]:
-    """What every handler of a convolution decodes."""
-    # Engines that have one configuration do not ask for its name.
-    config = {"config": chosen.config} if chosen.config else {}
-    return dict(
-        geometry=params.geometry.attribute(),
-        slice=np.int64(chosen.slice),
-        precision=np.int64(params.precision_level),
-        **config,
-    )
-
-
-def xla_call(name: str, a, b, params: ConvParams, out_dtype):
-    """The same operation by `jax.lax`, its gradients by transposing its fprop."""
-    kwargs = geo.to_lax(params.geometry, params.dimension_numbers)
-    kwargs["precision"] = params.precision
-
-    def conv(x, w):
-        wide = None if out_dtype == a.dtype else out_dtype
-        return _compat.lax_conv(x, w, **kwargs, preferred_element_type=wide)
-
-    if name == "fprop":
-        return conv(a, b)
-    result = jax.ShapeDtypeStruct(params.shape(OPS[name].result), out_dtype)
-    if name == "dgrad":
-        return jax.linear_transpose(lambda x: conv(x, b), result)(a)[0]
-    return jax.linear_transpose(lambda w: conv(a, w), result)(b)[0]
-
-
 def local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
     """What one device does with its part of the operands."""
     local = params.with_sizes(**local_sizes(op, params, a, b))
-    chosen = local.plan(op.name, a.dtype, out_dtype, platform)
-    return native_call(op, chosen, a, b, local, out_dtype)
+    chosen = plan.plan_of(local, op.name, a.dtype, out_dtype, platform)
+    return chosen.run(op, a, b, local, out_dtype)
 
 
 def local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
@@ -361,7 +220,8 @@ def _lowering(
     platform = platform or ctx.module_context.platforms[0]
     # The plan for the whole batch: its errors would be wrapped in another type
     # within the partitioner's callback, and what XLA runs XLA partitions.
-    chosen = params.plan(op.name, ctx.avals_in[0].dtype, out_dtype, platform)
+    dtype = ctx.avals_in[0].dtype
+    chosen = plan.plan_of(params, op.name, dtype, out_dtype, platform)
     if chosen.engine == "xla":
         fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
     else:

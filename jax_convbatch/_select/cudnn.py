@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_convbatch._native import targets
-from jax_convbatch._plans import depth, dual, padded, planners, tf32x3
-from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
+from jax_convbatch._plans import depth, dual, padded, tf32x3
+from jax_convbatch._plans.kinds import OneCall, Plan
+from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Problem, Unable
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 TUNED = 6  # configurations that `tune` measures
@@ -36,13 +37,11 @@ def planned(problem: Problem) -> Plan:
         its = dual.OPS[problem.op][0]
         plan = planned(replace(problem, op=its, geometry=strided))
         reason = f"{plan.reason}, as {its} of the strided convolution"
-        return replace(plan, reason=reason, dual=True)
-    wanted = _wanted(problem)
-    if (copies := padded.geometry(g, wanted)) is not None:
-        copied = replace(problem, geometry=copies)
-        return planners.padded(problem, copied, wanted, planned(copied))
+        return dual.Strided.like(plan, reason=reason, of=plan)
+    if copied := padded.plan(problem, _wanted(problem), planned):
+        return copied
     found = _first(problem, {})
-    return Plan(
+    return OneCall(
         "cudnn",
         _reason(found),
         workspace_bytes=found["workspace"],
@@ -50,7 +49,7 @@ def planned(problem: Problem) -> Plan:
     )
 
 
-def layer(problem: Problem, epilogue: dict, plain: Plan) -> Plan | None:
+def layer(problem: Problem, epilogue: dict, plain: OneCall) -> OneCall | None:
     """fprop and what follows it as one graph; None where separate calls are faster.
 
     Kernels that cuDNN compiles for a graph, which takes it most of a second, are taken
@@ -62,7 +61,7 @@ def layer(problem: Problem, epilogue: dict, plain: Plan) -> Plan | None:
       epilogue: `Epilogue.attribute()`.
       plain: the plan of fprop alone.
     """
-    if plain.dual or plain.rest or plain.padded or problem.geometry.groups > 1:
+    if problem.geometry.groups > 1:
         return None
     try:
         found = _first(replace(problem, config=""), epilogue)
@@ -81,7 +80,8 @@ def layer(problem: Problem, epilogue: dict, plain: Plan) -> Plan | None:
 def configs(problem: Problem) -> list[str]:
     """Names of the configurations that `tune` measures, the heuristics' first."""
     try:
-        if planned(problem).rest:  # the products' configurations differ
+        # The products' configurations differ.
+        if isinstance(planned(problem), tf32x3.ThreeProducts):
             return [""]
     except Unable:
         return []

@@ -18,12 +18,11 @@ from jax_convbatch._plans import (
     dual,
     multipliers,
     padded,
-    planners,
     tf32x3,
     wide_groups,
 )
+from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._plans.planners import (
-    Plan,
     Problem,
     Unable,
     largest_slice,
@@ -61,8 +60,10 @@ def planned(problem: Problem) -> Plan:
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
     if isinstance(native, str):
-        if (copies := _whole_quads(problem)) is not None:
-            return _padded(problem, copies)
+        if _wants_whole_quads(problem) and (
+            copied := padded.plan(problem, QUADS, planned)
+        ):
+            return copied
         if dtype == "float32" and (one := multipliers.geometry(g)):
             return _multiplier(problem, one)
         raise Unable(native if sees_gpu() else WITHOUT_GPU)
@@ -120,53 +121,46 @@ def _one_call(problem: Problem, native: list[dict]) -> Plan:
     strided = dual.geometry(problem.geometry) is not None
     if strided:
         reason += f", as {dual.OPS[problem.op][0]} of the strided convolution"
-    return Plan(
+    call = OneCall(
         "implicit_gemm",
         reason,
         workspace_bytes=plan["workspace"],
         by_name_only=not plan["preferred"],
-        epilogue=plan["epilogue"] and not strided,
-        signs=plan["signs"] and not strided,
-        backward_workspace=None if strided else plan.get("backward_workspace"),
-        parts_workspace=None if strided else plan.get("parts_workspace"),
+        epilogue=plan["epilogue"],
+        signs=plan["signs"],
+        backward_workspace=plan.get("backward_workspace"),
+        parts_workspace=plan.get("parts_workspace"),
         config=plan["config"],
-        dual=strided,
     )
+    return dual.Strided.like(call, of=call) if strided else call
 
 
 def _wide_groups(one: Problem) -> Plan:
     """Of groups that no kernel takes together; `one`: of one of them."""
     plan = planned(one)
-    return Plan(
+    return wide_groups.OneByOne(
         "implicit_gemm",
         f"groups one by one, {plan.reason}",
         workspace_bytes=plan.workspace_bytes,
         by_name_only=plan.by_name_only,
-        epilogue=False,
-        group=plan,
+        of=plan,
     )
 
 
-def _whole_quads(problem: Problem) -> ConvGeometry | None:
+def _wants_whole_quads(problem: Problem) -> bool:
     """f32 groups of a few channels, with zeros beside them: kernels of those load four
-    channels at once. None where they do not take it, or depthwise ones take less.
+    channels at once. Not where they do not take it, or depthwise ones take less.
     """
     g, few, most = problem.geometry, 8, 32
     if problem.dtype.itemsize != 4 or g.groups == 1 or max(g.C, g.K) > most * g.groups:
-        return None
+        return False
     if g.groups == g.C and few * g.groups > g.K:
-        return None
+        return False
     copies = padded.geometry(g, QUADS)
     if copies is None or copies != g._replace(C=copies.C, K=copies.K):
-        return None
+        return False
     native = native_plans(replace(problem, geometry=copies))
-    return None if isinstance(native, str) or not native[0]["preferred"] else copies
-
-
-def _padded(problem: Problem, copies: ConvGeometry) -> Plan:
-    copied = replace(problem, geometry=copies)
-    plan = planners.padded(problem, copied, QUADS, planned(copied))
-    return replace(plan, epilogue=False)
+    return not isinstance(native, str) and native[0]["preferred"]
 
 
 def _multiplier(problem: Problem, depthwise: ConvGeometry) -> Plan:
@@ -174,12 +168,11 @@ def _multiplier(problem: Problem, depthwise: ConvGeometry) -> Plan:
     copies = multipliers.copy_bytes(problem.geometry, problem.dtype.itemsize)
     size = plan.workspace_bytes + copies
     problem.check_workspace(size, "copies of channels")
-    return Plan(
+    return multipliers.Depthwise(
         "implicit_gemm",
         f"depthwise with copies of channels, {plan.reason}",
         workspace_bytes=size,
-        epilogue=False,
-        group=plan,
+        of=plan,
     )
 
 
@@ -190,7 +183,7 @@ def _deep(problem: Problem) -> Plan:
         its = dual.OPS[op][0]
         plan = _deep(replace(problem, op=its, geometry=strided))
         reason = f"{plan.reason}, as {its} of the strided convolution"
-        return replace(plan, reason=reason, dual=True)
+        return dual.Strided.like(plan, reason=reason, of=plan)
     if geometry.input_dilation[0] > 1:
         raise Unable("three spatial axes with both strides and an input dilation")
 
@@ -215,12 +208,11 @@ def _deep(problem: Problem) -> Plan:
             plans, size = pieces(samples)
     problem.check_workspace(size, "copies of slices")
     there = [p for p in plans if p]
-    return Plan(
+    return depth.OfSlices(
         "implicit_gemm",
         f"taps of depth as channels, {there[0].reason}" if there else "no taps",
         slice=samples,
         workspace_bytes=size,
         by_name_only=any(p.by_name_only for p in there),
-        epilogue=False,
         pieces=plans,
     )

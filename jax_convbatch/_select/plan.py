@@ -16,10 +16,13 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans import depth, planners
-from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Plan, Problem, Unable
+from jax_convbatch._plans.kinds import InXla, OneCall, Plan
+from jax_convbatch._plans.params import ConvParams
+from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Problem, Unable
 from jax_convbatch._select import choices, cudnn, implicit_cuda, rules
 from jax_convbatch._shapes.geometry import MAX_SPATIAL, ConvGeometry
 
@@ -128,7 +131,7 @@ def make_plan(
         is too small for it.
     """
     if algorithm == "xla":
-        return Plan("xla", "asked for by name", source="name")
+        return InXla(reason="asked for by name", source="name")
     problem = Problem(
         op,
         geometry,
@@ -178,6 +181,23 @@ def make_plan(
         ) from None
 
 
+def plan_of(
+    params: ConvParams, op: str, dtype: DTypeLike, out_dtype: DTypeLike, platform: str
+) -> Plan:
+    """`make_plan` with the options of a call."""
+    return make_plan(
+        op,
+        params.geometry,
+        dtype,
+        out_dtype,
+        platform,
+        params.algorithm,
+        params.workspace_limit,
+        params.precision_level,
+        params.config,
+    )
+
+
 def _measured(choice: choices.Choice, planned) -> Plan | None:
     """The plan of a choice, if it can run.
 
@@ -208,7 +228,7 @@ def _by_rule(problem: Problem, planned) -> Plan:
         if chosen.engine == "im2col_gemm" and not refusals:  # they take memory
             reasons.append(f"columns are faster: {rules.line(problem).why}")
         return replace(chosen, reason="; ".join(reasons))
-    return Plan("xla", "; ".join(refusals) or _no_code(problem.platform))
+    return InXla(reason="; ".join(refusals) or _no_code(problem.platform))
 
 
 def configs(
@@ -235,7 +255,7 @@ def configs(
     return [] if isinstance(native, str) else [each["config"] for each in native]
 
 
-def layer_plan(problem: Problem, chosen: Plan, epilogue: dict) -> Plan | None:
+def layer_plan(problem: Problem, chosen: Plan, epilogue: dict) -> OneCall | None:
     """How fprop and what follows it run as one call, or None where they do not.
 
     Args:
@@ -245,6 +265,7 @@ def layer_plan(problem: Problem, chosen: Plan, epilogue: dict) -> Plan | None:
     """
     if not has_epilogue(chosen, problem.platform, problem.dtype, problem.out_dtype):
         return None
+    assert isinstance(chosen, OneCall)  # others have no epilogue
     if chosen.engine == "cudnn":
         return cudnn.layer(problem, epilogue, chosen)
     return chosen

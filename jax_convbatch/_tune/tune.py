@@ -20,8 +20,8 @@ from jax_convbatch._explain.explain import traced
 from jax_convbatch._layers import fused
 from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
+from jax_convbatch._plans.params import OPS, ConvParams
 from jax_convbatch._primitives import primitives
-from jax_convbatch._primitives.primitives import ConvParams
 from jax_convbatch._select import choices, plan, rules
 from jax_convbatch._tune import timing
 from jax_convbatch._tune.calls import Calls, pairs_of, sets_of
@@ -70,7 +70,9 @@ class Problem:
             ):
                 with contextlib.suppress(ValueError):
                     forced = dataclasses.replace(p, algorithm=engine, config=config)
-                    chosen = forced.plan(self.op, self.dtype, self.out_dtype, platform)
+                    chosen = plan.plan_of(
+                        forced, self.op, self.dtype, self.out_dtype, platform
+                    )
                     to = later if chosen.by_name_only else found
                     to.append((chosen.engine, config))
         return found + later
@@ -275,7 +277,7 @@ class Candidates:
         pairs: Sequence[tuple[int, int]] = (),
     ):
         self.problem = problem
-        op, params = primitives.OPS[problem.op], problem.params
+        op, params = OPS[problem.op], problem.params
         self.shapes = [
             jax.ShapeDtypeStruct(params.shape(role), problem.dtype)
             for role in op.operands
