@@ -11,6 +11,7 @@ COMMANDS = {
     "layers": "convolutions one by one, beside jax.lax and PyTorch",
     "range": "random convolutions of twelve families, beside jax.lax and cuDNN",
     "rule": "where the rule of auto is slower than another engine, on random draws",
+    "fit": "what implicit_gemm reckons tiles to take, from times of `rule`",
     "compare": "two builds of the native module, in turns",
     "layer": "conv, bias and activation, forward and backward, beside stock",
     "sofie": "one GEMM a batch against one GEMM a sample",

@@ -130,6 +130,26 @@ def implicit_gemm_plans(
     return "a geometry that the copy engine or the tiles cannot express"
 
 
+def implicit_gemm_tiles(op: str, geometry, dtype: str) -> list[dict]:
+    """The tiles of a convolution of one group that the CUDA kernels choose among.
+
+    Args:
+      op: "fprop" or "dgrad".
+      geometry: a `ConvGeometry`.
+      dtype: as in `implicit_gemm_plans`; float32 is multiplied as TF32.
+
+    Returns:
+      [{"config": name, "us": what it is reckoned to take, ...}, ...], empty where the
+      module is not there.
+    """
+    module = _natives["cuda"].module
+    if module is None:
+        return []
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    multiprocessors = _gpu().multiprocessors
+    return module.implicit_gemm_tiles(op, fields, dtype, multiprocessors)
+
+
 def implicit_gemm_deform_plan(geometry, dtype: str, offset_groups: int) -> dict | str:
     """How the CUDA kernels run fprop of a deformable convolution, or why not.
 

@@ -89,17 +89,13 @@ def volumes(problem: Problem) -> bool:
 
 
 def many_taps(problem: Problem) -> bool:
-    """5x5 and larger filters of one step between channels that fill tiles."""
+    """f32 of 5x5 and larger filters of one step, to channels that leave much of our
+    widest tiles empty."""
     g = problem.geometry
     many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
-    filled = least(problem) >= (64 if half(problem) else 32)
-    return tensor_cores(problem) and many and filled and most(problem) >= 64
-
-
-def long_sequences(problem: Problem) -> bool:
-    """Of 64k steps and more and many channels, or of very many."""
-    long = problem.geometry.Q >= 1 << 16 and least(problem) >= 512
-    return half(problem) and sequence(problem) and (long or least(problem) >= 1024)
+    wide = g.C if problem.op == "dgrad" else g.K
+    filled = least(problem) >= 32 and most(problem) >= 64
+    return tf32(problem) and many and filled and wide % 128 != 0
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
@@ -109,6 +105,8 @@ def wgrad_of_sequences(problem: Problem) -> bool:
         return False
     if half(problem) and least(problem) >= 16 and most(problem) <= 32:
         return g.N * g.Q >= 1 << 20
+    if half(problem) and g.C == 1:
+        return g.N * g.Q >= 1 << 19
     if half(problem) and g.K % 256 == 0 and g.Q >= 1 << 17:
         return False  # our tiles have 256 outputs
     if half(problem) and least(problem) >= 1536:
@@ -117,12 +115,10 @@ def wgrad_of_sequences(problem: Problem) -> bool:
 
 
 def thin_sequences(problem: Problem) -> bool:
-    """Of a few channels; f32's of 4096 steps and more."""
-    g = problem.geometry
-    widest = 32 if problem.dtype.itemsize == 2 else 20
-    thin = least(problem) >= 16 and most(problem) <= widest and sequence(problem)
-    long = problem.op == "dgrad" or g.Q >= 4096
-    return thin and (half(problem) or (tf32(problem) and long))
+    """f32 of a few channels; in fprop of 4096 steps and more."""
+    thin = least(problem) >= 16 and most(problem) <= 20 and sequence(problem)
+    long = problem.op == "dgrad" or problem.geometry.Q >= 4096
+    return tf32(problem) and thin and long
 
 
 def thin_images(problem: Problem) -> bool:
@@ -140,12 +136,6 @@ def uneven_images(problem: Problem) -> bool:
     return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 48
 
 
-def large_images(problem: Problem) -> bool:
-    """f32 of 64k pixels and more, of 64 and 128 channels, or of 128."""
-    between = least(problem) >= 64 and most(problem) == 128
-    return tf32(problem) and images(problem, 1 << 16) and between
-
-
 def wgrad_of_few_pixels(problem: Problem) -> bool:
     """Of many channels, so that dw is most of what moves."""
     g = problem.geometry
@@ -153,28 +143,10 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
     return tensor_cores(problem) and few and least(problem) >= 640
 
 
-def wide_images(problem: Problem) -> bool:
-    """In 16 bits, of 1024 channels and more on one side, 64x64 pixels and more."""
-    wide = most(problem) >= 1024 and least(problem) >= 256
-    return half(problem) and images(problem, 4096) and wide
-
-
 def huge_images(problem: Problem) -> bool:
     """In 16 bits, of 512x512 pixels and more."""
     wide = most(problem) >= 128 and least(problem) >= 64
     return half(problem) and images(problem, 1 << 18) and wide
-
-
-def narrow_products(problem: Problem) -> bool:
-    """1x1 of few channels that our kernels for those do not take, or not well."""
-    g = problem.geometry
-    ours = least(problem) <= 32 and most(problem) <= 192
-    if problem.op == "dgrad" and g.C % 16 != 0:
-        ours = False
-    if problem.op == "dgrad" and g.K == 16 and g.P * g.Q < 784:
-        ours = True
-    pointwise = taps(problem) == 1 and g.stride == (1, 1, 1)
-    return half(problem) and pointwise and 16 <= least(problem) < 64 and not ours
 
 
 def gradients_of_examples(problem: Problem) -> bool:
@@ -197,7 +169,8 @@ def f32_patches(problem: Problem) -> bool:
     """Patches that are whole columns, of a few pixels."""
     most_sums = 64 if problem.geometry.K >= 384 else 48
     small = taps(problem) > 1 and sums(problem) <= most_sums
-    return tf32(problem) and patches(problem) and small
+    few = problem.geometry.C < 8
+    return tf32(problem) and patches(problem) and small and few
 
 
 def thin_patches(problem: Problem) -> bool:
@@ -226,15 +199,70 @@ def f32_products(problem: Problem) -> bool:
         between = least(problem) >= 16 and most(problem) <= 160 and not own
     else:
         between = least(problem) >= 32 and wide > 64 and most(problem) <= 160
-    return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 3000
+    return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 5000
 
 
-def wide_products(problem: Problem) -> bool:
-    """1x1 in 16 bits of 1024 channels and more and many pixels."""
+def _odd(problem: Problem) -> bool:
+    """Channels for which our kernels copy x or y with zeros beside them."""
     g = problem.geometry
-    pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
-    many = g.O * g.P * g.Q >= 1 << 15 and least(problem) >= 1024
-    return half(problem) and pointwise and many
+    return tf32(problem) and (g.C % 4 != 0 or g.K % 4 != 0)
+
+
+def _plain(problem: Problem) -> bool:
+    """Of one step."""
+    g = problem.geometry
+    return g.stride == g.input_dilation == (1, 1, 1)
+
+
+def odd_scalars(problem: Problem) -> bool:
+    """1x1 of few channels, and short sequences of one channel."""
+    g = problem.geometry
+    few = g.C <= 16 and (g.K >= 8 or depth.is_deep(g))
+    pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 1024
+    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
+    return _odd(problem) and _plain(problem) and ((pointwise and few) or scalars)
+
+
+def few_odd_channels(problem: Problem) -> bool:
+    """Of several taps along one or two axes. One input channel has kernels of its own
+    where y needs no copy; for sequences of even numbers cuDNN makes copies, too."""
+    g = problem.geometry
+    flat = not depth.is_deep(g) and taps(problem) > 1 and not (g.K == 1 and g.H == 1)
+    few = g.C <= 12 and g.K <= 40 and (g.C % 4 != 0 or g.K == 1)
+    own = g.C == 1 and (g.K % 4 == 0 or g.K == 1)
+    own = own or (sequence(problem) and g.C % 2 == 0)
+    return _odd(problem) and _plain(problem) and flat and few and not own
+
+
+def odd_channels(problem: Problem) -> bool:
+    """Of two axes, of some channels on both sides."""
+    between = least(problem) >= 30 and most(problem) <= 80
+    return _odd(problem) and images(problem, 1) and between
+
+
+def wgrad_of_few_odd_channels(problem: Problem) -> bool:
+    """Of two axes and more, and of some products."""
+    g = problem.geometry
+    few = 1 < g.C <= 10 and 1 < g.K <= 40 and g.C % 4 != 0
+    large = g.N * g.O * g.P * g.Q >= 1 << 14 and g.H > 1
+    return _odd(problem) and _plain(problem) and few and large
+
+
+def patches_of_some_channels(problem: Problem) -> bool:
+    """f32 of 8 to 24 channels, for which our kernels of few channels are slow."""
+    g = problem.geometry
+    some = 8 <= g.C <= 24 and taps(problem) > 1 and g.T == 1 and g.R > 1
+    return tf32(problem) and patches(problem) and some
+
+
+def dx_of_one_output(problem: Problem) -> bool:
+    g = problem.geometry
+    return tf32(problem) and g.K == 1 and 1 < g.C <= 64 and taps(problem) > 1
+
+
+def dx_of_one_output_of_steps(problem: Problem) -> bool:
+    few = 8 <= problem.geometry.C <= 16
+    return dx_of_one_output(problem) and sequence(problem) and few
 
 
 def one_output(problem: Problem) -> bool:
@@ -242,11 +270,6 @@ def one_output(problem: Problem) -> bool:
     g = problem.geometry
     few = g.K == 1 and 5 <= g.C <= 16
     return tf32(problem) and sequence(problem) and few
-
-
-def dx_of_one_output(problem: Problem) -> bool:
-    g = problem.geometry
-    return tf32(problem) and g.K == 1 and 1 < g.C <= 32 and taps(problem) > 1
 
 
 def wgrad_of_one_output(problem: Problem) -> bool:
@@ -262,17 +285,6 @@ def wide_stems(problem: Problem) -> bool:
     g = problem.geometry
     overlapping = g.T == 1 and g.R > g.stride[1] > 1 and g.S > g.stride[2] > 1
     return half(problem) and overlapping and g.C <= 4 and g.K >= 768
-
-
-def odd_scalars(problem: Problem) -> bool:
-    """f32 for which our kernels copy x with zeros beside its few channels: 1x1, and
-    short sequences of one channel."""
-    g = problem.geometry
-    odd = g.C % 4 != 0 or g.K % 4 != 0
-    few = g.C <= 8 and (g.K >= 16 or (depth.is_deep(g) and g.K <= 8))
-    pointwise = taps(problem) == 1 and g.stride == (1, 1, 1) and few
-    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
-    return tf32(problem) and odd and (pointwise or scalars)
 
 
 def large_f32_patches(problem: Problem) -> bool:
@@ -292,14 +304,6 @@ def few_inputs(problem: Problem) -> bool:
         long = (1 << 16 if g.K > 64 else 1 << 17) <= g.Q
         return (long and sums(problem) >= 7) or sums(problem) >= 32
     return some and g.K <= 2
-
-
-def odd_images(problem: Problem) -> bool:
-    """f32 of few channels, for which our kernels copy x with zeros beside them; one
-    channel has kernels of its own."""
-    g = problem.geometry
-    odd = g.C % 4 != 0 and 1 < g.C <= 10 and g.K <= 40
-    return tf32(problem) and images(problem, 1) and odd and g.P * g.Q <= 1 << 13
 
 
 def odd_width(problem: Problem) -> bool:

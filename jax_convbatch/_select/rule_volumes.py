@@ -27,7 +27,8 @@ def wide_volumes(problem: Problem) -> bool:
     outputs = g.O * g.P * g.Q
     if problem.dtype.itemsize == 2:
         large = g.C == g.K == 64 and outputs >= 1 << 16
-        return least(problem) >= 192 or large
+        some = problem.op == "dgrad" or outputs > 512
+        return (least(problem) >= 192 and some) or large
     if problem.op == "fprop" and outputs <= 1024:
         return False
     if problem.op == "dgrad":
@@ -36,6 +37,16 @@ def wide_volumes(problem: Problem) -> bool:
         return (some and g.C >= 96) or g.C == g.K == 32
     copies = g.D * g.H * g.W * g.C * g.T * 4
     return least(problem) >= 96 or (least(problem) >= 32 and copies >= 1 << 27)
+
+
+def _pads_unevenly(problem: Problem) -> bool:
+    """As causal layers do. Of one step."""
+    g = problem.geometry
+    axes = zip(g.inputs, g.outputs, g.taps, g.pad, g.filter_dilation, strict=True)
+    return any(
+        outputs - 1 + (taps - 1) * dilation + 1 - inputs != 2 * low
+        for inputs, outputs, taps, low, dilation in axes
+    )
 
 
 def copied_volumes(problem: Problem) -> bool:
@@ -55,8 +66,12 @@ def copied_volumes(problem: Problem) -> bool:
         return least(problem) >= 96 or not whole
     if whole:
         return g.stride != (1, 1, 1) and least(problem) >= 384
-    if problem.op == "fprop" and g.stride == (1, 1, 1) and g.C == g.K == 32:
-        return False  # our kernels for few channels read x once
+    if problem.op == "fprop" and g.stride == (1, 1, 1):
+        if g.C == g.K == 32:
+            return False  # our kernels for few channels read x once
+        # cuDNN takes no padding that differs between the sides: x is copied.
+        if least(problem) < 64 and _pads_unevenly(problem):
+            return False
     return outputs > 3000
 
 
@@ -64,7 +79,8 @@ def strided_f32_volumes(problem: Problem) -> bool:
     g = problem.geometry
     strided = g.stride[1:] != (1, 1) or g.input_dilation != (1, 1, 1)
     some = least(problem) >= 32 or most(problem) >= 128
-    return tf32(problem) and three_axes(problem) and strided and some
+    few = patches(problem) and g.C <= 16  # have kernels of their own
+    return tf32(problem) and three_axes(problem) and strided and some and not few
 
 
 def few_strided_outputs(problem: Problem) -> bool:
@@ -93,7 +109,7 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         return few or strided or g.input_dilation != (1, 1, 1)
     if g.stride != (1, 1, 1) or g.input_dilation != (1, 1, 1):
         some = pixels >= 4096 or (least(problem) >= 128 and pixels >= 1024)
-        return some and least(problem) >= 32
+        return some and (least(problem) >= 32 or (g.K <= 4 and g.C >= 128))
     whole = g.C % 64 == 0 and g.K % 64 == 0 and 128 <= least(problem) <= 512
     return whole and pixels >= 4096
 

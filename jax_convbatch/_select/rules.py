@@ -80,10 +80,10 @@ CUDA = (
         "512x512 7x7s4 3->1152 in bf16 at batch 8 530 us, ours 1109",
     ),
     _columns_first(
-        FPROP,
+        BOTH,
         classes.odd_scalars,
         "34x34x34 1x1x1 5->1 at batch 8 16 us, ours 40, cuDNN 20; 162x162 1x1 3->34 at "
-        "batch 8 25, 58",
+        "batch 8 25, 58; 128x128 10->10 at batch 20 25, 56, cuDNN 40",
     ),
     _columns_first(
         FPROP,
@@ -136,6 +136,11 @@ CUDA = (
         three_axes.few_strided_outputs,
         "8x8x8 320->320 3x3x3 s2 at batch 2 13 us, ours 16; f32 16, cuDNN 31",
     ),
+    _columns_first(
+        DGRAD,
+        classes.dx_of_one_output_of_steps,
+        "160 steps of 10->1, 3 taps, at batch 32 4.7 us, ours 8.6",
+    ),
     _cudnn_first(
         DGRAD,
         classes.dx_of_one_output,
@@ -143,8 +148,26 @@ CUDA = (
     ),
     _cudnn_first(
         FPROP,
-        classes.odd_images,
-        "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 10->10 at batch 8 17, 22",
+        classes.few_odd_channels,
+        "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 128x128 3->3 at batch 20 43, 77; "
+        "12->1 39, 95; 512 steps of 5->34, 3 taps, 3.5, 6.1",
+    ),
+    _cudnn_first(
+        DGRAD,
+        classes.odd_channels,
+        "128x128 34->34 3x3 at batch 20 214 us, ours 269; 162x162 66->34 5x5 at batch "
+        "32 1628, 2449",
+    ),
+    _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_few_odd_channels,
+        "256x256 2->34 3x3 39 us, ours 52; 128x128 10->10 1x1 at batch 20 38, 57; "
+        "18x18x18 10->10 5x5x5 at batch 20 106, 129",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.patches_of_some_channels,
+        "16x16 2x2s2 16->768 at batch 256 32 us, columns 38, ours 165",
     ),
     _cudnn_first(
         FPROP,
@@ -156,11 +179,6 @@ CUDA = (
         classes.f32_products,
         "112x112 80->96 at batch 64 fprop 221 us, ours 313; 512x512 128->128 at batch "
         "8 744, 806, wgrad 716, 847",
-    ),
-    _cudnn_first(
-        FPROP,
-        classes.wide_products,
-        "32768 steps of 1152 channels at batch 2 248 us, ours 295",
     ),
     _cudnn_first(
         BOTH,
@@ -188,25 +206,20 @@ CUDA = (
     _cudnn_first(
         BOTH,
         classes.many_taps,
-        "ours reads x again for each tap: 16x16 192->256 5x5 at batch 672 fprop 694 "
-        "us, cuDNN 531; 32x32 96->192 in f32 at batch 1024 5005, 3307",
-    ),
-    _cudnn_first(
-        BOTH,
-        classes.long_sequences,
-        "131072 steps of 1152 channels, 5 taps, batch 2: fprop 6618 us, cuDNN 5267",
+        "ours reads x again for each tap: 32x32 96->192 5x5 in f32 at batch 1024 5005 "
+        "us, cuDNN 3307",
     ),
     _cudnn_first(
         WGRAD,
         classes.wgrad_of_sequences,
         "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; 120000 "
-        "steps of 16 channels, 7 taps, batch 16: 413, 318",
+        "steps of 16 channels, 7 taps, batch 16: 413, 318; 1->96, batch 8: 298, 146",
     ),
     _cudnn_first(
         BOTH,
         classes.thin_sequences,
-        "our tiles are 64 channels wide: 120000 steps of 16 channels fprop 26 us, "
-        "cuDNN 13; f32 16384 steps of 16 at batch 4 50, 21",
+        "our tiles are 64 channels wide: 16384 steps of 16 in f32 at batch 4 50 us, "
+        "cuDNN 21",
     ),
     _cudnn_first(
         BOTH,
@@ -220,30 +233,14 @@ CUDA = (
         "75x75 48->96 at batch 64 258 us, cuDNN 204; 128x128 5x5 50->50 52, 43",
     ),
     _cudnn_first(
-        FPROP,
-        classes.large_images,
-        "256x256 128->128 at batch 4 274 us, cuDNN 249 (64->64 at 512x512 468, 716)",
-    ),
-    _cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
         "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
     ),
     _cudnn_first(
         BOTH,
-        classes.wide_images,
-        "128x128 1536->512 at batch 8 fprop 2396 us, cuDNN 2288; dgrad 3359, 2298",
-    ),
-    _cudnn_first(
-        BOTH,
         classes.huge_images,
         "512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
-    ),
-    _cudnn_first(
-        BOTH,
-        classes.narrow_products,
-        "56x56 192->40 at batch 16 fprop 22 us, cuDNN 7; dgrad 13, 9; 112x112 "
-        "136->32 at batch 64 dgrad 235, 148",
     ),
     _cudnn_first(
         FPROP,

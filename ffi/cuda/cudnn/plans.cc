@@ -108,7 +108,7 @@ bool SameBits(const Config& a, const Config& b) {
 // those of 32, 230 by those of 128 (3x3x3; H100).
 size_t Cheapest(const Problem& problem,
                 const std::vector<Recommendation>& same) {
-  constexpr double kCheaper = 1.08;
+  constexpr double kCheaper = 1.04;
   const bool fprop = problem.operation == Operation::kFprop;
   const ConvGeometry& g = problem.g;
   const Gemm gemm =

@@ -53,13 +53,13 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // whichever is longer. The tiles of a cluster share copies: those of the same
 // rows what they read of x or dy, those of the same columns the filter.
 // Clusters that are filled in part take as long as whole ones; a last wave of
-// tiles that is not full, not quite. The constants were fitted to 126
-// convolutions of an H100 in bf16 and f32 with 2 to 14 configurations each: the
-// cheapest takes 1.03 times as long as the fastest in the mean, the heuristics'
-// first 1.08 (docs/research_log/draws.md).
+// tiles that is not full, not quite. The constants were fitted to 336
+// convolutions of an H100 in bf16 and f32 with 2 to 40 configurations each: the
+// cheapest takes 1.024 times as long as the fastest in the mean, the
+// heuristics' first 1.047 (docs/research_log/draws.md).
 std::optional<double> TileCost(const Gemm& gemm, const Config& config,
                                int multiprocessors) {
-  constexpr double kCopies = 0.6, kShared = 0.6, kFixed = 0.1, kWaves = 0.3;
+  constexpr double kCopies = 0.5, kShared = 0.8, kFixed = 0.2, kWaves = 0.1;
   constexpr int64_t kMostOfCluster = 8;
   // Tiles of a cluster, down the rows and along the columns.
   const int64_t down = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_M, 0);

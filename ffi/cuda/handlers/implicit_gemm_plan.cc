@@ -9,6 +9,7 @@
 #include "cuda/deform/pointwise_gemms.h"
 #include "cuda/select/configs.h"
 #include "cuda/select/paths.h"
+#include "cuda/select/tile_time.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
 #include "cuda/sm90/kernels/conv/conv3d.h"
@@ -165,6 +166,45 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
     plans.append(FieldsOf(operation, g, type, plan, multiprocessors));
   }
   return plans;
+}
+
+nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
+                           int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  const auto operation = OpOf<hopper::Op>(op.c_str());
+  const hopper::Type type = TypeOf(dtype.c_str());
+  const ConvGeometry given = GeometryOf(geometry);
+  nb::list tiles;
+  if (operation == hopper::Op::kWgrad || given.groups > 1) return tiles;
+  const auto planned =
+      hopper::PlanPath(operation, given, type, multiprocessors);
+  if (!planned || planned->path != hopper::Path::kCopies ||
+      hopper::Is3d(given)) {
+    return tiles;
+  }
+  const ConvGeometry g = hopper::Fold(operation, given, type);
+  if (hopper::SumsInKSlices(operation, g, type)) return tiles;
+  for (const hopper::Tile& tile : hopper::ConvTiles(operation, g, type)) {
+    const auto work = hopper::WorkOf(operation, g, type, tile);
+    const hopper::Plan plan = {tile.m, tile.n, multiprocessors,
+                               static_cast<int64_t>(work.transposed)};
+    const std::string name = hopper::ConfigName(operation, plan);
+    nb::dict fields;
+    fields["config"] = name.c_str();
+    fields["m"] = tile.m;
+    fields["n"] = tile.n;
+    fields["kernel"] = static_cast<int>(tile.kernel);
+    fields["products"] = work.products;
+    fields["boxes"] = work.boxes;
+    fields["tiles"] = work.tiles;
+    fields["stages"] = work.stages;
+    fields["bytes"] = work.bytes;
+    fields["transposed"] = work.transposed;
+    fields["us"] =
+        hopper::TileTime(operation, type, tile, work, multiprocessors);
+    tiles.append(fields);
+  }
+  return tiles;
 }
 
 nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,

@@ -25,6 +25,13 @@ nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors,
                                  bool hopper, bool exact);
 
+// The tiles of fprop or dgrad of one group that `tile_time.h` chooses among,
+// with what it reckons with: a list of dicts of config, m, n, kernel (of
+// TileKernel), products, boxes, tiles, stages, bytes, transposed (see TileWork)
+// and us.
+nanobind::list ImplicitGemmTiles(nanobind::str op, nanobind::dict geometry,
+                                 nanobind::str dtype, int multiprocessors);
+
 // How fprop of a deformable convolution runs, or None: a dict of tile_n,
 // split and blocks, see deform.h.
 nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,

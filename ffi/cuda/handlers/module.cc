@@ -106,6 +106,11 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm runs fprop of a deformable convolution on a GPU of "
         "so many\nmultiprocessors, or None where it does not support it. As "
         "implicit_gemm_plans\notherwise.");
+  m.def("implicit_gemm_tiles", &ImplicitGemmTiles, "op"_a, "geometry"_a,
+        "dtype"_a, "multiprocessors"_a,
+        "The tiles of fprop or dgrad of one group that implicit_gemm chooses "
+        "among, and\nwhat it reckons with (ffi/cuda/select/conv_tiles.h). As "
+        "implicit_gemm_plans\notherwise.");
   m.def("implicit_gemm_column_plan", &ImplicitGemmColumnPlan, "op"_a,
         "geometry"_a, "dtype"_a, "slice"_a, "multiprocessors"_a,
         "How implicit_gemm multiplies the sampled columns of a deformable "

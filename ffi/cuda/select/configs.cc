@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/select/configs.h"
 
+#include "cuda/select/conv_tiles.h"
 #include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
@@ -13,40 +14,27 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-struct Tile {
-  int m, n;
-  bool transposed = false;
-};
-
-// Those of bf16 and f16.
-std::vector<Tile> TilesOf16Bits(Op op, const ConvGeometry& g, Type type) {
-  std::vector<Tile> tiles = {
-      {64, 64}, {64, 128}, {128, 128}, {128, 256}, {256, 64}};
+// Of one group in 16 bits: what HalfTile in conv_plan.cc chooses among.
+std::vector<Tile> HalfConfigs(Op op, const ConvGeometry& g, Type type) {
   const bool fprop = op == Op::kFprop;
   const auto subs =
       fprop ? std::vector{FpropSubproblem(g)} : DgradSubproblems(g);
   const Activations in = fprop ? InputOf(g) : OutputOf(g);
   const Activations out = fprop ? OutputOf(g) : InputOf(g);
-  if (TakesSingleWave(type, in, out, subs)) {
-    for (const int pixels : kSingleWavePixels) {
-      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
-    }
-  }
-  if (subs.size() != 1) return tiles;
-  if (SumsInKSlices(in, out, subs[0])) {
-    tiles = {{64, 64}, {64, 128}, {128, 128}};
+  if (subs.size() == 1 && SumsInKSlices(in, out, subs[0])) {
+    std::vector<Tile> tiles = {{64, 64}, {64, 128}, {128, 128}};
     for (const int pixels : kSplitKPixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
     return tiles;
   }
+  std::vector<Tile> tiles = ConvTiles(op, g, type);
+  if (subs.size() != 1) return tiles;
   for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
     if (TileRowBand(g, type, in, out, subs[0], pixels)) {
       tiles.push_back({pixels, kRowBandChannels});
     }
   }
-  tiles.insert(tiles.end(),
-               {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
   if (StoresFullRows(in, out, subs[0])) {
     tiles.push_back({kFullRowTilePixels, kFullRowTileChannels});
   }
@@ -79,14 +67,7 @@ std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
   return tiles;
 }
 
-// Those that RunConv in conv_launch.cuh and conv_tf32_launch.cuh has kernels
-// for, and the row-band kernel's.
-std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
-                            int multiprocessors) {
-  if (type != Type::kTf32) {
-    return g.groups > 1 ? GroupTiles(op, g, type, multiprocessors)
-                        : TilesOf16Bits(op, g, type);
-  }
+std::vector<Tile> Tf32GroupTiles(Op op, const ConvGeometry& g, Type type) {
   std::vector<Tile> tiles;
   if (IsGroupTf32(g, type)) {
     for (int blocks = 1; blocks <= 4; ++blocks) {
@@ -98,28 +79,23 @@ std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type,
   }
   tiles = {{32, 64}, {64, 64}, {256, 64}};
   const int64_t channels = op == Op::kFprop ? g.group_K() : g.group_C();
-  if (g.groups > 1 && (channels + 63) / 64 % 2 != 0) return tiles;
+  if ((channels + 63) / 64 % 2 != 0) return tiles;
   if (op == Op::kDgrad) {
     tiles.push_back({128, 128});
   } else {
     tiles.insert(tiles.end(), {{192, 128}, {256, 128}});
-    if (MayTranspose(g, type)) {
-      tiles.insert(tiles.end(), {{256, 64, true}, {128, 128, true}});
-    }
-  }
-  if (g.groups == 1 && (op == Op::kFprop || g.stride.all(1))) {
-    tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}, {160, 128}});
-    tiles.push_back({op == Op::kFprop ? 224 : 192, 128});
-  }
-  const bool fprop = op == Op::kFprop;
-  const auto subs =
-      fprop ? std::vector{FpropSubproblem(g)} : DgradSubproblems(g);
-  if (g.groups == 1 && TakesSingleWave(type, InputOf(g), OutputOf(g), subs)) {
-    for (const int pixels : kSingleWaveTf32Pixels) {
-      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
-    }
   }
   return tiles;
+}
+
+std::vector<Tile> TilesOf(Op op, const ConvGeometry& g, Type type,
+                          int multiprocessors) {
+  if (g.groups > 1) {
+    return type == Type::kTf32 ? Tf32GroupTiles(op, g, type)
+                               : GroupTiles(op, g, type, multiprocessors);
+  }
+  return type == Type::kTf32 ? ConvTiles(op, g, type)
+                             : HalfConfigs(op, g, type);
 }
 
 }  // namespace
@@ -142,7 +118,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   // Another plan of wgrad would have other bits, and its rule is fitted well.
   if (op == Op::kWgrad || rule->path != Path::kCopies || Is3d(g)) return plans;
   const ConvGeometry folded = Fold(op, g, type);
-  for (const Tile& tile : ConvTiles(op, folded, type, multiprocessors)) {
+  for (const Tile& tile : TilesOf(op, folded, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
         tile.transposed == IsTransposed(*rule)) {
       continue;

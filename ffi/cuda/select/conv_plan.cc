@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/select/conv_tf32_plan.h"
+#include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -13,57 +14,6 @@
 
 namespace jax_convbatch::hopper {
 namespace {
-
-// Of the sub-problem with most taps: its pixels, its taps, and the stages of 64
-// channels that a tile of it sums.
-struct Heaviest {
-  int64_t pixels, taps, stages;
-};
-
-Heaviest HeaviestOf(const Activations& in, const Activations& out,
-                    const SubproblemAxes& sub) {
-  const int64_t taps = int64_t{sub.h.taps.count} * sub.w.taps.count;
-  return {out.n * sub.h.count * sub.w.count, taps, taps * ((in.c + 63) / 64)};
-}
-
-// The largest tile that still gives every SM work.
-Plan LargestTile(const Activations& out, const Heaviest& sub, int subs,
-                 bool lines, int multiprocessors) {
-  auto tiles = [&](int64_t pixels, int m, int n) {
-    return (pixels + m - 1) / m * ((out.c + n - 1) / n);
-  };
-  const int64_t all = out.n * out.h * out.w;
-  if (out.c > 64) {
-    if (tiles(all, 128, 128) >= 2 * multiprocessors) {
-      // Their weights stay in shared memory.
-      if (lines && tiles(all, kFullRowTilePixels, kFullRowTileChannels) >=
-                       16 * multiprocessors) {
-        return {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0};
-      }
-      if (subs == 1 && sub.taps == 1 && sub.stages <= 2) {
-        return {64, 128, multiprocessors, 0};
-      }
-      // 128x256 moves fewer bytes, but its warpgroups are cooperative: worth it
-      // for short sums of many tiles, if no wave is wasted.
-      auto waves = [&](int n) {
-        return (tiles(sub.pixels, 128, n) - 1) / multiprocessors + 1;
-      };
-      const int64_t wide = waves(256);
-      const int64_t least = subs > 1 ? 4 : 2;
-      if (2 * wide <= waves(128) && wide >= 12 && sub.stages >= least &&
-          sub.stages <= 2 * least) {
-        return {128, 256, multiprocessors, 0};
-      }
-      return {128, 128, multiprocessors, 0};
-    }
-    if (tiles(all, 64, 128) >= multiprocessors / 2) {
-      return {64, 128, multiprocessors, 0};
-    }
-  } else if (tiles(all, 256, 64) >= 4 * multiprocessors) {
-    return {256, 64, multiprocessors, 0};
-  }
-  return {64, 64, multiprocessors, 0};
-}
 
 // What part of a row band, in hundredths, outputs have to be for it to be
 // faster than the tiles above, were it of as many steps of the reduction as
@@ -134,82 +84,59 @@ int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
   return best;
 }
 
-// Of sums of at least kLongSum stages: tiles that leave less of their channels
-// or of the last wave empty than `plan` does. Fitted to times of 3x3 layers of
-// 32 to 1280 channels.
-constexpr int64_t kLongSum = 8;
-Plan FullerTile(const Activations& out, Plan plan, int multiprocessors) {
-  struct Tile {
-    int m, n;
-    double slower = 1;
+// Of sums in K slices, for which there are no tiles that are as wide or as
+// high: the largest that still gives every SM work, or a cluster's blocks for
+// each tile if one round has room for them.
+Plan KSliceTile(const Activations& out, int multiprocessors) {
+  auto tiles = [&](int m, int n) {
+    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
   };
-  constexpr Tile kTiles[] = {{128, 128}, {128, 160}, {256, 96}, {128, 96, 1.3},
-                             {256, 64},  {256, 32},  {128, 32}};
-  constexpr double kGain = 0.97;
-  // In products of a pixel, a channel and a stage; of a pixel or a channel that
-  // is copied, which small tiles wait for.
-  constexpr double kCopied = 50;
-  auto count = [&](const Tile& tile) {
-    return (out.n * out.h * out.w + tile.m - 1) / tile.m *
-           ((out.c + tile.n - 1) / tile.n);
-  };
-  auto time = [&](const Tile& tile) {
-    const int64_t waves = (count(tile) + multiprocessors - 1) / multiprocessors;
-    return tile.slower * static_cast<double>(waves) *
-           std::max<double>(tile.m * tile.n, kCopied * (tile.m + tile.n));
-  };
-  double least = kGain * time({plan.tile_m, plan.tile_n});
-  for (const Tile& tile : kTiles) {
-    // In less than a wave larger tiles are no faster unless they are fuller.
-    const bool fuller = tile.n % 64 == 0
-                            ? count(tile) > multiprocessors
-                            : out.c % tile.n == 0 || out.c < tile.n;
-    if (!fuller || time(tile) >= least) continue;
-    least = time(tile);
-    plan.tile_m = tile.m;
-    plan.tile_n = tile.n;
+  if (SplitsOverClusters(tiles(64, 128), multiprocessors)) {
+    return {64, 128, multiprocessors, 0};
   }
-  return plan;
+  if (out.c <= 64 || 2 * tiles(64, 128) < multiprocessors) {
+    return {64, 64, multiprocessors, 0};
+  }
+  // Half as large where that leaves so much less of the last wave empty.
+  constexpr double kSlower = 1.15;
+  auto length = [&](int m) {
+    return static_cast<double>((tiles(m, 128) - 1) / multiprocessors + 1) * m;
+  };
+  const bool large = tiles(128, 128) >= 2 * multiprocessors &&
+                     kSlower * length(64) >= length(128);
+  return {large ? 128 : 64, 128, multiprocessors, 0};
 }
 
-Plan BestTile(const ConvGeometry& g, Type type, const Activations& in,
+// Stores whole lines of channels, which pays where there are many.
+bool TakesFullRows(const Activations& in, const Activations& out,
+                   const SubproblemAxes& sub, int multiprocessors) {
+  const int64_t pixels = out.n * out.h * out.w;
+  const int64_t tiles =
+      (pixels + kFullRowTilePixels - 1) / kFullRowTilePixels *
+      ((out.c + kFullRowTileChannels - 1) / kFullRowTileChannels);
+  return StoresFullRows(in, out, sub) && tiles >= 16 * multiprocessors;
+}
+
+// Of one group in 16 bits, tiles of one of some kernels.
+template <typename Accepts>
+Plan HalfTile(Op op, const ConvGeometry& g, Type type, const Activations& in,
               const Activations& out, const std::vector<SubproblemAxes>& subs,
-              int multiprocessors) {
-  const int count = static_cast<int>(subs.size());
-  if (count == 1) {
+              int multiprocessors, Accepts accepts) {
+  if (subs.size() == 1) {
     const int pixels =
         PixelsOfRowBands(g, type, in, out, subs[0], multiprocessors);
     if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
-  }
-  const bool lines = count == 1 && StoresFullRows(in, out, subs[0]);
-  const Heaviest sub = HeaviestOf(in, out, subs[0]);
-  Plan plan = LargestTile(out, sub, count, lines, multiprocessors);
-  const bool k_slices = count == 1 && SumsInKSlices(in, out, subs[0]);
-  if (count == 1 && !k_slices && sub.stages >= kLongSum) {
-    return FullerTile(out, plan, multiprocessors);
-  }
-  if (k_slices) {
-    // What there is: a cluster's blocks for each tile if one round has room for
-    // them, and no tiles that are as wide or as high.
-    const int64_t tiles =
-        (out.n * out.h * out.w + 63) / 64 * ((out.c + 127) / 128);
-    if (kSumKSlices * tiles <= multiprocessors)
-      plan.tile_m = 64, plan.tile_n = 128;
-    if (plan.tile_n == 256) plan.tile_n = 128;
-    if (plan.tile_m == 256) plan.tile_m = 64;
-    // Half as large where that leaves so much less of the last wave empty.
-    constexpr double kSlower = 1.15;
-    auto length = [&](int m) {
-      const int64_t count =
-          (out.n * out.h * out.w + m - 1) / m * ((out.c + 127) / 128);
-      return static_cast<double>((count - 1) / multiprocessors + 1) * m;
-    };
-    if (plan.tile_m == 128 && kSlower * length(64) < length(128)) {
-      plan.tile_m = 64;
+    if (SumsInKSlices(in, out, subs[0])) {
+      return KSliceTile(out, multiprocessors);
+    }
+    if (TakesFullRows(in, out, subs[0], multiprocessors)) {
+      return {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0};
     }
   }
-  return plan;
+  return CheapestTile(op, g, type, multiprocessors, accepts);
 }
+
+bool AnyTile(const Tile&) { return true; }
 
 // Of several groups. Tiles have channels of one wide group, or 64 of narrow
 // ones, which multiply little: more pixels a tile save little.
@@ -268,16 +195,21 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   if (IsFewChannelGroups(g)) {
     return FewTile(g, type, in, out, sub, multiprocessors);
   }
-  return g.groups > 1
-             ? GroupTile(g, type, in, out, sub, true, multiprocessors)
-             : OrSingleWave(BestTile(g, type, in, out, {sub}, multiprocessors),
-                            type, in, out, {sub}, multiprocessors);
+  if (g.groups > 1) {
+    return GroupTile(g, type, in, out, sub, true, multiprocessors);
+  }
+  return OrCluster(
+      HalfTile(Op::kFprop, g, type, in, out, {sub}, multiprocessors, AnyTile),
+      in, out, {sub}, multiprocessors);
 }
 
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
-  return IsSingleWave(type, plan) ? BestTile(g, type, InputOf(g), OutputOf(g),
-                                             {FpropSubproblem(g)}, plan.blocks)
-                                  : plan;
+  if (!IsSingleWave(type, plan)) return plan;
+  return HalfTile(Op::kFprop, g, type, InputOf(g), OutputOf(g),
+                  {FpropSubproblem(g)}, plan.blocks, [](const Tile& tile) {
+                    return tile.kernel != TileKernel::kSingleWave &&
+                           tile.n % 64 == 0;
+                  });
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
@@ -298,11 +230,13 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
     if (subs.size() != 1) return std::nullopt;
     return FewTile(g, type, in, out, subs[0], multiprocessors);
   }
-  return g.groups > 1
-             ? GroupTile(g, type, in, out, subs[0], subs.size() == 1,
-                         multiprocessors)
-             : OrSingleWave(BestTile(g, type, in, out, subs, multiprocessors),
-                            type, in, out, subs, multiprocessors);
+  if (g.groups > 1) {
+    return GroupTile(g, type, in, out, subs[0], subs.size() == 1,
+                     multiprocessors);
+  }
+  return OrCluster(
+      HalfTile(Op::kDgrad, g, type, in, out, subs, multiprocessors, AnyTile),
+      in, out, subs, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

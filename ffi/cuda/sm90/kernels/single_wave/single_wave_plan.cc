@@ -5,7 +5,6 @@
 #include <iterator>
 #include <limits>
 
-#include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/mainloop/k_slices.h"
 
@@ -14,26 +13,6 @@ namespace {
 
 int64_t Taps(const SubproblemAxes& sub) {
   return int64_t{sub.h.taps.count} * sub.w.taps.count;
-}
-
-// OrSingleWave() of sums that come in K slices, where each tile is a cluster's.
-template <typename Tiles>
-Plan OrClusters(const Plan& plan, Tiles tiles, int multiprocessors) {
-  // Some SMs are left out: of 132, 30 clusters of four run at once.
-  const int64_t room = 10 * multiprocessors / 11 / kSumKSlices;
-  Plan best = plan;
-  int64_t least = tiles(plan.tile_m, plan.tile_n) <= room
-                      ? plan.tile_m + plan.tile_n
-                      : std::numeric_limits<int64_t>::max();
-  for (const int n : {64, 128}) {
-    for (const int m : kSplitKPixels) {
-      if (tiles(m, n) <= room && m + n < least) {
-        best.tile_m = m, best.tile_n = n;
-        least = m + n;
-      }
-    }
-  }
-  return best;
 }
 
 }  // namespace
@@ -51,32 +30,24 @@ bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
                      [](const SubproblemAxes& sub) { return Taps(sub) == 0; });
 }
 
-// The tile that takes in the least a stage, if one wave has all of them.
-Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
-                  const Activations& out,
-                  const std::vector<SubproblemAxes>& subs,
-                  int multiprocessors) {
-  if (IsRowBand(plan) || !TakesSingleWave(type, in, out, subs)) return plan;
+Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
+               const std::vector<SubproblemAxes>& subs, int multiprocessors) {
+  if (IsRowBand(plan) || subs.size() != 1 || !SumsInKSlices(in, out, subs[0])) {
+    return plan;
+  }
   const int64_t pixels = out.n * subs[0].h.count * subs[0].w.count;
   auto tiles = [&](int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };
-  if (subs.size() == 1 && SumsInKSlices(in, out, subs[0])) {
-    return OrClusters(plan, tiles, multiprocessors);
-  }
-  const int64_t rounds =
-      (tiles(plan.tile_m, plan.tile_n) - 1) / multiprocessors + 1;
-  // Many short tiles in turns hide how they are stored.
-  if (subs.size() == 1 && rounds > 2) return plan;
+  // Some SMs are left out: of 132, 30 clusters of four run at once.
+  const int64_t room = 10 * multiprocessors / 11 / kSumKSlices;
   Plan best = plan;
-  // Of as many, a tile of an odd width takes longer.
-  int64_t least = rounds * (plan.tile_m + plan.tile_n) + IsResidueNTile(plan);
-  // Where pixels lie 4 KiB apart, to read many for few channels is slow.
-  const bool far = Taps(subs[0]) == 1 && in.c >= 2048;
+  int64_t least = tiles(plan.tile_m, plan.tile_n) <= room
+                      ? plan.tile_m + plan.tile_n
+                      : std::numeric_limits<int64_t>::max();
   for (const int n : {64, 128}) {
-    for (const int m : kSingleWavePixels) {
-      if (far && m > n) continue;
-      if (tiles(m, n) <= multiprocessors && m + n < least) {
+    for (const int m : kSplitKPixels) {
+      if (tiles(m, n) <= room && m + n < least) {
         best.tile_m = m, best.tile_n = n;
         least = m + n;
       }

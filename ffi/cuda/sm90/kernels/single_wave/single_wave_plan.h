@@ -25,10 +25,11 @@ bool IsSingleWave(Type type, const Plan& plan);
 bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
                      const std::vector<SubproblemAxes>& subs);
 
-// A plan of the kernel where it is faster than `plan` of another.
-Plan OrSingleWave(const Plan& plan, Type type, const Activations& in,
-                  const Activations& out,
-                  const std::vector<SubproblemAxes>& subs, int multiprocessors);
+// Where sums come in K slices, each tile a cluster's if all of them run at
+// once: a plan of single_wave_split_k_kernel.cuh where it is faster than
+// `plan`.
+Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
+               const std::vector<SubproblemAxes>& subs, int multiprocessors);
 
 // What has an epilogue that is not plain in place of a plan of the kernel: a
 // plan of conv_kernel.cuh or row_band_kernel.cuh, with the same bits.

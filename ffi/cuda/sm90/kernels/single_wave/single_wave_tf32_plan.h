@@ -22,13 +22,6 @@ bool IsSingleWaveTf32(const Plan& plan);
 // stages would be two or three.
 bool TapsShareInSingleWave(const SubproblemAxis& w, int channels);
 
-// A plan of the kernel where it can run the sub-problems, as TakesSingleWave
-// says, of one group and is faster than `plan` of another.
-Plan OrSingleWaveTf32(const Plan& plan, const Activations& in,
-                      const Activations& out,
-                      const std::vector<SubproblemAxes>& subs,
-                      int multiprocessors);
-
 // Whether the other kernel's tile has an epilogue: with one, those that leave
 // less of the last wave empty would be as many kernels again.
 bool HasTf32Epilogue(const Plan& plan);
