@@ -6,6 +6,7 @@
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
+#include "cuda/sm90/problem/dense_output.h"
 #include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
@@ -46,7 +47,8 @@ std::vector<Tile> HalfTiles(Op op, const ConvGeometry& g, Type type) {
       tiles.push_back({pixels, 128, kSingleWave});
     }
   }
-  if (subs.size() == 1) {
+  // Those that write a dense output alone.
+  if (op == Op::kFprop || IsDense(subs)) {
     tiles.insert(tiles.end(),
                  {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
   }
