@@ -16,19 +16,18 @@ Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
 """
 
-from jax_convbatch import deform, ops
+from jax_convbatch import _register, deform, ops
 from jax_convbatch._api.checkpoint import convs_saveable
 from jax_convbatch._api.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch._api.export import export_checks
 from jax_convbatch._api.install import Installation, install, uninstall
 from jax_convbatch._api.layer import conv_bias_act
-from jax_convbatch._explain import log
 from jax_convbatch._version import __version__ as __version__
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
 from jax_convbatch.tune import tune
 
-log.start()
+_register.everything()
 
 __all__ = [
     "Installation",

@@ -7,7 +7,6 @@ import warnings
 
 from jax import export
 
-from jax_convbatch import _compat
 from jax_convbatch._native import targets
 
 _asked = False  # whether `export_checks` was called
@@ -38,7 +37,7 @@ def export_checks() -> list[export.DisabledSafetyCheck]:
     return [export.DisabledSafetyCheck.custom_call(name) for name in sorted(names)]
 
 
-def _warn_unless_asked(platform: str) -> None:
+def warn_unless_asked(platform: str) -> None:
     """Says what JAX's error, which follows, cannot say."""
     if _asked or not targets.available(platform):
         return
@@ -47,6 +46,3 @@ def _warn_unless_asked(platform: str) -> None:
         "jax.export.export(fn, disabled_checks=jax_convbatch.export_checks())",
         stacklevel=2,
     )
-
-
-_compat.export_listeners.append(_warn_unless_asked)

@@ -25,7 +25,7 @@ _lowering = threading.local()
 
 def start() -> None:
     """Has lines written from now on, to stderr where the environment says so."""
-    _compat.around_lowering = _around_lowering
+    _compat.watch_lowerings(_around_lowering)
     if os.environ.get("JAX_CONVBATCH_LOG", "0") in ("", "0"):
         return
     handler = logging.StreamHandler()

@@ -342,7 +342,7 @@ for _p, _composed, _transpose in (
     _compat.defjet(_p, _composed)
     _compat.defbatching(_p, partial(_batching, _composed))
 _compat.defdce(cotangent_p, _cotangent_dce)
-_compat.mlir.register_lowering(
-    tangent_p, _compat.mlir.lower_fun(_composed_tangent, multiple_results=False)
+_compat.defsilent(
+    tangent_p, _compat.lower_fun(_composed_tangent, multiple_results=False)
 )
 _compat.deflowering(cotangent_p, _cotangent_lowering)

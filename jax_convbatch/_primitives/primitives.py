@@ -244,7 +244,7 @@ def _make(op: Op):
     _compat.defbilinear(
         primitive, partial(_transpose, op, 0), partial(_transpose, op, 1)
     )
-    _compat.batching.fancy_primitive_batchers[primitive] = partial(_batching_rule, op)
+    _compat.defbatching(primitive, partial(_batching_rule, op))
     _compat.deflowering(primitive, partial(_lowering, op))
     return primitive
 

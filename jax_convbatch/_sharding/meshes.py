@@ -65,7 +65,7 @@ def axes_of(entry) -> tuple[str, ...]:
 def read(array, mesh: Mesh) -> list:
     """How `array` is sharded by the axes of `mesh`, an entry for each axis."""
     group = _group(mesh) if in_groups(mesh) else mesh
-    spec = _compat.decode_sharding(array.sharding, group)
+    spec = [*_compat.decode_sharding(array.sharding, group)]
     if in_groups(mesh):
         whole = {*group.axis_names}
         spec = [entry if whole == {*axes_of(entry)} else None for entry in spec]

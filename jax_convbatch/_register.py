@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the import of this package does to JAX: here, and once.
+
+Other modules change nothing outside of them when they are imported, but for
+`_native/targets.py`, which registers the FFI targets and warns.
+"""
+
+from __future__ import annotations
+
+import os
+
+from jax.extend import source_info_util
+
+from jax_convbatch import _compat
+from jax_convbatch._api import export
+from jax_convbatch._explain import log
+
+# No module that this package imports has it; for Flax layers.
+from jax_convbatch._layers import channel_sums as channel_sums
+
+
+def everything() -> None:
+    """Gives primitives their rules. For `__init__`, which has imported all modules."""
+    # Messages and profiles name the user's line, as they do for jax.lax.
+    source_info_util.register_exclusion(os.path.dirname(__file__))
+    _compat.register_all()
+    _compat.export_listeners.append(export.warn_unless_asked)
+    log.start()

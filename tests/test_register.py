@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The import of the package registers primitives in one place, `_register`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax_convbatch
+
+# What JAX holds by primitive or by target, before and after a step.
+PROGRAM = """
+import contextlib, importlib, pkgutil, sys, types, warnings
+import jax
+from jax._src import checkify, core, dispatch
+from jax._src.interpreters import ad, batching, mlir, partial_eval
+from jax.experimental import jet
+
+warnings.simplefilter("ignore")
+TABLES = {
+    "jvp": ad.primitive_jvps,
+    "transpose": ad.primitive_transposes,
+    "batching": batching.fancy_primitive_batchers,
+    "lowering": mlir._lowerings,
+    "platforms": mlir._platform_specific_lowerings["cpu"],
+    "jet": jet.jet_rules,
+    "dce": partial_eval.dce_rules,
+    "checkify": checkify.error_checks,
+    "devices": dispatch.prim_requires_devices_during_lowering,
+    "printing": core.pp_eqn_rules,
+}
+
+
+def ours():  # how many primitives of this package each table has
+    names = {name: [str(p) for p in table] for name, table in TABLES.items()}
+    jaxs = "conv_general_dilated"
+    return {
+        name: sum(p.startswith("conv_") and p != jaxs for p in found)
+        for name, found in names.items()
+    }
+
+
+# The package without its __init__.
+package = types.ModuleType("jax_convbatch")
+package.__path__ = [PATH]
+sys.modules["jax_convbatch"] = package
+for module in pkgutil.walk_packages(package.__path__, "jax_convbatch."):
+    last = module.name.split(".")[-1]
+    if last not in ("_cpu", "_cuda", "_build", "__main__", "flax", "linen", "nnx"):
+        with contextlib.suppress(ModuleNotFoundError):  # flax
+            importlib.import_module(module.name)
+assert not any(ours().values()), ours()
+
+sys.modules["jax_convbatch._register"].everything()
+assert all(ours().values()), ours()
+"""
+
+
+def assert_runs(program: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_modules_that_are_imported_register_no_primitives():
+    folder = Path(jax_convbatch.__file__).parent
+    program = PROGRAM.replace("PATH", repr(str(folder)))
+    assert_runs(program)
+
+
+# All that is declared, whatever else is imported later.
+ALL = """
+import contextlib, importlib, pkgutil
+import jax_convbatch
+from jax_convbatch._compat import declared
+
+for module in pkgutil.walk_packages(jax_convbatch.__path__, "jax_convbatch."):
+    if not module.name.endswith("__main__"):
+        with contextlib.suppress(ModuleNotFoundError):  # flax
+            importlib.import_module(module.name)
+assert not declared._declared, declared._declared
+"""
+
+
+def test_nothing_is_left_to_register():
+    assert_runs(ALL)
