@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._api.arguments import (
@@ -192,14 +194,14 @@ def from_torch(
       x, offset, w, mask for `deform_conv`; None where None was given.
     """
 
-    def moved(a, order):
+    def moved(a: Any, order: Sequence[int]) -> Any:
         return None if a is None else jnp.transpose(jnp.asarray(a), order)
 
     x, offset, mask = (moved(a, (0, 2, 3, 1)) for a in (x, offset, mask))
     return x, offset, moved(w, (2, 3, 1, 0)), mask
 
 
-def _check_offset_groups(offset_groups, channels: int) -> None:
+def _check_offset_groups(offset_groups: int, channels: int) -> None:
     check_int("offset_groups", offset_groups)
     if offset_groups < 1 or channels % offset_groups:
         raise ValueError(
@@ -208,7 +210,9 @@ def _check_offset_groups(offset_groups, channels: int) -> None:
         )
 
 
-def _channels_last(name: str, a, channels: int, params: DeformParams, dtype):
+def _channels_last(
+    name: str, a: jax.Array, channels: int, params: DeformParams, dtype: DTypeLike
+) -> jax.Array:
     """offset or mask, checked, as [N, P, Q, channels]."""
     g = params.geometry
     order = params.layout("y")

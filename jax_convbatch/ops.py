@@ -297,7 +297,15 @@ def act_bias_grad(
     return dz, db
 
 
-def _gradient(op: str, x, w, dy, arguments, options, out_sharding) -> jax.Array:
+def _gradient(
+    op: str,
+    x: Any,
+    w: Any,
+    dy: jax.Array,
+    arguments: Any,
+    options: Any,
+    out_sharding: Any,
+) -> jax.Array:
     """dgrad or wgrad, where x or w is known by its shape alone."""
     precision, algorithm, workspace_limit = options
     call = resolve(
@@ -311,7 +319,7 @@ def _gradient(op: str, x, w, dy, arguments, options, out_sharding) -> jax.Array:
         a, b = (dy, w) if op == "dgrad" else (x, dy)
         return primitives.bind(op, a, b, params, out_sharding=out_sharding)
 
-    def conv(x, w):  # which refuses what it has to
+    def conv(x: jax.Array, w: jax.Array) -> jax.Array:  # which refuses what it has to
         numbers, groups = (
             arguments[name] for name in ("dimension_numbers", "feature_group_count")
         )
@@ -328,7 +336,7 @@ def _gradient(op: str, x, w, dy, arguments, options, out_sharding) -> jax.Array:
     return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
 
 
-def _check_cotangent(x, w, dy, shape) -> None:
+def _check_cotangent(x: Any, w: Any, dy: jax.Array, shape: Sequence[int]) -> None:
     if tuple(dy.shape) != tuple(shape):
         raise ValueError(
             f"dy must have shape {tuple(shape)}, the result's of x {tuple(x.shape)} "
@@ -336,7 +344,7 @@ def _check_cotangent(x, w, dy, shape) -> None:
         )
 
 
-def _check_dtypes(**arrays) -> None:
+def _check_dtypes(**arrays: Any) -> None:
     (first, a), (second, b) = arrays.items()
     if a.dtype != b.dtype:
         raise TypeError(
@@ -345,7 +353,7 @@ def _check_dtypes(**arrays) -> None:
         )
 
 
-def _shape(name: str, shape) -> tuple[Any, ...]:
+def _shape(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
     """Sizes that are ints; symbolic ones as they are."""
     try:
         return tuple(
@@ -357,7 +365,7 @@ def _shape(name: str, shape) -> tuple[Any, ...]:
         raise TypeError(f"{name} must be a sequence of ints, got {got}") from None
 
 
-def _axis(channel_axis: int, dy) -> int:
+def _axis(channel_axis: int, dy: jax.Array) -> int:
     ndim = len(dy.shape)
     if not -ndim <= channel_axis < ndim:
         raise ValueError(

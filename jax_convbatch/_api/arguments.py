@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ CHANNELS_LAST = {
 }
 
 
-def check_arrays(**arrays) -> None:
+def check_arrays(**arrays: Any) -> None:
     """
     Raises:
       TypeError: one that is no array.
@@ -26,7 +27,7 @@ def check_arrays(**arrays) -> None:
             raise TypeError(f"{name} must be an array, got {type(a).__name__}")
 
 
-def spatial_axes(x, w) -> int:
+def spatial_axes(x: Any, w: Any) -> int:
     """How many x has.
 
     Raises:
@@ -43,7 +44,7 @@ def spatial_axes(x, w) -> int:
     return len(x.shape) - 2
 
 
-def check_int(name: str, value) -> None:
+def check_int(name: str, value: int) -> None:
     """
     Raises:
       TypeError: a number of groups that is no int.
@@ -52,7 +53,7 @@ def check_int(name: str, value) -> None:
         raise TypeError(f"{name} must be an int, got {value!r}")
 
 
-def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
+def per_axis(name: str, value: Any, rank: int) -> tuple[int, ...]:
     """An int for every spatial axis, or the sequence given.
 
     Raises:
@@ -75,7 +76,7 @@ def per_axis(name: str, value, rank: int) -> tuple[int, ...]:
 OF_ZEROS = ("SAME", "SAME_LOWER", "VALID")
 
 
-def conv_padding(padding, rank: int, names=OF_ZEROS):
+def conv_padding(padding: Any, rank: int, names: Any = OF_ZEROS) -> Any:
     """Padding as `jax.lax` takes it: one of `names`, or (low, high) for every axis.
 
     Raises:
@@ -105,7 +106,7 @@ def conv_padding(padding, rank: int, names=OF_ZEROS):
     return pairs
 
 
-def channels_last(rank: int, dimension_numbers=None):
+def channels_last(rank: int, dimension_numbers: Any = None) -> tuple[str, str, str]:
     """The dimension numbers given, or channels-last ones.
 
     Raises:
@@ -121,16 +122,16 @@ def channels_last(rank: int, dimension_numbers=None):
 
 
 def lax_arguments(
-    x,
-    w,
+    x: Any,
+    w: Any,
     *,
-    strides,
-    padding,
-    input_dilation,
-    dilation,
-    groups,
-    dimension_numbers,
-    preferred_element_type=None,
+    strides: Any,
+    padding: Any,
+    input_dilation: int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+    dimension_numbers: Any,
+    preferred_element_type: Any = None,
     paddings: tuple[str, ...] = OF_ZEROS,
 ) -> dict[str, Any]:
     """The keywords of `jax.lax.conv_general_dilated` for what `conv` takes.

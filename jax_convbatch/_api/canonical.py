@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import ConvDimensionNumbers
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._plans.params import ConvParams
@@ -36,7 +37,14 @@ class Call(NamedTuple):
 
 
 def resolve(
-    lhs, rhs, precision, algorithm, workspace_limit, *, op: str = "fprop", **kwargs
+    lhs: Any,
+    rhs: Any,
+    precision: Any,
+    algorithm: str,
+    workspace_limit: int | None,
+    *,
+    op: str = "fprop",
+    **kwargs: Any,
 ) -> Call | str:
     """The canonical form of a `jax.lax` call, or why it goes to `jax.lax`.
 
@@ -87,15 +95,15 @@ def resolve(
 
 @functools.lru_cache(maxsize=4096)
 def _native(
-    lhs_shape,
-    lhs_dtype,
-    rhs_shape,
-    rhs_dtype,
-    x64,
-    precision,
-    algorithm,
-    workspace_limit,
-    **kwargs,
+    lhs_shape: Any,
+    lhs_dtype: DTypeLike,
+    rhs_shape: Any,
+    rhs_dtype: DTypeLike,
+    x64: bool,
+    precision: Any,
+    algorithm: str,
+    workspace_limit: int | None,
+    **kwargs: Any,
 ) -> tuple[ConvParams, np.dtype, np.dtype] | str:
     """What `resolve` says of operands by their shapes: the dtype of the operands of
     the primitive, and its result's."""
@@ -119,10 +127,10 @@ def _native(
         )
     geometry = geo.from_lax(lhs.shape, rhs_shape, out.shape, **canonical)
     params = ConvParams(geometry, numbers, precision, algorithm, workspace_limit)
-    return params, lhs_dtype if narrow else out.dtype, out.dtype
+    return params, np.dtype(lhs_dtype) if narrow else out.dtype, out.dtype
 
 
-def _not_arrays(lhs, rhs) -> str | None:
+def _not_arrays(lhs: Any, rhs: Any) -> str | None:
     """Why these operands have no static geometry, or None."""
     for a in (lhs, rhs):
         if not (hasattr(a, "shape") and hasattr(a, "dtype")):
@@ -138,14 +146,14 @@ def _not_arrays(lhs, rhs) -> str | None:
 def operand(a: None) -> None: ...
 @overload
 def operand(a: ArrayLike) -> jax.Array: ...
-def operand(a):
+def operand(a: Any) -> Any:
     """An array as `jax.numpy` takes it: what an object's `__jax_array__` gives, too."""
     if not isinstance(a, jax.Array) and hasattr(a, "__jax_array__"):
         a = a.__jax_array__()
     return canonical_dtype(a)
 
 
-def canonical_dtype(a):
+def canonical_dtype(a: Any) -> Any:
     """A numpy array in the dtype JAX gives it: without x64, float64 is float32."""
     if not isinstance(a, (np.ndarray, np.generic)):
         return a
@@ -154,15 +162,15 @@ def canonical_dtype(a):
 
 
 def _beyond_the_primitives(
-    rhs_shape,
-    precision,
+    rhs_shape: Any,
+    precision: Any,
     *,
-    window_strides,
-    padding,
-    lhs_dilation,
-    rhs_dilation,
-    dimension_numbers,
-    **_,
+    window_strides: Any,
+    padding: Any,
+    lhs_dilation: Any,
+    rhs_dilation: Any,
+    dimension_numbers: Any,
+    **_: Any,
 ) -> str | None:
     """What of a call that `jax.lax` traces is only for XLA to run or refuse."""
     if problem := precision_problem(precision):
@@ -178,7 +186,7 @@ def _beyond_the_primitives(
     return None
 
 
-def precision_problem(precision) -> str | None:
+def precision_problem(precision: Any) -> str | None:
     """Why only XLA can have such a precision (names of algorithms), or None."""
     pair = precision if isinstance(precision, tuple) else (precision,)
     if all(p is None or isinstance(p, jax.lax.Precision) for p in pair):
@@ -186,7 +194,9 @@ def precision_problem(precision) -> str | None:
     return f"precision {precision}"
 
 
-def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
+def traced(
+    function: Any, lhs: Any, rhs: Any, kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
     """Canonical parameters and result of a `jax.lax` function's convolution.
 
     `jax.lax` itself traces the call, so that whatever it refuses is refused with its
@@ -200,7 +210,13 @@ def traced(function, lhs, rhs, kwargs) -> tuple[dict[str, Any], jax.ShapeDtypeSt
     return dict(params), out
 
 
-def _cached(function, lhs, rhs, kwargs, *options):
+def _cached(
+    function: Any,
+    lhs: Any,
+    rhs: Any,
+    kwargs: dict[str, Any],
+    *options: Any,
+) -> Any:
     """An `lru_cache` function of shapes, dtypes, options and keywords.
 
     The function itself where sizes are symbolic or a keyword is none to look up.
@@ -218,7 +234,7 @@ def _cached(function, lhs, rhs, kwargs, *options):
     return function(*key, **frozen)
 
 
-def _hashable(value):
+def _hashable(value: Any) -> Any:
     """Lists as tuples, as far down as they go; jax.lax takes either.
 
     Raises:
@@ -234,7 +250,15 @@ def _hashable(value):
 
 
 @functools.lru_cache(maxsize=4096)
-def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, function, **kwargs):
+def _trace(
+    lhs_shape: Any,
+    lhs_dtype: DTypeLike,
+    rhs_shape: Any,
+    rhs_dtype: DTypeLike,
+    x64: bool,
+    function: Callable[..., Any],
+    **kwargs: Any,
+) -> tuple[Any, ...]:
     jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(
         jax.ShapeDtypeStruct(lhs_shape, lhs_dtype),
         jax.ShapeDtypeStruct(rhs_shape, rhs_dtype),
@@ -255,7 +279,9 @@ def _trace(lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, x64, function, **kwargs):
     return params, jax.ShapeDtypeStruct(out.shape, out.dtype)
 
 
-def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
+def _batch_groups_to_channels(
+    lhs: jax.Array, numbers: ConvDimensionNumbers, count: int
+) -> jax.Array:
     """Batch groups are channel groups whose samples stand in the batch."""
     batch, feature = numbers.lhs_spec[:2]
     size = lhs.shape[batch] // count
@@ -264,7 +290,7 @@ def _batch_groups_to_channels(lhs, numbers: ConvDimensionNumbers, count: int):
 
 
 def geometry_of(
-    lhs, rhs, **kwargs
+    lhs: jax.Array, rhs: jax.Array, **kwargs: Any
 ) -> tuple[geo.ConvGeometry, ConvDimensionNumbers, np.dtype]:
     """Geometry, order of axes and result dtype of a `jax.lax` convolution.
 

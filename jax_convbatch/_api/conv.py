@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -274,13 +275,13 @@ def transposed(
     x: jax.Array,
     w: jax.Array,
     strides: tuple[int, ...],
-    padding,
+    padding: Any,
     dilation: tuple[int, ...],
-    dimension_numbers,
+    dimension_numbers: Any,
     transpose_kernel: bool,
     use_consistent_padding: bool = False,
     preferred_element_type: DTypeLike | None = None,
-):
+) -> tuple[Any, ...]:
     """x, filter and padding with which a convolution of dilated x is a transposed one.
 
     What `jax.lax.conv_transpose` makes of its arguments, and what it refuses.

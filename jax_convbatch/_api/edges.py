@@ -16,13 +16,17 @@ OF_CONV = ("CAUSAL", "CIRCULAR", "REFLECT")
 OF_TRANSPOSED = ("CIRCULAR",)
 
 
-def windows(w, axes: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def windows(w: jax.Array, axes: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """How wide a dilated filter is, for each of its spatial axes."""
     return [(w.shape[i] - 1) * d + 1 for i, d in zip(axes, dilation, strict=True)]
 
 
 def of_conv(
-    x, w, padding: str, dilation: Sequence[int], dimension_numbers
+    x: jax.Array,
+    w: jax.Array,
+    padding: str,
+    dilation: Sequence[int],
+    dimension_numbers: Any,
 ) -> tuple[Any, Any]:
     """x and padding of the convolution with zeros that is one with `padding`.
 
@@ -50,7 +54,9 @@ def of_conv(
     return jnp.pad(x, pads, mode=mode), "VALID"
 
 
-def of_transposed(x, axes, taps, strides, transpose_kernel: bool):
+def of_transposed(
+    x: Any, axes: Any, taps: Any, strides: Any, transpose_kernel: bool
+) -> Any:
     """x and padding of a transposed convolution with padding CIRCULAR.
 
     Flax computes the "VALID" result and adds its overhang at one end to the

@@ -107,7 +107,9 @@ def uninstall() -> None:
         pass
 
 
-def _swap(old: dict[str, Callable], new: dict[str, Callable]) -> Iterator[str]:
+def _swap(
+    old: dict[str, Callable[..., Any]], new: dict[str, Callable[..., Any]]
+) -> Iterator[str]:
     """Puts functions of `new` where those of `old` are kept, and names these places."""
     new_of = {id(old[name]): new[name] for name in old}
     for name in old:
@@ -125,7 +127,7 @@ def _is_of_library(module: object) -> bool:
 
 
 def _swap_in(
-    owner: Any, path: str, new_of: dict[int, Callable], seen: set[int]
+    owner: Any, path: str, new_of: dict[int, Callable[..., Any]], seen: set[int]
 ) -> Iterator[str]:
     """In a module or a class, its classes, and the defaults of its functions."""
     for key, value in list(vars(owner).items()):
@@ -144,7 +146,7 @@ def _swap_in(
 
 
 def _swap_defaults(
-    function: Any, path: str, new_of: dict[int, Callable]
+    function: Any, path: str, new_of: dict[int, Callable[..., Any]]
 ) -> Iterator[str]:
     if not isinstance(function, FunctionType):
         return

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,7 +161,13 @@ def conv_bias_act(
     return outside(y) if outside else y
 
 
-def _composed(y, axis: int, bias, residual, scale):
+def _composed(
+    y: jax.Array,
+    axis: int,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    scale: jax.Array | None,
+) -> jax.Array:
     """scale * y + bias + residual, with channels at `axis` of y."""
     bias, residual, scale = _fitted(bias, residual, scale, y.shape, axis, y.dtype)
     if scale is not None:
@@ -168,11 +177,18 @@ def _composed(y, axis: int, bias, residual, scale):
     return y if residual is None else y + residual
 
 
-def _name_of(function) -> str:
+def _name_of(function: Callable[..., Any] | None) -> str:
     return getattr(function, "__name__", repr(function)) if function else ""
 
 
-def _fitted(bias, residual, scale, shape, channel_axis: int, dtype):
+def _fitted(
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    scale: jax.Array | None,
+    shape: Sequence[int],
+    channel_axis: int,
+    dtype: DTypeLike,
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
     """bias, residual and scale as the layer takes them.
 
     Raises:
@@ -189,7 +205,9 @@ def _fitted(bias, residual, scale, shape, channel_axis: int, dtype):
     return bias, residual, scale
 
 
-def per_channel(name: str, a, channels: int, dtype):
+def per_channel(
+    name: str, a: jax.Array | None, channels: int, dtype: DTypeLike
+) -> jax.Array | None:
     """[K] in the result's dtype, to which a parameter of a wider one is cast, as Flax
     does.
 
@@ -206,13 +224,13 @@ def per_channel(name: str, a, channels: int, dtype):
     return primitives.cast(a, dtype)
 
 
-def _check_shape(name: str, a, shape, wanted: str) -> None:
+def _check_shape(name: str, a: jax.Array, shape: Sequence[int], wanted: str) -> None:
     check_arrays(**{name: a})
     if tuple(a.shape) != shape:
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(a.shape)}")
 
 
-def _other_dtype(name: str, a, dtype) -> TypeError:
+def _other_dtype(name: str, a: jax.Array, dtype: DTypeLike) -> TypeError:
     return TypeError(
         f"{name} must have the result's dtype {np.dtype(dtype).name}, "
         f"got {np.dtype(a.dtype).name}"

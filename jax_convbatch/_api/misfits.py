@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -17,7 +18,11 @@ from jax_convbatch._api.arguments import CHANNELS_LAST
 
 @contextlib.contextmanager
 def named(
-    x, w, dimension_numbers, groups: int = 1, transpose_kernel: bool = False
+    x: jax.Array,
+    w: jax.Array,
+    dimension_numbers: Any,
+    groups: int = 1,
+    transpose_kernel: bool = False,
 ) -> Iterator[None]:
     """What is refused within because x and w do not fit is refused in their names.
 
@@ -40,7 +45,7 @@ def named(
         raise problem from None
 
 
-def _dtypes(x, w) -> TypeError | None:
+def _dtypes(x: jax.Array, w: jax.Array) -> TypeError | None:
     if x.dtype == w.dtype:
         return None
     return TypeError(
@@ -48,7 +53,9 @@ def _dtypes(x, w) -> TypeError | None:
     )
 
 
-def _channels(x, w, numbers, groups, transpose_kernel) -> ValueError | None:
+def _channels(
+    x: jax.Array, w: jax.Array, numbers: Any, groups: int, transpose_kernel: bool
+) -> ValueError | None:
     try:
         specs = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers)
     except (TypeError, ValueError):
@@ -78,7 +85,9 @@ def _channels(x, w, numbers, groups, transpose_kernel) -> ValueError | None:
     return ValueError(problem + hint)
 
 
-def _other_order(x, w, numbers, groups: int, transpose_kernel: bool) -> str:
+def _other_order(
+    x: jax.Array, w: jax.Array, numbers: Any, groups: int, transpose_kernel: bool
+) -> str:
     """The dimension numbers that would fit, where those of channels last do not."""
     rank = len(x.shape) - 2
     if rank < 1 or numbers != CHANNELS_LAST.get(rank) or transpose_kernel:

@@ -22,7 +22,7 @@ _MORE = {"algorithm", "workspace_limit"}
 
 # Not its name: functions are pickled by name, and this one is to be found here.
 @functools.wraps(_compat.lax_conv, assigned=("__doc__",))
-def conv_general_dilated(*args, **kwargs):
+def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
     if not _compat.installed.value or _MORE & kwargs.keys():
         return _compat.lax_conv(*args, **kwargs)
     return ours(*args, **kwargs)

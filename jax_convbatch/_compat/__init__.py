@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax._src import config, core
 from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, mlir
 from jax._src.interpreters.batching import AxisData
-from jax._src.interpreters.mlir import LoweringRuleContext
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.lax import convolution
 from jax._src.lax.lax import canonicalize_precision
@@ -81,6 +80,8 @@ __all__ = [
 ]
 
 Primitive = core.Primitive
+# JAX's own says of operands that they are abstract values, not that they are arrays.
+LoweringRuleContext: TypeAlias = Any
 auto_insert_reshard = core.auto_insert_reshard
 instantiate_zeros = ad.instantiate_zeros
 is_constant_shape = core.is_constant_shape

@@ -8,7 +8,9 @@ primitives.py take cells and corners, which the backward pass reads, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 
@@ -22,7 +24,14 @@ from jax_convbatch._primitives.bias import broadcast_bias
 from jax_convbatch._shapes.geometry import accumulator
 
 
-def forward(x, offset, w, mask, bias, params: DeformParams) -> jax.Array:
+def forward(
+    x: jax.Array,
+    offset: jax.Array,
+    w: jax.Array,
+    mask: jax.Array | None,
+    bias: jax.Array | None,
+    params: DeformParams,
+) -> jax.Array:
     """y, in the dtype of x.
 
     Args:
@@ -41,7 +50,13 @@ def _roles(mask: bool, bias: bool) -> tuple[str, ...]:
     return ("x", "offset", "w", *(["mask"] * mask), *(["bias"] * bias))
 
 
-def _jvp(primals, tangents, *, params, **there):
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    params: DeformParams,
+    **there: Any,
+) -> tuple[jax.Array, jax.Array]:
     y = forward_p.bind(*primals, params=params, **there)
     roles = _roles(**there)
     given = dict(zip(roles, primals, strict=True))
@@ -56,12 +71,14 @@ def _jvp(primals, tangents, *, params, **there):
     return y, total(terms) if terms else _compat.zero_tangent(y)
 
 
-def _tangent(given: dict, dots: dict, params) -> jax.Array:
+def _tangent(
+    given: dict[str, Any], dots: dict[str, Any], params: DeformParams
+) -> jax.Array:
     """Of the convolution, by the tangents of x, offset, w and mask."""
     moving = [role for role in ("offset", "mask") if role in dots]
 
-    def corners_of(*arrays):
-        now = {**given, **dict(zip(moving, arrays, strict=True))}
+    def corners_of(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        now = given | dict(zip(moving, arrays, strict=True))
         cells, corners = _sampling(now, params)
         return corners, cells
 
@@ -78,7 +95,9 @@ def _tangent(given: dict, dots: dict, params) -> jax.Array:
     return primitives.tangent_p.bind(*arrays, of=of, params=params)
 
 
-def _sampling(given: dict, params):
+def _sampling(
+    given: dict[str, Any], params: DeformParams
+) -> tuple[jax.Array, jax.Array]:
     return sampling(
         given["offset"],
         given.get("mask"),
@@ -88,7 +107,9 @@ def _sampling(given: dict, params):
     )
 
 
-def _transpose(ct, *operands, params, **there):
+def _transpose(
+    ct: Any, *operands: Any, params: DeformParams, **there: Any
+) -> list[Any]:
     """For one of x, w and mask, in which alone the primitive is linear."""
     roles = _roles(**there)
     given = dict(zip(roles, operands, strict=True))
@@ -97,32 +118,40 @@ def _transpose(ct, *operands, params, **there):
     (wanted,) = (r for r, a in given.items() if _compat.is_linear_input(a))
     aval = given[wanted].aval
 
-    def linear(a):
+    def linear(a: jax.Array) -> jax.Array:
         return _parts({**given, wanted: a}, params)
 
     out = jax.linear_transpose(linear, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(ct)
     return [out[0] if r == wanted else None for r in roles]
 
 
-def _parts(given: dict, params) -> jax.Array:
+def _parts(given: dict[str, Any], params: DeformParams) -> jax.Array:
     """The same of the linear primitives."""
     cells, corners = _sampling(given, params)
     y = primitives.fprop(given["x"], corners, given["w"], cells, params)
     return _add_bias(y, given.get("bias"), params)
 
 
-def _add_bias(y, bias, params) -> jax.Array:
+def _add_bias(y: jax.Array, bias: jax.Array | None, params: DeformParams) -> jax.Array:
     return y if bias is None else y + _spread_bias(bias, y, params)
 
 
-def _spread_bias(bias, y, params) -> jax.Array:
+def _spread_bias(bias: jax.Array, y: jax.Array, params: DeformParams) -> jax.Array:
     """The bias in every place of y."""
     sharding = _compat.typeof(y).sharding
     axis = params.conv.axis("y", "K")
     return broadcast_bias(bias, y.shape, axis, out_sharding=sharding)
 
 
-def _batching(axis_data, args, dims, *, params, mask, bias):
+def _batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    params: DeformParams,
+    mask: bool,
+    bias: bool,
+) -> tuple[Any, Any]:
     if bias and dims[-1] is not None:  # every mapped sample has its own
         options = dict(params=params, mask=mask, bias=False)
         y, at = _batching_without_bias(axis_data, args[:-1], dims[:-1], options)
@@ -135,14 +164,27 @@ def _batching(axis_data, args, dims, *, params, mask, bias):
     return out[0], axes[0]
 
 
-def _batching_without_bias(axis_data, args, dims, options):
+def _batching_without_bias(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    options: Any,
+) -> tuple[Any, Any]:
     """_batching, also where nothing but the bias is mapped."""
     if any(d is not None for d in dims):
         return _batching(axis_data, args, dims, **options)
     return forward_p.bind(*args, **options), None
 
 
-def _shape(x, offset, w, *rest, params, mask, bias):
+def _shape(
+    x: Any,
+    offset: Any,
+    w: Any,
+    *rest: Any,
+    params: DeformParams,
+    mask: bool,
+    bias: bool,
+) -> tuple[int, ...]:
     avals = zip(_roles(mask, bias), (x, offset, w, *rest), strict=True)
     for role, aval in avals:
         if aval.shape != params.shape(role):
@@ -150,7 +192,16 @@ def _shape(x, offset, w, *rest, params, mask, bias):
     return params.shape("y")
 
 
-def _local(params, platform, x, offset, w, *rest, mask, bias):
+def _local(
+    params: DeformParams,
+    platform: str,
+    x: jax.Array,
+    offset: jax.Array,
+    w: jax.Array,
+    *rest: jax.Array,
+    mask: bool,
+    bias: bool,
+) -> jax.Array:
     """What one device does with its samples."""
     given = dict(zip(_roles(mask, bias), (x, offset, w, *rest), strict=True))
     empty = deform_lowering.is_empty(params)
@@ -165,16 +216,24 @@ def _local(params, platform, x, offset, w, *rest, mask, bias):
     return _add_local_bias(y, after, params)
 
 
-def _add_local_bias(y, bias, params):
+def _add_local_bias(
+    y: jax.Array, bias: jax.Array | None, params: DeformParams
+) -> jax.Array:
     if bias is None:
         return y
     return y + jax.lax.broadcast_in_dim(bias, y.shape, (params.conv.axis("y", "K"),))
 
 
-def _lowering(platform, ctx, *arrays, params, **there):
+def _lowering(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: Any,
+    params: DeformParams,
+    **there: Any,
+) -> list[Any]:
     roles = _roles(**there)
 
-    def stock(params, *arrays):
+    def stock(params: DeformParams, *arrays: jax.Array) -> Any:
         given = dict(zip(roles, arrays, strict=True))
         cells, corners = _sampling(given, params)
         y = deform_lowering.xla_fprop(params, given["x"], corners, given["w"], cells)

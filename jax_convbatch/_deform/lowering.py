@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._deform.params import FACTORS, DeformParams, needed
@@ -20,7 +22,7 @@ from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import partition
 
 
-def total(terms):
+def total(terms: Any) -> jax.Array:
     return reduce(jax.lax.add, terms)
 
 
@@ -42,7 +44,13 @@ _CALLS = {
 }
 
 
-def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> list:
+def native_call(
+    op: str,
+    arrays: dict[str, Any],
+    wanted: tuple[str, ...],
+    params: DeformParams,
+    platform: str,
+) -> list[Any]:
     """One FFI call. Operands without an array, and results not wanted, are empty."""
     roles, results = _CALLS[op]
     if op == "fprop" and platform not in FROM_OFFSETS:
@@ -51,11 +59,11 @@ def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> lis
     chosen = params.plan(op, wanted, dtype, platform)
     empty = {r: jnp.zeros((0,), params.dtype(r, dtype)) for r in roles}
 
-    def described(role):
+    def described(role: str) -> Any:
         shape = params.shape(role) if role in wanted else (0,)
         return jax.ShapeDtypeStruct(shape, params.dtype(role, dtype))
 
-    def layout(role, there):
+    def layout(role: str, there: bool) -> tuple[int, ...]:
         return params.layout(role) if there else (0,)
 
     # Where it is always empty there is none.
@@ -80,15 +88,22 @@ def native_call(op, arrays: dict, wanted, params: DeformParams, platform) -> lis
     return list(out[: len(results)])
 
 
-def is_empty(params) -> bool:
+def is_empty(params: DeformParams) -> bool:
     return 0 in [math.prod(params.shape(r)) for r in ("x", "w", "y")]
 
 
-def _zeros(params, role, dtype):
+def _zeros(params: DeformParams, role: str, dtype: DTypeLike) -> Any:
     return jnp.zeros(params.shape(role), params.dtype(role, dtype))
 
 
-def local_fprop(params, platform, x, corners, w, cells):
+def local_fprop(
+    params: DeformParams,
+    platform: str,
+    x: jax.Array,
+    corners: jax.Array,
+    w: jax.Array,
+    cells: jax.Array,
+) -> jax.Array:
     if is_empty(params):  # as in `Plan.run`
         return _zeros(params, "y", x.dtype)
     arrays = dict(x=x, cells=cells, corners=corners, w=w)
@@ -96,7 +111,9 @@ def local_fprop(params, platform, x, corners, w, cells):
     return y
 
 
-def _local_tangent(params, platform, of, *arrays):
+def _local_tangent(
+    params: DeformParams, platform: str, of: tuple[str, ...], *arrays: jax.Array
+) -> jax.Array:
     factors, cells = dict(zip(FACTORS, arrays[:3], strict=True)), arrays[3]
     terms = []
     for name, dot in zip(of, arrays[4:], strict=True):
@@ -105,7 +122,9 @@ def _local_tangent(params, platform, of, *arrays):
     return total(terms)
 
 
-def _local_backward(params, platform, wanted, *operands):
+def _local_backward(
+    params: DeformParams, platform: str, wanted: tuple[str, ...], *operands: Any
+) -> list[jax.Array]:
     *values, cells, dy = operands
     if is_empty(params):
         return [_zeros(params, r, dy.dtype) for r in wanted]
@@ -122,12 +141,18 @@ def _local_backward(params, platform, wanted, *operands):
     return [out[r] for r in wanted]
 
 
-def _local_params(params, of_cells):
+def _local_params(params: DeformParams, of_cells: jax.Array) -> DeformParams:
     """With one device's share of the samples."""
     return params.with_sizes(N=of_cells.shape[0])
 
 
-def xla_fprop(params, x, corners, w, cells):
+def xla_fprop(
+    params: DeformParams,
+    x: jax.Array,
+    corners: jax.Array,
+    w: jax.Array,
+    cells: jax.Array,
+) -> Any:
     """fprop composed of `jax.lax` operations, summed in the accumulator's type."""
     g, numbers = params.geometry, params.conv.dimension_numbers
     x = x.transpose(geo.layout("x", numbers))
@@ -142,7 +167,7 @@ def xla_fprop(params, x, corners, w, cells):
     return y.transpose(np.argsort(geo.layout("y", numbers)))
 
 
-def _xla_tangent(params, of, *arrays):
+def _xla_tangent(params: DeformParams, of: tuple[str, ...], *arrays: jax.Array) -> Any:
     factors, cells = dict(zip(FACTORS, arrays[:3], strict=True)), arrays[3]
     terms = []
     for name, dot in zip(of, arrays[4:], strict=True):
@@ -151,13 +176,13 @@ def _xla_tangent(params, of, *arrays):
     return total(terms)
 
 
-def _xla_backward(params, wanted, *operands):
+def _xla_backward(params: DeformParams, wanted: tuple[str, ...], *operands: Any) -> Any:
     *values, cells, dy = operands
     arrays = dict(zip(needed(wanted), values, strict=True))
     out = []
     for role in wanted:
 
-        def fun(a, role=role):
+        def fun(a: jax.Array, role: str = role) -> Any:
             return xla_fprop(params, cells=cells, **{**arrays, role: a})
 
         like = jax.ShapeDtypeStruct(params.shape(role), params.dtype(role, dy.dtype))
@@ -165,7 +190,18 @@ def _xla_backward(params, wanted, *operands):
     return out
 
 
-def lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, native):
+def lower(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    arrays: Sequence[Any],
+    roles: Sequence[str],
+    results: Sequence[str],
+    dtype: DTypeLike,
+    ops: Any,
+    params: DeformParams,
+    stock: Callable[..., Any],
+    native: Callable[..., Any],
+) -> list[Any]:
     """`ops` are (op, wanted) of the native calls; cells or offsets tell the samples."""
     platform = platform or ctx.module_context.platforms[0]
     # The plans for the whole batch, for their errors, as in primitives.py.
@@ -175,7 +211,7 @@ def lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, nati
     else:
         at = roles.index("cells" if "cells" in roles else "offset")
 
-        def local(*arrays):
+        def local(*arrays: jax.Array) -> Any:
             return native(_local_params(params, arrays[at]), platform, *arrays)
 
         fun = local
@@ -191,7 +227,12 @@ def lower(platform, ctx, arrays, roles, results, dtype, ops, params, stock, nati
     return _compat.with_sharding(ctx, out)
 
 
-def fprop(platform, ctx, *arrays, params):
+def fprop(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: jax.Array,
+    params: DeformParams,
+) -> list[Any]:
     dtype = ctx.avals_in[0].dtype
     roles = (*FACTORS, "cells")
     ops = [("fprop", ("y",))]
@@ -209,14 +250,20 @@ def fprop(platform, ctx, *arrays, params):
     )
 
 
-def tangent(platform, ctx, *arrays, of, params):
+def tangent(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: jax.Array,
+    of: tuple[str, ...],
+    params: DeformParams,
+) -> list[Any]:
     dtype = ctx.avals_in[0].dtype
     roles = (*FACTORS, "cells", *of)
 
-    def stock(params, *arrays):
+    def stock(params: DeformParams, *arrays: jax.Array) -> Any:
         return _xla_tangent(params, of, *arrays)
 
-    def native(params, platform, *arrays):
+    def native(params: DeformParams, platform: str, *arrays: jax.Array) -> jax.Array:
         return _local_tangent(params, platform, of, *arrays)
 
     ops = [("fprop", ("y",))]
@@ -225,21 +272,33 @@ def tangent(platform, ctx, *arrays, of, params):
     )
 
 
-def native_ops(wanted) -> list[tuple[str, tuple[str, ...]]]:
+def native_ops(wanted: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
     """The native calls of a backward pass."""
     of_samples = tuple(r for r in ("x", "corners") if r in wanted)
-    ops = [("dgrad", of_samples)] if of_samples else []
-    return [*ops, ("wgrad", ("w",))] if "w" in wanted else ops
+    ops: list[tuple[str, tuple[str, ...]]] = []
+    if of_samples:
+        ops.append(("dgrad", of_samples))
+    if "w" in wanted:
+        ops.append(("wgrad", ("w",)))
+    return ops
 
 
-def backward(platform, ctx, *arrays, wanted, params):
+def backward(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: jax.Array,
+    wanted: tuple[str, ...],
+    params: DeformParams,
+) -> list[Any]:
     dtype = ctx.avals_in[-1].dtype
     roles = (*needed(wanted), "cells", "y")
 
-    def stock(params, *arrays):
+    def stock(params: DeformParams, *arrays: jax.Array) -> Any:
         return _xla_backward(params, wanted, *arrays)
 
-    def native(params, platform, *arrays):
+    def native(
+        params: DeformParams, platform: str, *arrays: jax.Array
+    ) -> list[jax.Array]:
         return _local_backward(params, platform, wanted, *arrays)
 
     return lower(

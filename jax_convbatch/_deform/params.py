@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch._deform import plan as deform_plan
 from jax_convbatch._deform.plan import DeformPlan
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._shapes import geometry as geo
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 # What the convolution is linear in.
 FACTORS = ("x", "corners", "w")
@@ -36,7 +38,7 @@ class DeformParams:
     offset_groups: int
 
     @property
-    def geometry(self):
+    def geometry(self) -> ConvGeometry:
         return self.conv.geometry
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -47,7 +49,7 @@ class DeformParams:
         own["bias"] = (g.K,)
         return own[role] if role in own else self.conv.shape(role)
 
-    def name(self, op: str, dtype, *more: str) -> str:
+    def name(self, op: str, dtype: DTypeLike, *more: str) -> str:
         return self.conv.name(op, dtype, *more)
 
     def batch_axis(self, role: str) -> int | None:
@@ -69,18 +71,22 @@ class DeformParams:
             return tuple(range(len(self.shape(role))))
         return geo.layout(role, self.conv.dimension_numbers)
 
-    def dtype(self, role: str, dtype) -> np.dtype:
+    def dtype(self, role: str, dtype: DTypeLike) -> np.dtype:
         """Of an array, where x has `dtype`."""
         if role == "cells":
             return np.dtype(np.int32)
         return geo.accumulator(dtype) if role == "corners" else np.dtype(dtype)
 
-    def with_sizes(self, offset_groups: int | None = None, **sizes: int):
+    def with_sizes(
+        self, offset_groups: int | None = None, **sizes: int
+    ) -> DeformParams:
         return DeformParams(
             self.conv.with_sizes(**sizes), offset_groups or self.offset_groups
         )
 
-    def problem(self, op: str, wanted, dtype, platform: str) -> deform_plan.Problem:
+    def problem(
+        self, op: str, wanted: tuple[str, ...], dtype: DTypeLike, platform: str
+    ) -> deform_plan.Problem:
         return deform_plan.Problem(
             op,
             wanted,
@@ -92,7 +98,9 @@ class DeformParams:
             self.conv.workspace_limit,
         )
 
-    def plan(self, op: str, wanted, dtype, platform: str) -> DeformPlan:
+    def plan(
+        self, op: str, wanted: tuple[str, ...], dtype: DTypeLike, platform: str
+    ) -> DeformPlan:
         problem = self.problem(op, wanted, dtype, platform)
         return deform_plan.make_plan(problem, self.conv.algorithm)
 

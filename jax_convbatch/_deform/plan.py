@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -201,7 +201,7 @@ def _plan_columns(problem: Problem) -> DeformPlan:
     )
 
 
-def _products(problem: Problem, samples: int) -> dict | None:
+def _products(problem: Problem, samples: int) -> dict[str, Any] | None:
     """How implicit_gemm multiplies columns of so many samples, where it does."""
     op, _, g, _, dtype, _, precision, _ = problem
     covered = dtype.name in implicit_cuda.DTYPES
@@ -225,7 +225,7 @@ def _wgrad_by_chunks(problem: Problem) -> DeformPlan:
     return DeformPlan("im2col_gemm", reason, chunk, workspace, config="implicit_gemm")
 
 
-def _cost_cpu(problem: Problem):
+def _cost_cpu(problem: Problem) -> tuple[Any, ...]:
     """The most samples at a time, and the bytes that some take, as
     ffi/cpu/deform.cc carves them."""
     op, wanted, g, _, dtype, *_ = problem
@@ -243,7 +243,7 @@ def _cost_cpu(problem: Problem):
     return max(g.N, 1), lambda n: _bytes(pieces, n) + fixed
 
 
-def _cost_cuda(problem: Problem):
+def _cost_cuda(problem: Problem) -> Any:
     """The same for ffi/cuda/handlers/deform.cc."""
     op, wanted, g, groups, dtype, *_ = problem
     accumulator = max(dtype.itemsize, 4)
@@ -265,7 +265,7 @@ def _cost_cuda(problem: Problem):
     return most, lambda n: _bytes(pieces, n) + fixed
 
 
-def _bytes(pieces, samples: int) -> int:
+def _bytes(pieces: Any, samples: int) -> int:
     return sum(aligned(samples * count, size) for count, size in pieces)
 
 

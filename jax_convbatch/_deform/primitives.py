@@ -14,12 +14,15 @@ serves x and corners alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._deform import lowering as deform_lowering
@@ -28,7 +31,9 @@ from jax_convbatch._deform.params import FACTORS, DeformParams, needed
 from jax_convbatch._shapes import folding
 
 
-def fprop(x, corners, w, cells, params: DeformParams) -> jax.Array:
+def fprop(
+    x: Any, corners: jax.Array, w: Any, cells: jax.Array, params: DeformParams
+) -> jax.Array:
     """y, in the dtype of x.
 
     Args:
@@ -40,26 +45,34 @@ def fprop(x, corners, w, cells, params: DeformParams) -> jax.Array:
     return fprop_p.bind(*arrays, params=params)
 
 
-def _backward(arrays: dict, cells, dy, wanted, params: DeformParams) -> dict:
+def _backward(
+    arrays: dict[str, Any],
+    cells: jax.Array,
+    dy: jax.Array,
+    wanted: tuple[str, ...],
+    params: DeformParams,
+) -> dict[str, Any]:
     wanted = tuple(f for f in FACTORS if f in wanted)
     operands = [arrays[f] for f in needed(wanted)]
     out = backward_p.bind(*operands, cells, dy, wanted=wanted, params=params)
     return dict(zip(wanted, out, strict=True))
 
 
-def _fprop(arrays: dict, cells, params: DeformParams):
+def _fprop(arrays: dict[str, Any], cells: jax.Array, params: DeformParams) -> jax.Array:
     return fprop_p.bind(*(arrays[f] for f in FACTORS), cells, params=params)
 
 
 # --- differentiation ----------------------------------------------------------
 
 
-def _present(names, tangents) -> dict:
+def _present(names: Any, tangents: Sequence[Any]) -> dict[str, Any]:
     found = zip(names, tangents, strict=False)
     return {name: t for name, t in found if not _compat.is_zero(t)}
 
 
-def _fprop_jvp(primals, tangents, *, params):
+def _fprop_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, params: DeformParams
+) -> Any:
     y = fprop_p.bind(*primals, params=params)
     dots = _present(FACTORS, tangents)
     if not dots:
@@ -67,7 +80,7 @@ def _fprop_jvp(primals, tangents, *, params):
     return y, tangent_p.bind(*primals, *dots.values(), of=tuple(dots), params=params)
 
 
-def _fprop_transpose(ct, *operands, params):
+def _fprop_transpose(ct: Any, *operands: Any, params: DeformParams) -> list[Any]:
     """For one of the three factors, in which alone the primitive is linear."""
     arrays = dict(zip(FACTORS, operands[:3], strict=True))
     (wanted,) = (f for f, a in arrays.items() if _compat.is_linear_input(a))
@@ -77,7 +90,13 @@ def _fprop_transpose(ct, *operands, params):
     return [*(out.get(f) for f in FACTORS), None]
 
 
-def _tangent_jvp(primals, tangents, *, of, params):
+def _tangent_jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    of: tuple[str, ...],
+    params: DeformParams,
+) -> tuple[jax.Array, jax.Array]:
     y = tangent_p.bind(*primals, of=of, params=params)
     factors, cells = dict(zip(FACTORS, primals[:3], strict=True)), primals[3]
     dots = dict(zip(of, primals[4:], strict=True))
@@ -97,9 +116,12 @@ def _tangent_jvp(primals, tangents, *, of, params):
     return y, total(terms) if terms else _compat.zero_tangent(y)
 
 
-def _tangent_transpose(ct, *operands, of, params):
+def _tangent_transpose(
+    ct: Any, *operands: Any, of: tuple[str, ...], params: DeformParams
+) -> list[Any]:
     dots = operands[4:]
-    wanted = [f for f, a in zip(of, dots, strict=True) if _compat.is_linear_input(a)]
+    pairs = zip(of, dots, strict=True)
+    wanted = tuple(f for f, a in pairs if _compat.is_linear_input(a))
     if _compat.is_zero(ct):
         return [_compat.zero_cotangent(a) for a in operands]
     factors = dict(zip(FACTORS, operands[:3], strict=True))
@@ -107,14 +129,20 @@ def _tangent_transpose(ct, *operands, of, params):
     return [*[None] * 4, *(out.get(f) for f in of)]
 
 
-def _backward_jvp(primals, tangents, *, wanted, params):
+def _backward_jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    wanted: tuple[str, ...],
+    params: DeformParams,
+) -> tuple[Any, ...]:
     out = backward_p.bind(*primals, wanted=wanted, params=params)
     names = needed(wanted)
     *values, cells, dy = primals
     arrays = dict(zip(names, values, strict=True))
-    terms: dict[str, list] = {result: [] for result in wanted}
+    terms: dict[str, list[Any]] = {result: [] for result in wanted}
 
-    def add(arrays, dy, results):
+    def add(arrays: Any, dy: jax.Array, results: Any) -> None:
         for name, term in _backward(arrays, cells, dy, results, params).items():
             terms[name].append(term)
 
@@ -129,7 +157,9 @@ def _backward_jvp(primals, tangents, *, wanted, params):
     ]
 
 
-def _backward_transpose(cts, *operands, wanted, params):
+def _backward_transpose(
+    cts: Sequence[Any], *operands: Any, wanted: tuple[str, ...], params: DeformParams
+) -> list[Any]:
     """For dy or for one factor, whichever the operand is that is linear."""
     names = needed(wanted)
     *values, cells, dy = operands
@@ -152,12 +182,21 @@ def _backward_transpose(cts, *operands, wanted, params):
 # --- vmap ---------------------------------------------------------------------
 
 
-def batch(bind, operand_roles, result_roles, axis_data, args, dims, params):
+def batch(
+    bind: Callable[..., Any],
+    operand_roles: tuple[str, ...],
+    result_roles: tuple[str, ...],
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    params: DeformParams,
+) -> tuple[Any, ...]:
     """Mapped samples go into N; where w is mapped, everything into the groups."""
     size = axis_data.size
     dim_of = list(zip(operand_roles, dims, strict=True))
     by_group = "w" in result_roles or any(r == "w" and d is not None for r, d in dim_of)
     g = params.geometry
+    axis_of: Callable[[str], int | None]
     if by_group:
         axis_of = params.channel_axis
         new = params.with_sizes(
@@ -170,7 +209,7 @@ def batch(bind, operand_roles, result_roles, axis_data, args, dims, params):
         axis_of = params.batch_axis
         new = params.with_sizes(N=g.N * size)
 
-    def fold(role, a, d):
+    def fold(role: str, a: Any, d: int | None) -> Any:
         axis = axis_of(role)
         if axis is None:  # w, the same for all samples
             return a
@@ -189,27 +228,47 @@ def batch(bind, operand_roles, result_roles, axis_data, args, dims, params):
     folded = [fold(r, a, d) for (r, d), a in zip(dim_of, args, strict=True)]
     out = bind(*folded, params=new)
     out = out if isinstance(out, list) else [out]
-    axes = [axis_of(r) for r in result_roles]
+    axes: list[Any] = [axis_of(r) for r in result_roles]
     return [
         folding.unfold(a, axis, size, 1) for a, axis in zip(out, axes, strict=True)
     ], axes
 
 
-def _fprop_batching(axis_data, args, dims, *, params):
+def _fprop_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    params: DeformParams,
+) -> tuple[Any, Any]:
     out, axes = batch(
         fprop_p.bind, (*FACTORS, "cells"), ("y",), axis_data, args, dims, params
     )
     return out[0], axes[0]
 
 
-def _tangent_batching(axis_data, args, dims, *, of, params):
+def _tangent_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    of: tuple[str, ...],
+    params: DeformParams,
+) -> tuple[Any, Any]:
     roles = (*FACTORS, "cells", *of)
     bind = partial(tangent_p.bind, of=of)
     out, axes = batch(bind, roles, ("y",), axis_data, args, dims, params)
     return out[0], axes[0]
 
 
-def _backward_batching(axis_data, args, dims, *, wanted, params):
+def _backward_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    wanted: tuple[str, ...],
+    params: DeformParams,
+) -> tuple[Any, ...]:
     roles = (*needed(wanted), "cells", "y")
     bind = partial(backward_p.bind, wanted=wanted)
     return batch(bind, roles, wanted, axis_data, args, dims, params)
@@ -218,28 +277,38 @@ def _backward_batching(axis_data, args, dims, *, wanted, params):
 # --- definition ---------------------------------------------------------------
 
 
-def _check(roles, avals, dtype, params) -> None:
+def _check(
+    roles: tuple[str, ...], avals: Any, dtype: DTypeLike, params: DeformParams
+) -> None:
     for role, aval in zip(roles, avals, strict=True):
         want = params.shape(role), params.dtype(role, dtype)
         if (aval.shape, np.dtype(aval.dtype)) != want:
             raise ValueError(f"deform: {role} is {aval}, where {want} is expected")
 
 
-def result_sharding(params, role, cells):
+def result_sharding(params: DeformParams, role: str, cells: Any) -> NamedSharding:
     """Samples as the cells, or offsets, have them; nothing else is sharded."""
-    spec: list = [None] * len(params.shape(role))
+    spec: list[Any] = [None] * len(params.shape(role))
     if (axis := params.batch_axis(role)) is not None:
         spec[axis] = cells.sharding.spec[0]
     return NamedSharding(cells.sharding.mesh, PartitionSpec(*spec))
 
 
-def _y_shape(x, corners, w, cells, *dots, params, of=()):
+def _y_shape(
+    x: Any,
+    corners: Any,
+    w: Any,
+    cells: Any,
+    *dots: Any,
+    params: DeformParams,
+    of: tuple[str, ...] = (),
+) -> tuple[int, ...]:
     roles = (*FACTORS, "cells", *of)
     _check(roles, (x, corners, w, cells, *dots), x.dtype, params)
     return params.shape("y")
 
 
-def _y_rules():
+def _y_rules() -> tuple[Any, ...]:
     return (
         _y_shape,
         lambda x, *_, **__: x.dtype,
@@ -249,15 +318,19 @@ def _y_rules():
     )
 
 
-def _backward_rules(i: int):
-    def shape(*avals, wanted, params):
+def _backward_rules(i: int) -> tuple[Any, ...]:
+    def shape(
+        *avals: Any, wanted: tuple[str, ...], params: DeformParams
+    ) -> tuple[int, ...]:
         _check((*needed(wanted), "cells", "y"), avals, avals[-1].dtype, params)
         return params.shape(wanted[i])
 
-    def dtype(*avals, wanted, params):
+    def dtype(*avals: Any, wanted: tuple[str, ...], params: DeformParams) -> DTypeLike:
         return params.dtype(wanted[i], avals[-1].dtype)
 
-    def sharding(*avals, wanted, params):
+    def sharding(
+        *avals: Any, wanted: tuple[str, ...], params: DeformParams
+    ) -> NamedSharding:
         return result_sharding(params, wanted[i], avals[-2])
 
     return shape, dtype, sharding

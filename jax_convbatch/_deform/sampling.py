@@ -10,15 +10,22 @@ stands here, in operations that JAX differentiates.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 
 def sampling(
-    offset, mask, g: ConvGeometry, offset_groups: int, dtype
+    offset: jax.Array,
+    mask: jax.Array | None,
+    g: ConvGeometry,
+    offset_groups: int,
+    dtype: DTypeLike,
 ) -> tuple[jax.Array, jax.Array]:
     """Cells and corners, channels last.
 
@@ -58,7 +65,7 @@ def sampling(
     return cells.reshape(shape), corners.reshape(*shape, 4)
 
 
-def _grid(g: ConvGeometry, axis: int, dtype) -> jax.Array:
+def _grid(g: ConvGeometry, axis: int, dtype: DTypeLike) -> jax.Array:
     """[outputs, taps]: what a convolution would read along one axis."""
     shape = (g.outputs[axis], g.taps[axis])
     # Not an array of NumPy's: partitioned functions take no constants.
@@ -67,7 +74,13 @@ def _grid(g: ConvGeometry, axis: int, dtype) -> jax.Array:
     return (outputs + taps - g.pad[axis]).astype(dtype)
 
 
-def columns(x, corners, cells, g: ConvGeometry, offset_groups: int) -> jax.Array:
+def columns(
+    x: jax.Array,
+    corners: jax.Array,
+    cells: jax.Array,
+    g: ConvGeometry,
+    offset_groups: int,
+) -> jax.Array:
     """The sampled pixels by `jax.lax`: [N, P, Q, R * S, C], in the dtype of corners.
 
     Args:
@@ -79,7 +92,7 @@ def columns(x, corners, cells, g: ConvGeometry, offset_groups: int) -> jax.Array
     x = x.astype(corners.dtype).reshape(g.N, g.H * g.W, offset_groups, count)
     x = x.transpose(0, 2, 1, 3)
 
-    def by_group(a, each: int):
+    def by_group(a: jax.Array, each: int) -> Any:
         a = a.reshape(g.N, g.P * g.Q, offset_groups, taps, each)
         return a.transpose(0, 2, 1, 3, 4).reshape(g.N, offset_groups, rows, each)
 

@@ -75,7 +75,7 @@ def _without_gpu(row: Row) -> Row:
     return replace(row, reason=f"{caveat}; {row.reason}")
 
 
-def traced(fn, *args, **kwargs) -> Iterator[Any]:
+def traced(fn: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
     """Every equation of `fn(*args, **kwargs)` that is not dead, inner ones too."""
     if not callable(fn):
         raise TypeError(
@@ -85,7 +85,7 @@ def traced(fn, *args, **kwargs) -> Iterator[Any]:
     leaves, tree = jax.tree.flatten((args, kwargs))
     arrays = {i: a for i, a in enumerate(leaves) if _is_array(a)}
 
-    def of_arrays(arrays):
+    def of_arrays(arrays: Any) -> Any:
         of_leaves = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
         args, kwargs = jax.tree.unflatten(tree, of_leaves)
         return fn(*args, **kwargs)
@@ -96,18 +96,18 @@ def traced(fn, *args, **kwargs) -> Iterator[Any]:
     return _equations(jaxpr)
 
 
-def _is_array(a) -> bool:
+def _is_array(a: jax.Array) -> bool:
     return hasattr(a, "shape") and hasattr(a, "dtype")
 
 
-def _equations(jaxpr) -> Iterator[Any]:
+def _equations(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in _jaxprs(list(eqn.params.values())):
             yield from _equations(inner)
 
 
-def _jaxprs(value) -> Iterator[Any]:
+def _jaxprs(value: Any) -> Iterator[Any]:
     if isinstance(value, jex.Jaxpr):
         yield value
     elif isinstance(value, jex.ClosedJaxpr):
@@ -117,7 +117,7 @@ def _jaxprs(value) -> Iterator[Any]:
             yield from _jaxprs(item)
 
 
-def rows_of(eqn, platform: str) -> list[Row]:
+def rows_of(eqn: Any, platform: str) -> list[Row]:
     if eqn.primitive in (*deform_primitives.PRIMITIVES, deform_forward.forward_p):
         return _deform_rows(eqn, platform)
     if eqn.primitive is one_pass.cotangent_p:
@@ -126,7 +126,7 @@ def rows_of(eqn, platform: str) -> list[Row]:
     return [row] if row else []
 
 
-def _deform_rows(eqn, platform: str) -> list[Row]:
+def _deform_rows(eqn: Any, platform: str) -> list[Row]:
     """A row for each native call that the primitive is, or would be."""
     params, wanted = eqn.params["params"], eqn.params.get("wanted", ())
     # x of fprop, dy of backward.
@@ -155,7 +155,7 @@ def _deform_rows(eqn, platform: str) -> list[Row]:
     return rows
 
 
-def _one_pass_rows(eqn, platform: str) -> list[Row]:
+def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
     """dgrad's and wgrad's, whose bias gradient is theirs; one call on a device."""
     params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
     options = {"params": params, "out_dtype": dtype}
@@ -180,7 +180,7 @@ def _one_pass_rows(eqn, platform: str) -> list[Row]:
     return rows
 
 
-def _row(eqn, platform: str) -> Row | None:
+def _row(eqn: Any, platform: str) -> Row | None:
     operands = [v.aval for v in eqn.invars]
     dtype = np.dtype(operands[0].dtype).name if operands else ""
     if eqn.primitive is _compat.lax_conv_p:
@@ -197,7 +197,7 @@ def _row(eqn, platform: str) -> Row | None:
     return None
 
 
-def _conv_row(name: str, options, dtype: str, platform: str) -> tuple[Row, Plan]:
+def _conv_row(name: str, options: Any, dtype: str, platform: str) -> tuple[Row, Plan]:
     params = options["params"]
     chosen = plan.plan_of(params, name, dtype, options["out_dtype"], platform)
     row = Row(
@@ -214,7 +214,7 @@ def _conv_row(name: str, options, dtype: str, platform: str) -> tuple[Row, Plan]
     return row, chosen
 
 
-def _layer_row(eqn, dtype: str, platform: str) -> Row:
+def _layer_row(eqn: Any, dtype: str, platform: str) -> Row:
     """fprop's row, and where what follows it is computed."""
     row, chosen = _conv_row("fprop", eqn.params, dtype, platform)
     epilogue = eqn.params["epilogue"]
@@ -237,7 +237,7 @@ def _layer_row(eqn, dtype: str, platform: str) -> Row:
     return replace(row, reason=reason, workspace_bytes=size)
 
 
-def _stock_row(eqn, operands, dtype: str) -> Row:
+def _stock_row(eqn: Any, operands: Any, dtype: str) -> Row:
     numbers = eqn.params["dimension_numbers"]
     out = eqn.outvars[0].aval
     rank = len(numbers.lhs_spec) - 2
@@ -260,7 +260,7 @@ def _stock_row(eqn, operands, dtype: str) -> Row:
     )
 
 
-def _stock_flops(shapes, params) -> int:
+def _stock_flops(shapes: Any, params: dict[str, Any]) -> int:
     names = (
         *("window_strides", "padding", "lhs_dilation", "rhs_dilation"),
         *("dimension_numbers", "feature_group_count"),
@@ -270,7 +270,7 @@ def _stock_flops(shapes, params) -> int:
     return geometry._replace(N=geometry.N // params["batch_group_count"]).flops
 
 
-def _bgrad_row(op: str, eqn, dy, dtype: str, platform: str) -> Row:
+def _bgrad_row(op: str, eqn: Any, dy: Any, dtype: str, platform: str) -> Row:
     kept = eqn.params["kept"]
     reason = bias.native_reason(dy.dtype, platform)
     on = "cpu" if reason else platform

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 from jax_convbatch import _compat
 from jax_convbatch._explain.explain import rows_of
@@ -35,7 +36,7 @@ def start() -> None:
     LOGGER.propagate = False  # else handlers of the root logger repeat it
 
 
-def in_jax_lax(lhs, rhs, reason: str) -> None:
+def in_jax_lax(lhs: Any, rhs: Any, reason: str) -> None:
     """The line of a convolution that `jax.lax` traces itself."""
     if LOGGER.isEnabledFor(logging.INFO):
         x, w = ("x".join(map(str, a.shape)) for a in (lhs, rhs))
@@ -43,7 +44,9 @@ def in_jax_lax(lhs, rhs, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def _around_lowering(primitive, platform: str, ctx, params) -> Iterator[None]:
+def _around_lowering(
+    primitive: Any, platform: str, ctx: _compat.LoweringRuleContext, params: Any
+) -> Iterator[None]:
     """Those primitives of which another one is composed have no line."""
     inner = getattr(_lowering, "inner", False)
     if inner or not LOGGER.isEnabledFor(logging.INFO):

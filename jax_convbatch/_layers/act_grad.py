@@ -11,14 +11,18 @@ primitives, both modes of differentiation, and every order, reach that kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._layers import activations
+from jax_convbatch._layers.kept import at_one_axis, broadcast_kept, kept_with
 from jax_convbatch._native import names, native
 from jax_convbatch._primitives.bias import (
     BGRAD_ATTRIBUTES,
@@ -33,7 +37,13 @@ from jax_convbatch._sharding import partition
 
 
 def cotangent(
-    activation: str, saved, dy, channel_axis: int, *, bias: bool, bias_sharding=None
+    activation: str,
+    saved: Any,
+    dy: Any,
+    channel_axis: int,
+    *,
+    bias: bool,
+    bias_sharding: Any = None,
 ) -> list[jax.Array]:
     """[dz], or [dz, db], from the cotangent of act(z + bias).
 
@@ -59,7 +69,13 @@ def cotangent(
     )
 
 
-def tangent(activation: str, saved, dz, db, channel_axis: int) -> jax.Array:
+def tangent(
+    activation: str,
+    saved: jax.Array,
+    dz: jax.Array,
+    db: jax.Array | None,
+    channel_axis: int,
+) -> jax.Array:
     """The tangent of act(z + bias); db may be None."""
     kept = (channel_axis % dz.ndim,)
     arrays = [saved, dz] if db is None else [saved, dz, db]
@@ -69,7 +85,9 @@ def tangent(activation: str, saved, dz, db, channel_axis: int) -> jax.Array:
 # `kept` as in bias.py: the axes that db keeps, batch axes of vmap first.
 
 
-def _product(activation: str, kept, saved, dy):
+def _product(
+    activation: str, kept: tuple[int, ...], saved: jax.Array, dy: Any
+) -> jax.Array:
     """act'(saved) dy, in f32 where the dtype is narrower."""
     if _are_signs(saved):
         passes = activations.are_positive(saved, kept[-1])
@@ -79,34 +97,46 @@ def _product(activation: str, kept, saved, dy):
     return backward(saved.astype(wide), dy.astype(wide)).astype(dy.dtype)
 
 
-def _are_signs(saved) -> bool:
+def _are_signs(saved: Any) -> bool:
     return saved.dtype == np.uint8
 
 
-def broadcast_kept(db, shape, kept):
-    """One number for each of the `kept` axes, repeated into `shape`."""
-    order = sorted(range(len(kept)), key=kept.__getitem__)
-    return jax.lax.broadcast_in_dim(db.transpose(order), shape, sorted(kept))
-
-
-def _stock_tangent(activation, kept, saved, dz, *db):
+def _stock_tangent(
+    activation: str,
+    kept: tuple[int, ...],
+    saved: jax.Array,
+    dz: jax.Array,
+    *db: jax.Array,
+) -> jax.Array:
     for a in db:
         dz = dz + broadcast_kept(a, dz.shape, kept)
     return _product(activation, kept, saved, dz)
 
 
-def _tangent_lowering(ctx, *arrays, activation, kept):
+def _tangent_lowering(
+    ctx: _compat.LoweringRuleContext,
+    *arrays: Any,
+    activation: str,
+    kept: tuple[int, ...],
+) -> list[Any]:
     fun = partial(_stock_tangent, activation, kept)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, *arrays)
     return _compat.with_sharding(ctx, out)
 
 
-def _is_native(dtype, signs: bool, platform: str) -> bool:
+def _is_native(dtype: DTypeLike, signs: bool, platform: str) -> bool:
     """Whether the pass over dy has a kernel."""
     return not native_reason(dtype, platform) and (platform == "cuda" or not signs)
 
 
-def local_cotangent(platform, activation, kept, bias, saved, dy):
+def local_cotangent(
+    platform: str,
+    activation: str,
+    kept: tuple[int, ...],
+    bias: bool,
+    saved: jax.Array,
+    dy: jax.Array,
+) -> list[jax.Array]:
     """What one device does with its part: dz and, where wanted, db, by one FFI call."""
     if dy.size == 0 or not _is_native(dy.dtype, _are_signs(saved), platform):
         return _stock_cotangent(activation, kept, bias, saved, dy)
@@ -138,7 +168,9 @@ def local_cotangent(platform, activation, kept, bias, saved, dy):
     return [dz, *db]
 
 
-def _stock_cotangent(activation, kept, bias, saved, dy):
+def _stock_cotangent(
+    activation: str, kept: tuple[int, ...], bias: bool, saved: jax.Array, dy: jax.Array
+) -> Any:
     dz = _product(activation, kept, saved, dy)
     summed = [i for i in range(dy.ndim) if i not in kept]
     if not bias:
@@ -147,8 +179,16 @@ def _stock_cotangent(activation, kept, bias, saved, dy):
 
 
 def _cotangent_lowering(
-    platform, ctx, saved, dy, *, activation, kept, bias, bias_sharding
-):
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    saved: Any,
+    dy: Any,
+    *,
+    activation: str,
+    kept: tuple[int, ...],
+    bias: bool,
+    bias_sharding: Any,
+) -> list[Any]:
     aval = ctx.avals_in[1]
     platform = platform or ctx.module_context.platforms[0]
     signs = _are_signs(ctx.avals_in[0])
@@ -165,7 +205,15 @@ def _cotangent_lowering(
 # --- differentiation ------------------------------------------------------------
 
 
-def _cotangent_jvp(primals, tangents, *, activation, kept, bias, bias_sharding):
+def _cotangent_jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    activation: str,
+    kept: tuple[int, ...],
+    bias: bool,
+    bias_sharding: Any,
+) -> tuple[Any, ...]:
     saved, dy = primals
     params = dict(
         activation=activation, kept=kept, bias=bias, bias_sharding=bias_sharding
@@ -181,7 +229,13 @@ def _cotangent_jvp(primals, tangents, *, activation, kept, bias, bias_sharding):
     return out, _sum_of_lists(terms, out)
 
 
-def _tangent_jvp(primals, tangents, *, activation, kept):
+def _tangent_jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    activation: str,
+    kept: tuple[int, ...],
+) -> tuple[jax.Array, jax.Array]:
     saved, dz, *db = primals
     bind = partial(tangent_p.bind, activation=activation, kept=kept)
     out = bind(*primals)
@@ -195,13 +249,19 @@ def _tangent_jvp(primals, tangents, *, activation, kept):
     return out, _sum_of_lists(terms, [out])[0]
 
 
-def _second(activation, kept, saved, saved_tangent, dy):
+def _second(
+    activation: str,
+    kept: tuple[int, ...],
+    saved: Any,
+    saved_tangent: jax.Array,
+    dy: Any,
+) -> jax.Array:
     """How act'(saved) dy changes with what is saved."""
     product = partial(_product, activation, kept, dy=dy)
     return jax.jvp(product, (saved,), (saved_tangent,))[1]
 
 
-def _sum_of_lists(terms, out):
+def _sum_of_lists(terms: Any, out: Any) -> list[jax.Array]:
     if not terms:
         return [_compat.zero_tangent(a) for a in out]
     first, *rest = terms
@@ -210,14 +270,25 @@ def _sum_of_lists(terms, out):
     return first
 
 
-def _cotangent_transpose(cts, saved, dy, *, activation, kept, bias, bias_sharding):
+def _cotangent_transpose(
+    cts: Sequence[Any],
+    saved: Any,
+    dy: Any,
+    *,
+    activation: str,
+    kept: tuple[int, ...],
+    bias: bool,
+    bias_sharding: Any,
+) -> list[Any]:
     if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
         return [None, _compat.zero_cotangent(dy)]
     cts = [_compat.instantiate_zeros(ct) for ct in cts]
     return [None, tangent_p.bind(saved, *cts, activation=activation, kept=kept)]
 
 
-def _tangent_transpose(ct, saved, dz, *db, activation, kept):
+def _tangent_transpose(
+    ct: Any, saved: jax.Array, dz: Any, *db: Any, activation: str, kept: tuple[int, ...]
+) -> list[Any]:
     if _compat.is_zero(ct):
         return [None, *(_compat.zero_cotangent(a) for a in (dz, *db))]
     bias = [a for a in db if _compat.is_linear_input(a)]
@@ -239,26 +310,16 @@ def _tangent_transpose(ct, saved, dz, *db, activation, kept):
 # --- vmap -----------------------------------------------------------------------
 
 
-def at_one_axis(arrays, dims, size: int):
-    """The arrays with their mapped axis at the same place, and that place."""
-    at = next(d for d in dims if d is not None)
-    moved = [
-        jnp.broadcast_to(jnp.expand_dims(a, at), (*a.shape[:at], size, *a.shape[at:]))
-        if d is None
-        else jnp.moveaxis(a, d, at)
-        for a, d in zip(arrays, dims, strict=True)
-    ]
-    return moved, at
-
-
-def kept_with(at: int, kept):
-    """`kept` where vmap's axis is number `at`, first among those that stay."""
-    return (at, *(i + (i >= at) for i in kept))
-
-
 def _cotangent_batching(
-    axis_data, args, dims, *, activation, kept, bias, bias_sharding
-):
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    activation: str,
+    kept: tuple[int, ...],
+    bias: bool,
+    bias_sharding: Any,
+) -> Any:
     (saved, dy), at = at_one_axis(args, dims, axis_data.size)
     out = cotangent_p.bind(
         saved,
@@ -271,7 +332,14 @@ def _cotangent_batching(
     return out, [at, 0][: len(out)]
 
 
-def _tangent_batching(axis_data, args, dims, *, activation, kept):
+def _tangent_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    activation: str,
+    kept: tuple[int, ...],
+) -> Any:
     saved, dz, *db = args
     if dims[0] is None and dims[1] is None:
         dims = (0, *dims[1:])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,27 +21,27 @@ class Activation(NamedTuple):
       saves_output: whether `backward` is given y; otherwise it is given z.
     """
 
-    fn: Callable
-    backward: Callable
+    fn: Callable[..., Any]
+    backward: Callable[..., Any]
     saves_output: bool
 
 
-def _from_output(fn, derivative) -> Activation:
+def _from_output(fn: Callable[..., Any], derivative: Any) -> Activation:
     return Activation(fn, lambda y, dy: dy * derivative(y), True)
 
 
-def _selected(fn, passes) -> Activation:
+def _selected(fn: Callable[..., Any], passes: Any) -> Activation:
     """dy where `passes(y)`, else 0: no product, so that inf and nan stay out."""
     return Activation(
         fn, lambda y, dy: jnp.where(passes(y), dy, jnp.zeros_like(dy)), True
     )
 
 
-def _from_input(fn) -> Activation:
+def _from_input(fn: Callable[..., Any]) -> Activation:
     return Activation(fn, lambda z, dy: jax.vjp(fn, z)[1](dy)[0], False)
 
 
-def _gelu_exact(z):
+def _gelu_exact(z: jax.Array) -> jax.Array:
     return jax.nn.gelu(z, approximate=False)
 
 
@@ -86,7 +86,7 @@ def lookup(name: str | None) -> Activation | None:
     return ACTIVATIONS[name]
 
 
-def signs_of(y, axis: int) -> jax.Array:
+def signs_of(y: jax.Array, axis: int) -> jax.Array:
     """What relu's derivative needs of y: whether y > 0, in bits.
 
     Eight neighbours along `axis`, whose size is a multiple of 8, make a byte, the
@@ -95,6 +95,6 @@ def signs_of(y, axis: int) -> jax.Array:
     return jnp.packbits(y > 0, axis=axis, bitorder="little")
 
 
-def are_positive(signs, axis: int) -> jax.Array:
+def are_positive(signs: jax.Array, axis: int) -> jax.Array:
     """The y > 0 of which `signs_of` made `signs`."""
     return jnp.unpackbits(signs, axis=axis, bitorder="little").astype(bool)

@@ -11,14 +11,17 @@ they are what XLA makes of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
-from jax_convbatch._layers.act_grad import at_one_axis, broadcast_kept, kept_with
+from jax_convbatch._layers.kept import at_one_axis, broadcast_kept, kept_with
 from jax_convbatch._native import names, native, targets
 from jax_convbatch._plans import planners
 from jax_convbatch._primitives.bias import result_sharding
@@ -28,7 +31,9 @@ from jax_convbatch._sharding import partition
 _NATIVE = ("bfloat16", "float16", "float32")
 
 
-def sums(a, b, kept, narrow) -> list[jax.Array]:
+def sums(
+    a: jax.Array, b: jax.Array, kept: tuple[int, ...], narrow: DTypeLike
+) -> list[jax.Array]:
     """[the sum of a, the sum of a b] over the axes not in `kept`.
 
     Args:
@@ -42,12 +47,16 @@ def sums(a, b, kept, narrow) -> list[jax.Array]:
     return sums_p.bind(a, b, kept=tuple(kept), narrow=np.dtype(narrow))
 
 
-def spread(g1, g2, b, kept, narrow) -> jax.Array:
+def spread(
+    g1: jax.Array, g2: jax.Array, b: jax.Array, kept: tuple[int, ...], narrow: DTypeLike
+) -> jax.Array:
     """g1 + g2 b, where g1 and g2 have one number for each of `kept`."""
     return spread_p.bind(g1, g2, b, kept=tuple(kept), narrow=np.dtype(narrow))
 
 
-def normalized(x, scale, bias, epsilon: float):
+def normalized(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x by the statistics of the batch: `flax.linen.BatchNorm` in training.
 
     Args:
@@ -81,19 +90,28 @@ def _chunk_rows(rows: int, channels: int, itemsize: int) -> int:
     return max(1, -(-rows * tiles // blocks))
 
 
-def _stock_sums(a, b, *, kept, narrow=None):
+def _stock_sums(
+    a: jax.Array, b: jax.Array, *, kept: tuple[int, ...], narrow: Any = None
+) -> list[jax.Array]:
     summed = [i for i in range(a.ndim) if i not in kept]
     order = (*kept, *summed)
     axes = range(len(kept), a.ndim)
     return [jnp.sum(c.transpose(order), axes) for c in (a, a * b)]
 
 
-def _stock_spread(g1, g2, b, *, kept, narrow=None):
+def _stock_spread(
+    g1: jax.Array,
+    g2: jax.Array,
+    b: jax.Array,
+    *,
+    kept: tuple[int, ...],
+    narrow: Any = None,
+) -> jax.Array:
     g1, g2 = (broadcast_kept(g, b.shape, kept) for g in (g1, g2))
     return g1 + g2 * b
 
 
-def _local_sums(kept, narrow, a, b):
+def _local_sums(kept: tuple[int, ...], narrow: Any, a: jax.Array, b: jax.Array) -> Any:
     if a.size == 0:
         return _stock_sums(a, b, kept=kept)
     channels = a.shape[kept[-1]]
@@ -123,7 +141,15 @@ def _local_sums(kept, narrow, a, b):
     return [s1, s2]
 
 
-def _sums_lowering(native: bool, ctx, a, b, *, kept, narrow):
+def _sums_lowering(
+    native: bool,
+    ctx: _compat.LoweringRuleContext,
+    a: Any,
+    b: Any,
+    *,
+    kept: tuple[int, ...],
+    narrow: np.dtype,
+) -> list[Any]:
     aval = ctx.avals_in[0]
     native &= narrow.name in _NATIVE and aval.dtype == np.float32 and len(kept) == 1
     if not native or targets.problem("cuda"):
@@ -136,7 +162,12 @@ def _sums_lowering(native: bool, ctx, a, b, *, kept, narrow):
     return _compat.with_sharding(ctx, out)
 
 
-def _spread_lowering(ctx, *arrays, kept, narrow):
+def _spread_lowering(
+    ctx: _compat.LoweringRuleContext,
+    *arrays: Any,
+    kept: tuple[int, ...],
+    narrow: np.dtype,
+) -> list[Any]:
     fun = partial(_stock_spread, kept=kept)
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, *arrays)
     return _compat.with_sharding(ctx, out)
@@ -145,7 +176,9 @@ def _spread_lowering(ctx, *arrays, kept, narrow):
 # --- differentiation ------------------------------------------------------------
 
 
-def _sums_jvp(primals, tangents, **params):
+def _sums_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[Any, ...]:
     (a, b), (da, db) = primals, tangents
     out = sums_p.bind(a, b, **params)
     first, second = map(_compat.zero_tangent, out)
@@ -157,7 +190,9 @@ def _sums_jvp(primals, tangents, **params):
     return out, [first, second]
 
 
-def _sums_transpose(cts, a, b, **params):
+def _sums_transpose(
+    cts: Sequence[Any], a: Any, b: jax.Array, **params: Any
+) -> list[Any]:
     # Tangents stand at the first place.
     if all(map(_compat.is_zero, cts)):
         return [_compat.zero_cotangent(a), None]
@@ -165,7 +200,9 @@ def _sums_transpose(cts, a, b, **params):
     return [spread_p.bind(g1, g2, b, **params), None]
 
 
-def _spread_jvp(primals, tangents, **params):
+def _spread_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[jax.Array, jax.Array]:
     g1, g2, b = primals
     d1, d2, db = tangents
     out = spread_p.bind(g1, g2, b, **params)
@@ -178,7 +215,7 @@ def _spread_jvp(primals, tangents, **params):
     return out, sum(terms[1:], terms[0]) if terms else _compat.zero_tangent(out)
 
 
-def _spread_transpose(ct, g1, g2, b, **params):
+def _spread_transpose(ct: Any, g1: Any, g2: Any, b: Any, **params: Any) -> list[Any]:
     linear = [_compat.is_linear_input(x) for x in (g1, g2, b)]
     if _compat.is_zero(ct):
         return [_compat.zero_cotangent(x) for x in (g1, g2, b)]
@@ -191,13 +228,27 @@ def _spread_transpose(ct, g1, g2, b, **params):
 # --- vmap -----------------------------------------------------------------------
 
 
-def _sums_batching(axis_data, args, dims, *, kept, narrow):
+def _sums_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    kept: tuple[int, ...],
+    narrow: np.dtype,
+) -> tuple[Any, ...]:
     (a, b), at = at_one_axis(args, dims, axis_data.size)
     kept = kept_with(at, kept)
     return sums_p.bind(a, b, kept=kept, narrow=narrow), [0, 0]
 
 
-def _spread_batching(axis_data, args, dims, *, kept, narrow):
+def _spread_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    kept: tuple[int, ...],
+    narrow: np.dtype,
+) -> tuple[Any, Any]:
     *gs, b = args
     gs = [
         jnp.broadcast_to(g, (axis_data.size, *g.shape))

@@ -6,19 +6,20 @@ in one pass over its result, or by XLA.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._layers import activations
 from jax_convbatch._native import names, native
 from jax_convbatch._plans.kinds import OneCall, Plan, attributes, xla_call
-from jax_convbatch._plans.params import OPS
+from jax_convbatch._plans.params import OPS, ConvParams
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import plan
@@ -50,13 +51,13 @@ class Epilogue(NamedTuple):
     def results(self) -> int:
         return 1 + self.save_input + self.save_signs
 
-    def named(self, rest) -> dict:
+    def named(self, rest: Any) -> dict[str, Any]:
         """The operands after x and w by name; None where there is none."""
         present = iter(rest)
         names = ("scale", "bias", "residual")
         return {n: next(present) if getattr(self, n) else None for n in names}
 
-    def attribute(self) -> dict:
+    def attribute(self) -> dict[str, Any]:
         """What the handlers decode."""
         flags = ("scale", "bias", "residual", "save_input", "save_signs")
         numbers = {name: np.int64(getattr(self, name)) for name in flags}
@@ -73,11 +74,11 @@ class Epilogue(NamedTuple):
         return ", ".join(self.words())
 
 
-def stock(epilogue, axis: int, c, *rest) -> list:
+def stock(epilogue: Epilogue, axis: int, c: jax.Array, *rest: jax.Array) -> list[Any]:
     """[y], or [y, z], from c = conv(x, w), by XLA."""
     named = epilogue.named(rest)
 
-    def per_channel(a):
+    def per_channel(a: jax.Array) -> Any:
         return jax.lax.broadcast_in_dim(a, c.shape, (axis,))
 
     z = c
@@ -93,13 +94,15 @@ def stock(epilogue, axis: int, c, *rest) -> list:
     return [y, z, *signs] if epilogue.save_input else [y, *signs]
 
 
-def signs_shape(shape, params) -> tuple[int, ...]:
+def signs_shape(shape: Sequence[int], params: ConvParams) -> tuple[int, ...]:
     """Of y's signs, given y's."""
     axis = params.axis("y", "K")
     return tuple(n // 8 if i == axis else n for i, n in enumerate(shape))
 
 
-def _epilogue_call(epilogue, params, c, *rest) -> list:
+def _epilogue_call(
+    epilogue: Epilogue, params: ConvParams, c: jax.Array, *rest: jax.Array
+) -> list[Any]:
     """One pass over c by a kernel of ours, in place where c is not needed."""
     g = params.geometry
     layout = geo.layout("y", params.dimension_numbers)
@@ -119,7 +122,12 @@ def _epilogue_call(epilogue, params, c, *rest) -> list:
 
 
 def layer_plan(
-    chosen: Plan, epilogue: Epilogue, params, dtype, out_dtype, platform: str
+    chosen: Plan,
+    epilogue: Epilogue,
+    params: ConvParams,
+    dtype: DTypeLike,
+    out_dtype: DTypeLike,
+    platform: str,
 ) -> OneCall | None:
     """How fprop and what follows it run as one call, or None; `chosen`: fprop's."""
     problem = Problem(
@@ -134,7 +142,14 @@ def layer_plan(
     return plan.layer_plan(problem, chosen, epilogue.attribute())
 
 
-def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
+def _local_layer(
+    platform: str,
+    epilogue: Epilogue,
+    out_dtype: DTypeLike,
+    params: ConvParams,
+    arrays: Any,
+    add: Any = None,
+) -> list[jax.Array]:
     """What one device does with its part of the operands.
 
     `add` sums parts of conv(x, w) over devices, where there are any.
@@ -162,7 +177,15 @@ def _local_layer(platform: str, epilogue, out_dtype, params, arrays, add=None):
     return [c] if empty else _epilogue_call(epilogue, local, c, *rest)
 
 
-def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
+def _fused_call(
+    chosen: Any,
+    epilogue: Epilogue,
+    params: ConvParams,
+    x: jax.Array,
+    w: jax.Array,
+    rest: Any,
+    out_dtype: DTypeLike,
+) -> list[Any]:
     layouts = geo.layouts(params.dimension_numbers, chosen.engine)
     y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
     more = [y] if epilogue.save_input else []
@@ -191,17 +214,32 @@ def _fused_call(chosen, epilogue, params, x, w, rest, out_dtype) -> list:
     return [out, *saved]
 
 
-def _xla_layer(epilogue, out_dtype, params, x, w, *rest):
+def _xla_layer(
+    epilogue: Epilogue,
+    out_dtype: DTypeLike,
+    params: ConvParams,
+    x: jax.Array,
+    w: jax.Array,
+    *rest: jax.Array,
+) -> Any:
     c = xla_call("fprop", x, w, params, out_dtype)
     return stock(epilogue, params.axis("y", "K"), c, *rest)
 
 
-def lowering(platform, ctx, *arrays, params, epilogue, out_dtype, out_sharding):
+def lowering(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: Any,
+    params: ConvParams,
+    epilogue: Epilogue,
+    out_dtype: DTypeLike,
+    out_sharding: Any,
+) -> list[Any]:
     platform = platform or ctx.module_context.platforms[0]
     # For its errors, as in primitives.py.
     dtype = ctx.avals_in[0].dtype
     chosen = plan.plan_of(params, "fprop", dtype, out_dtype, platform)
-    fun: Callable[..., list]
+    fun: Callable[..., list[Any]]
     if chosen.engine == "xla":
         fun = partial(_xla_layer, epilogue, out_dtype, params)
     else:

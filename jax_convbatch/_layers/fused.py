@@ -9,11 +9,14 @@ mode is dgrad, wgrad and one kernel for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._layers import act_grad, activations, one_pass
@@ -27,16 +30,16 @@ from jax_convbatch._shapes import folding
 
 
 def layer(
-    x,
-    w,
+    x: jax.Array,
+    w: jax.Array,
     params: ConvParams,
     *,
     activation: str = "identity",
-    scale=None,
-    bias=None,
-    residual=None,
-    out_dtype=None,
-    out_sharding=None,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    out_dtype: DTypeLike | None = None,
+    out_sharding: Any = None,
     outside: str = "",
 ) -> jax.Array:
     """activation(scale * conv(x, w) + bias + residual).
@@ -69,7 +72,14 @@ def layer(
 # --- differentiation ------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, params, epilogue, **options):
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    params: ConvParams,
+    epilogue: Epilogue,
+    **options: Any,
+) -> tuple[Any, ...]:
     activation = activations.lookup(epilogue.activation)
     saves_input = activation is not None and not activation.saves_output
     x, w, *rest = primals
@@ -115,7 +125,14 @@ def _jvp(primals, tangents, *, params, epilogue, **options):
     return (out, [dy, dz]) if epilogue.save_input else (out[:1], [dy])
 
 
-def _keeps_signs(x, params, epilogue, *, out_dtype, out_sharding) -> bool:
+def _keeps_signs(
+    x: jax.Array,
+    params: ConvParams,
+    epilogue: Epilogue,
+    *,
+    out_dtype: DTypeLike,
+    out_sharding: Any,
+) -> bool:
     """Whether backward is given bits instead of y: where a kernel writes them.
 
     An array with another axis of channels than y's is left out of meshes whose axes
@@ -135,7 +152,7 @@ def _keeps_signs(x, params, epilogue, *, out_dtype, out_sharding) -> bool:
     return chosen.signs and plan.has_epilogue(chosen, platform, x.dtype, out_dtype)
 
 
-def _is_local(x, *, out_dtype, out_sharding) -> bool:
+def _is_local(x: jax.Array, *, out_dtype: DTypeLike, out_sharding: Any) -> bool:
     """Whether x and y have one dtype, and no sharding in their types."""
     return (
         out_sharding is None
@@ -144,22 +161,37 @@ def _is_local(x, *, out_dtype, out_sharding) -> bool:
     )
 
 
-def _parts(x, w, *rest, params, epilogue, **options):
+def _parts(
+    x: jax.Array,
+    w: jax.Array,
+    *rest: jax.Array,
+    params: ConvParams,
+    epilogue: Epilogue,
+    **options: Any,
+) -> Any:
     """The layer as a convolution and what XLA makes of the rest, for Taylor mode."""
     c = primitives.bind("fprop", x, w, params, **options)
     return stock(epilogue, params.axis("y", "K"), c, *rest)
 
 
-def _conv_tangents(x, w, scale, dx, dw, params, options):
+def _conv_tangents(
+    x: jax.Array,
+    w: jax.Array,
+    scale: jax.Array | None,
+    dx: jax.Array | None,
+    dw: jax.Array | None,
+    params: ConvParams,
+    options: Any,
+) -> list[jax.Array]:
     """The tangents of scale * conv(x, w) that x's and w's tangents make.
 
     The scale goes into the filter, which is small, on either side.
     """
 
-    def fprop(a, b):
+    def fprop(a: jax.Array, b: jax.Array) -> jax.Array:
         return primitives.bind("fprop", a, b, params, **options)
 
-    def scaled(a):
+    def scaled(a: jax.Array) -> jax.Array:
         return a if scale is None else _like(a, scale, params.axis("w", "K")) * a
 
     terms = []
@@ -170,7 +202,7 @@ def _conv_tangents(x, w, scale, dx, dw, params, options):
     return terms
 
 
-def _like(a, per_channel, axis: int):
+def _like(a: jax.Array, per_channel: jax.Array, axis: int) -> jax.Array:
     """[K] repeated into the shape of `a`, by the primitive that bgrad transposes."""
     sharding = _compat.typeof(a).sharding
     per_channel = primitives.cast(per_channel, a.dtype)
@@ -180,7 +212,16 @@ def _like(a, per_channel, axis: int):
 # --- vmap -----------------------------------------------------------------------
 
 
-def _batching(axis_data, args, dims, *, params, epilogue, out_dtype, out_sharding):
+def _batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    params: ConvParams,
+    epilogue: Epilogue,
+    out_dtype: DTypeLike,
+    out_sharding: Any,
+) -> tuple[Any, ...]:
     x, w, *rest = args
     residual = epilogue.named(rest)["residual"]
     dim = epilogue.named(dims[2:])

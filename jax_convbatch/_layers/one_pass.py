@@ -16,44 +16,35 @@ of every layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._layers import act_grad
-from jax_convbatch._native import native, targets
+from jax_convbatch._layers.backward_calls import Parts, kernel, several
+from jax_convbatch._native import targets
 from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._plans.params import OPS, ConvParams
 from jax_convbatch._primitives import primitives
 from jax_convbatch._primitives.bias import result_sharding
 from jax_convbatch._select.plan import plan_of
-from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import halo, partition_layer
 
 
-class Parts(NamedTuple):
-    """The plans of a backward pass that is one call of several kernels.
-
-    Attributes:
-      dgrad, wgrad: as they run alone.
-      sums: bytes of the bias gradient's partial sums.
-    """
-
-    dgrad: OneCall
-    wgrad: OneCall
-    sums: int
-
-    @property
-    def workspace(self) -> int:
-        """Bytes, without dz."""
-        return self.dgrad.workspace_bytes + self.wgrad.workspace_bytes + self.sums
-
-
-def suits(saved, named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
+def suits(
+    saved: jax.Array,
+    named: Any,
+    dx: jax.Array | None,
+    dw: jax.Array | None,
+    d_named: Any,
+    params: ConvParams,
+    dtype: DTypeLike,
+) -> bool:
     """Whether a layer with relu is differentiated so.
 
     Args:
@@ -71,7 +62,7 @@ def suits(saved, named, dx, dw, d_named, params: ConvParams, dtype) -> bool:
     return one_call(params, dtype, saved.dtype == np.uint8) is not None
 
 
-def one_call(params: ConvParams, dtype, signs: bool) -> ConvParams | None:
+def one_call(params: ConvParams, dtype: DTypeLike, signs: bool) -> ConvParams | None:
     """What one call on a device is of: `params`; where that is too large, what a device
     has where all of JAX's share the batch evenly, as who traces a layer cannot know;
     or None."""
@@ -82,14 +73,14 @@ def one_call(params: ConvParams, dtype, signs: bool) -> ConvParams | None:
     return None
 
 
-def workspace(params: ConvParams, dtype) -> int | None:
+def workspace(params: ConvParams, dtype: DTypeLike) -> int | None:
     """Bytes that it takes on the default platform without dz; None where it cannot."""
     plans = _plans(("fprop",), params, dtype)
     found = plans[0].backward_workspace if plans else None
     return found if found is not None and _fits(found, params) else None
 
 
-def parts(params: ConvParams, dtype) -> Parts | None:
+def parts(params: ConvParams, dtype: DTypeLike) -> Parts | None:
     """How it runs with dz on the default platform; None where what `workspace` is of,
     or the primitives, are faster."""
     plans = _plans(("fprop", "dgrad", "wgrad"), params, dtype)
@@ -104,7 +95,7 @@ def parts(params: ConvParams, dtype) -> Parts | None:
     return found if _fits(found.workspace, params) else None
 
 
-def _plans(ops, params: ConvParams, dtype) -> list[Plan]:
+def _plans(ops: Any, params: ConvParams, dtype: DTypeLike) -> list[Plan]:
     """Of the default platform; none where it has no such kernels."""
     platform = targets.default_platform()
     if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
@@ -119,7 +110,16 @@ def _fits(size: int, params: ConvParams) -> bool:
     return params.workspace_limit is None or size <= params.workspace_limit
 
 
-def tangent(saved, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
+def tangent(
+    saved: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    dx: Any,
+    dw: Any,
+    db: Any,
+    residual: jax.Array,
+    params: ConvParams,
+) -> jax.Array:
     """The tangent of relu(conv(x, w) + bias + residual); that of residual or None.
 
     Args:
@@ -133,7 +133,16 @@ def tangent(saved, x, w, dx, dw, db, residual, params: ConvParams) -> jax.Array:
     )
 
 
-def _composed_tangent(saved, x, w, dx, dw, db, *residual, params):
+def _composed_tangent(
+    saved: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    dx: Any,
+    dw: Any,
+    db: Any,
+    *residual: jax.Array,
+    params: ConvParams,
+) -> Any:
     axis = params.axis("y", "K")
     dz = primitives.bind("fprop", dx, w, params) + primitives.bind(
         "fprop", x, dw, params
@@ -142,7 +151,16 @@ def _composed_tangent(saved, x, w, dx, dw, db, *residual, params):
     return act_grad.tangent("relu", saved, dz, db, axis)
 
 
-def _composed_cotangent(saved, x, w, dy, *, params, residual, used=None):
+def _composed_cotangent(
+    saved: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    dy: jax.Array,
+    *,
+    params: ConvParams,
+    residual: bool,
+    used: Any = None,
+) -> Any:
     axis = params.axis("y", "K")
     dz, db = act_grad.cotangent("relu", saved, dy, axis, bias=True)
     dx = primitives.bind("dgrad", dz, w, params)
@@ -153,57 +171,30 @@ def _composed_cotangent(saved, x, w, dy, *, params, residual, used=None):
 # --- lowering -------------------------------------------------------------------
 
 
-def _call(target: str, params: ConvParams, arrays, out, **attributes) -> Sequence:
-    """Results of one call on (saved, x, w, dy).
-
-    Args:
-      out: of each result the array that it is like, "b" the bias; or bytes.
-    """
-    _, x, w, dy = arrays
-    layouts = geo.layouts(params.dimension_numbers)
-    bias = jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)
-    like = {"x": x, "w": w, "y": dy, "b": bias} | {
-        size: jax.ShapeDtypeStruct((size,), np.uint8)
-        for size in out
-        if isinstance(size, int)
-    }
-    return native.ffi_call(
-        params.name(f"conv_{target}", dy.dtype, "relu"),
-        f"jax_convbatch_implicit_gemm_{target}",
-        [jax.ShapeDtypeStruct(like[o].shape, like[o].dtype) for o in out],
-        input_layouts=[layouts[role] for role in "yxwy"],
-        output_layouts=[layouts.get(o, (0,)) for o in out],
-    )(*arrays, geometry=params.geometry.attribute(), **attributes)
-
-
-def _kernel(params, residual, *arrays):
-    dtype = arrays[1].dtype
-    size = plan_of(params, "fprop", dtype, dtype, "cuda").backward_workspace
-    out = ["x", "w", "b", size, *(["y"] if residual else [])]
-    dx, dw, db, _, *dz = _call("layer_backward", params, arrays, out)
-    return [dx, dw, db, *dz]
-
-
-def _several(found: Parts, params, residual, *arrays):
-    sizes = (found.dgrad.workspace_bytes, found.wgrad.workspace_bytes, found.sums)
-    configs = {"dgrad": found.dgrad.config, "wgrad": found.wgrad.config}
-    out = ["x", "w", "b", "y", *sizes]
-    dx, dw, db, dz, *_ = _call("layer_parts", params, arrays, out, **configs)
-    return [dx, dw, db, *([dz] if residual else [])]
-
-
-def _one_call(platform, params: ConvParams, dtype, signs: bool, residual: bool):
+def _one_call(
+    platform: str, params: ConvParams, dtype: DTypeLike, signs: bool, residual: bool
+) -> Any:
     """What makes all gradients of (saved, x, w, dy) in one call, or None."""
     if platform != "cuda":
         return None
     if (found := parts(params, dtype)) is not None:
-        return partial(_several, found, params, residual)
+        return partial(several, found, params, residual)
     if signs and workspace(params, dtype) is not None:
-        return partial(_kernel, params, residual)
+        return partial(kernel, params, residual)
     return None
 
 
-def _local(platform, params, residual, cut, rows, saved, x, w, dy):
+def _local(
+    platform: str,
+    params: ConvParams,
+    residual: bool,
+    cut: Any,
+    rows: Any,
+    saved: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    dy: jax.Array,
+) -> Any:
     """What one device does with its part: in one call where no other's is needed."""
     if cut <= {"N"} and not halo.needed(params, rows):
         local, _ = halo.extended(params, "x", rows, x)
@@ -221,13 +212,20 @@ def _local(platform, params, residual, cut, rows, saved, x, w, dy):
     return [*out, db, *([dz] if residual else [])]
 
 
-def _native(platform, params: ConvParams, dtype) -> bool:
+def _native(platform: str, params: ConvParams, dtype: DTypeLike) -> bool:
     ops = ("dgrad", "wgrad")
     plans = (plan_of(params, op, dtype, dtype, platform) for op in ops)
     return not any(p.engine == "xla" for p in plans)
 
 
-def _cotangent_lowering(platform, ctx, *arrays, params, residual, used=None):
+def _cotangent_lowering(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: Any,
+    params: ConvParams,
+    residual: bool,
+    used: Any = None,
+) -> Any:
     platform = platform or ctx.module_context.platforms[0]
     dtype = ctx.avals_in[1].dtype
     signs = ctx.avals_in[0].dtype == np.uint8
@@ -248,12 +246,18 @@ def _cotangent_lowering(platform, ctx, *arrays, params, residual, used=None):
 # --- differentiation ------------------------------------------------------------
 
 
-def _jvp(primitive, composed, primals, tangents, **params):
+def _jvp(
+    primitive: Any,
+    composed: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    **params: Any,
+) -> Any:
     """By the composition, in what moves."""
     out = primitive.bind(*primals, **params)
     moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
 
-    def of_moving(*arrays):
+    def of_moving(*arrays: jax.Array) -> Any:
         full = list(primals)
         for i, a in zip(moving, arrays, strict=True):
             full[i] = a
@@ -266,7 +270,9 @@ def _jvp(primitive, composed, primals, tangents, **params):
     return out, jax.jvp(of_moving, moved, tangents)[1]
 
 
-def _tangent_transpose(ct, saved, x, w, *linear, params):
+def _tangent_transpose(
+    ct: Any, saved: Any, x: Any, w: Any, *linear: Any, params: ConvParams
+) -> Any:
     if _compat.is_zero(ct):
         return [None] * 3 + [_compat.zero_cotangent(a) for a in linear]
     residual = len(linear) > 3
@@ -280,14 +286,24 @@ def _tangent_transpose(ct, saved, x, w, *linear, params):
     ]
 
 
-def _cotangent_transpose(cts, saved, x, w, dy, *, params, residual, used=None):
+def _cotangent_transpose(
+    cts: Sequence[Any],
+    saved: Any,
+    x: Any,
+    w: Any,
+    dy: Any,
+    *,
+    params: ConvParams,
+    residual: bool,
+    used: Any = None,
+) -> Any:
     if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
         return [None] * 3 + [_compat.zero_cotangent(dy)]
     cts = [_compat.instantiate_zeros(ct) for ct in cts]
     return [None] * 3 + [tangent_p.bind(saved, x, w, *cts, params=params)]
 
 
-def _cotangent_dce(now, *, used=None, **params):
+def _cotangent_dce(now: Any, *, used: Any = None, **params: Any) -> Any:
     """Without dx or dw it is not one call; db and dz cost it little."""
     return params if all(now[:2]) else {**params, "used": now}
 
@@ -295,7 +311,13 @@ def _cotangent_dce(now, *, used=None, **params):
 # --- vmap -----------------------------------------------------------------------
 
 
-def _batching(composed, axis_data, args, dims, **params):
+def _batching(
+    composed: Callable[..., Any],
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    **params: Any,
+) -> Any:
     fun = partial(composed, **params)
     out = jax.vmap(fun, dims, 0, axis_size=axis_data.size)(*args)
     return out, jax.tree.map(lambda _: 0, out)
@@ -304,7 +326,7 @@ def _batching(composed, axis_data, args, dims, **params):
 # --- definition -----------------------------------------------------------------
 
 
-def _like(which: int):
+def _like(which: int) -> tuple[Any, ...]:
     return (
         lambda *arrays, **_: arrays[which].shape,
         lambda *arrays, **_: arrays[which].dtype,

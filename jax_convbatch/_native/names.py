@@ -10,20 +10,22 @@ layers of one kind have one name on every device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch._shapes import geometry as geo
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 
 
-def of_dtype(dtype) -> str:
+def of_dtype(dtype: DTypeLike) -> str:
     name = np.dtype(dtype).name
     return _SHORT.get(name, name)
 
 
-def of_conv(op: str, params, dtype, *more: str) -> str:
+def of_conv(op: str, params: Any, dtype: DTypeLike, *more: str) -> str:
     """The name of operation `op` of a convolution.
 
     Args:
@@ -44,7 +46,7 @@ def of_conv(op: str, params, dtype, *more: str) -> str:
     return " ".join(filter(None, (*words, of_dtype(dtype), *more)))
 
 
-def of_channels(op: str, channels: int, dtype, *more: str) -> str:
+def of_channels(op: str, channels: int, dtype: DTypeLike, *more: str) -> str:
     """The name of an operation on arrays of so many channels."""
     return " ".join(filter(None, (op, str(channels), of_dtype(dtype), *more)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 
@@ -12,7 +13,9 @@ from jax_convbatch import _compat
 from jax_convbatch._compat import names as _compat_names
 
 
-def ffi_call(name: str, target: str, results, **options) -> Callable:
+def ffi_call(
+    name: str, target: str, results: Any, **options: Any
+) -> Callable[..., Any]:
     """As `jax.ffi.ffi_call`, but called `name` where JAX says "ffi_call".
 
     Args:
@@ -24,7 +27,7 @@ def ffi_call(name: str, target: str, results, **options) -> Callable:
     """
     call = jax.ffi.ffi_call(target, results, **options)
 
-    def named(*arrays, **attributes):
+    def named(*arrays: jax.Array, **attributes: Any) -> Any:
         arrays = _compat.auto_insert_reshard(*arrays)
         trace = jax.make_jaxpr(partial(call, **attributes), return_shape=True)
         traced, shapes = trace(*arrays)
@@ -35,7 +38,7 @@ def ffi_call(name: str, target: str, results, **options) -> Callable:
     return named
 
 
-def title(jaxpr, default: str) -> str:
+def title(jaxpr: Any, default: str) -> str:
     """The name of the first call in a jaxpr, or a default."""
     calls = (e for e in jaxpr.eqns if e.primitive is _compat_names.named_ffi_call_p)
     return next((call.params["name"] for call in calls), default)

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import ConvDimensionNumbers
+from jax.typing import DTypeLike
 
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import ConvParams, Op
@@ -218,7 +219,7 @@ def _order(spec: Sequence[int]) -> tuple[int, ...]:
     return (spec[0], *spec[2:], spec[1])
 
 
-def _operand(op: str, role: str, a, piece: Piece):
+def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> Any:
     """x, w or y, in canonical order, as the operand of a piece."""
     g = piece.geometry
     if role == "w":
@@ -230,7 +231,7 @@ def _operand(op: str, role: str, a, piece: Piece):
     return _side_by_side(a, piece, g.K if op == "dgrad" else g.C)
 
 
-def _side_by_side(a, piece: Piece, channels: int):
+def _side_by_side(a: jax.Array, piece: Piece, channels: int) -> Any:
     """[N, slices, H, W, C] as [N piece.slices, H, W, channels], taps in C's place."""
     length = (piece.slices - 1) * piece.step + 1
     low = max(0, -min(piece.first))
@@ -245,14 +246,20 @@ def _side_by_side(a, piece: Piece, channels: int):
     return a.reshape(-1, *a.shape[2:])
 
 
-def _widened(a, axis: int, size: int):
+def _widened(a: jax.Array, axis: int, size: int) -> Any:
     """With zeros after what there is along an axis."""
     widths = [(0, 0)] * a.ndim
     widths[axis] = (0, size - a.shape[axis])
     return jnp.pad(a, widths) if size > a.shape[axis] else a
 
 
-def _result(op: str, found: Sequence, every: Sequence[Piece], g: ConvGeometry, dtype):
+def _result(
+    op: str,
+    found: Sequence[Any],
+    every: Sequence[Piece],
+    g: ConvGeometry,
+    dtype: DTypeLike,
+) -> Any:
     """y, dw or dx from what the pieces make."""
     if op == "fprop":
         return found[0]

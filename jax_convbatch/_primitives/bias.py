@@ -9,13 +9,15 @@ differentiation reach that kernel.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._native import names, native, targets
@@ -27,7 +29,7 @@ BGRAD_ATTRIBUTES = ("B", "rows", "K", "chunk_rows")
 
 
 def bias_grad(
-    dy: jax.Array, kept: int | tuple[int, ...], *, out_sharding=None
+    dy: jax.Array, kept: int | tuple[int, ...], *, out_sharding: Any = None
 ) -> jax.Array:
     """db[K]: the sum of dy over every axis but the channels'.
 
@@ -47,7 +49,13 @@ def bias_grad(
     )
 
 
-def broadcast_bias(bias: jax.Array, shape, channel_axis: int, *, out_sharding=None):
+def broadcast_bias(
+    bias: jax.Array,
+    shape: Sequence[int],
+    channel_axis: int,
+    *,
+    out_sharding: Any = None,
+) -> jax.Array:
     """`bias` [K] repeated into `shape`; its transpose is `bias_grad`."""
     return broadcast_p.bind(
         bias,
@@ -60,11 +68,11 @@ def broadcast_bias(bias: jax.Array, shape, channel_axis: int, *, out_sharding=No
 # `kept` lists the axes that bgrad keeps, batch axes of vmap first, channel last.
 
 
-def _bgrad_shape(dy, *, kept, **_):
+def _bgrad_shape(dy: Any, *, kept: tuple[int, ...], **_: Any) -> tuple[int, ...]:
     return tuple(dy.shape[i] for i in kept)
 
 
-def _bgrad_transpose(ct, dy, *, kept, **_):
+def _bgrad_transpose(ct: Any, dy: Any, *, kept: tuple[int, ...], **_: Any) -> list[Any]:
     aval = dy.aval
     return [
         broadcast_p.bind(
@@ -76,14 +84,16 @@ def _bgrad_transpose(ct, dy, *, kept, **_):
     ]
 
 
-def _broadcast_transpose(ct, bias, *, kept, **_):
+def _broadcast_transpose(
+    ct: Any, bias: Any, *, kept: tuple[int, ...], **_: Any
+) -> list[Any]:
     if _compat.is_zero(ct):
         return [_compat.zero_cotangent(bias)]
     sharding = _compat.canonicalize_sharding(bias.aval.sharding, "broadcast_bias")
     return [bgrad_p.bind(ct, kept=kept, out_sharding=sharding)]
 
 
-def with_batch_axis(sharding, axis: int, axis_data):
+def with_batch_axis(sharding: Any, axis: int, axis_data: _compat.AxisData) -> Any:
     if sharding is None:
         return None
     spec = list(sharding.spec)
@@ -91,14 +101,29 @@ def with_batch_axis(sharding, axis: int, axis_data):
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 
-def _bgrad_batching(axis_data, args, dims, *, kept, out_sharding):
+def _bgrad_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    kept: tuple[int, ...],
+    out_sharding: Any,
+) -> tuple[Any, Any]:
     (dy,), (d,) = args, dims
     kept = (d, *(i + (i >= d) for i in kept))
     sharding = with_batch_axis(out_sharding, 0, axis_data)
     return bgrad_p.bind(dy, kept=kept, out_sharding=sharding), 0
 
 
-def _broadcast_batching(axis_data, args, dims, *, shape, kept, out_sharding):
+def _broadcast_batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    shape: Sequence[int],
+    kept: tuple[int, ...],
+    out_sharding: Any,
+) -> tuple[Any, Any]:
     (bias,), (d,) = args, dims
     bias = jnp.moveaxis(bias, d, 0)
     out = broadcast_p.bind(
@@ -110,7 +135,14 @@ def _broadcast_batching(axis_data, args, dims, *, shape, kept, out_sharding):
     return out, 0
 
 
-def result_sharding(a, *, shape=None, kept, out_sharding, **_):
+def result_sharding(
+    a: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    kept: tuple[int, ...],
+    out_sharding: Any,
+    **_: Any,
+) -> NamedSharding:
     if out_sharding is not None:
         return out_sharding
     ndim = len(shape) if shape is not None else len(kept)
@@ -120,7 +152,7 @@ def result_sharding(a, *, shape=None, kept, out_sharding, **_):
 # --- lowering -----------------------------------------------------------------
 
 
-def native_reason(dtype, platform: str) -> str | None:
+def native_reason(dtype: DTypeLike, platform: str) -> str | None:
     """Why the native bgrad kernel does not run here, or None."""
     return plan.unsupported(dtype, dtype, 0) or targets.problem(platform)
 
@@ -166,7 +198,13 @@ def bias_grad_chunk(
     return -(-chunk // 8) * 8
 
 
-def bgrad_sizes(shape, kept, dtype, platform: str, op: str = "bgrad") -> BgradSizes:
+def bgrad_sizes(
+    shape: Sequence[int],
+    kept: tuple[int, ...],
+    dtype: DTypeLike,
+    platform: str,
+    op: str = "bgrad",
+) -> BgradSizes:
     """Of "bgrad" or "act_bgrad"."""
     outer = math.prod(shape[i] for i in kept[:-1])
     rows = math.prod(size for i, size in enumerate(shape) if i not in kept)
@@ -179,7 +217,7 @@ def bgrad_sizes(shape, kept, dtype, platform: str, op: str = "bgrad") -> BgradSi
     return BgradSizes(outer, rows, channels, chunk, workspace)
 
 
-def _local_bgrad(platform: str, kept, dy):
+def _local_bgrad(platform: str, kept: tuple[int, ...], dy: jax.Array) -> jax.Array:
     summed = tuple(i for i in range(dy.ndim) if i not in kept)
     shape = tuple(dy.shape[i] for i in kept)
     if dy.size == 0:
@@ -198,12 +236,19 @@ def _local_bgrad(platform: str, kept, dy):
     return out
 
 
-def _stock_bgrad(kept, dy):
+def _stock_bgrad(kept: tuple[int, ...], dy: jax.Array) -> Any:
     summed = [i for i in range(dy.ndim) if i not in kept]
     return jnp.sum(jnp.transpose(dy, (*kept, *summed)), range(len(kept), dy.ndim))
 
 
-def _bgrad_lowering(platform: str | None, ctx, dy, *, kept, out_sharding):
+def _bgrad_lowering(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    dy: Any,
+    *,
+    kept: tuple[int, ...],
+    out_sharding: Any,
+) -> list[Any]:
     (aval,) = ctx.avals_in
     platform = platform or ctx.module_context.platforms[0]
     if native_reason(aval.dtype, platform):
@@ -216,11 +261,18 @@ def _bgrad_lowering(platform: str | None, ctx, dy, *, kept, out_sharding):
     return _compat.with_sharding(ctx, out)
 
 
-def _broadcast_lowering(ctx, bias, *, shape, kept, out_sharding):
+def _broadcast_lowering(
+    ctx: _compat.LoweringRuleContext,
+    bias: Any,
+    *,
+    shape: Sequence[int],
+    kept: tuple[int, ...],
+    out_sharding: Any,
+) -> list[Any]:
     # broadcast_in_dim wants its dimensions sorted; vmap's come first in `kept`.
     order = sorted(range(len(kept)), key=kept.__getitem__)
 
-    def fun(b):
+    def fun(b: jax.Array) -> jax.Array:
         return jax.lax.broadcast_in_dim(b.transpose(order), shape, sorted(kept))
 
     out = _compat.lower_fun(fun, multiple_results=False)(ctx, bias)

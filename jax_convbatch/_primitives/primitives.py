@@ -9,12 +9,15 @@ out, and one rule of each kind (shape, transpose, batching, lowering) serves the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._plans.kinds import xla_call
@@ -33,7 +36,7 @@ def bind(
     b: jax.Array,
     params: ConvParams,
     *,
-    out_dtype=None,
+    out_dtype: DTypeLike | None = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
 ) -> jax.Array:
     """Applies primitive `name` to its two operands.
@@ -60,7 +63,9 @@ def bind(
 # --- abstract evaluation ------------------------------------------------------
 
 
-def shape_rule(op: Op, a, b, *, params, **_):
+def shape_rule(
+    op: Op, a: Any, b: Any, *, params: ConvParams, **_: Any
+) -> tuple[int, ...]:
     for role, aval in zip(op.operands, (a, b), strict=True):
         if aval.shape != params.shape(role):
             raise ValueError(
@@ -70,13 +75,15 @@ def shape_rule(op: Op, a, b, *, params, **_):
     return params.shape(op.result)
 
 
-def dtype_rule(op: Op, a, b, *, out_dtype, **_):
+def dtype_rule(op: Op, a: Any, b: Any, *, out_dtype: DTypeLike, **_: Any) -> DTypeLike:
     if a.dtype != b.dtype:
         raise TypeError(f"{op.name}: operand dtypes differ, {a.dtype} and {b.dtype}")
     return out_dtype
 
 
-def sharding_rule(op: Op, a, b, *, params, out_sharding, **_):
+def sharding_rule(
+    op: Op, a: Any, b: Any, *, params: ConvParams, out_sharding: Any, **_: Any
+) -> Any:
     if out_sharding is None and op.name != "fprop":
         # A gradient whose place nobody named: leave it whole on every device.
         mesh = a.sharding.mesh if not a.sharding.mesh.empty else b.sharding.mesh
@@ -94,7 +101,13 @@ def sharding_rule(op: Op, a, b, *, params, out_sharding, **_):
 
 
 def gradient(
-    role: str, ct, other, params: ConvParams, *, dtype=None, out_sharding=None
+    role: str,
+    ct: Any,
+    other: Any,
+    params: ConvParams,
+    *,
+    dtype: DTypeLike | None = None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """The cotangent of array `role` ("x", "w" or "y").
 
@@ -117,12 +130,14 @@ def gradient(
     return cast(out, dtype or wide)
 
 
-def cast(a, dtype):
+def cast(a: jax.Array, dtype: DTypeLike) -> jax.Array:
     """`a` in `dtype`; as it is where that changes nothing, its weak type included."""
     return a if a.dtype == dtype else a.astype(dtype)
 
 
-def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
+def _transpose(
+    op: Op, wanted: int, ct: Any, a: Any, b: Any, *, params: ConvParams, **_: Any
+) -> Any:
     """The cotangent of operand number `wanted`, from the other one and `ct`."""
     other, target = (b, a) if wanted == 0 else (a, b)
     if _compat.is_zero(ct):
@@ -140,7 +155,16 @@ def _transpose(op: Op, wanted: int, ct, a, b, *, params, **_):
 # --- vmap ---------------------------------------------------------------------
 
 
-def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_sharding):
+def _batching_rule(
+    op: Op,
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    params: ConvParams,
+    out_dtype: DTypeLike,
+    out_sharding: Any,
+) -> tuple[Any, Any]:
     """Batched x or y goes into N, batched w into K or C, both into the groups."""
     if dims == (None, None):
         first, second = args
@@ -188,7 +212,13 @@ def _batching_rule(op: Op, axis_data, args, dims, *, params, out_dtype, out_shar
     return unfold(out, axis, size, groups_of(op.result)), axis
 
 
-def batch(name: str, axis_data, args, dims, **params):
+def batch(
+    name: str,
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    **params: Any,
+) -> Any:
     """The batching rule of primitive `name`: its result and where the axis is."""
     return _batching_rule(OPS[name], axis_data, args, dims, **params)
 
@@ -196,14 +226,23 @@ def batch(name: str, axis_data, args, dims, **params):
 # --- lowering -----------------------------------------------------------------
 
 
-def local_call(op: Op, platform: str, out_dtype, params: ConvParams, a, b):
+def local_call(
+    op: Op,
+    platform: str,
+    out_dtype: DTypeLike,
+    params: ConvParams,
+    a: jax.Array,
+    b: jax.Array,
+) -> jax.Array:
     """What one device does with its part of the operands."""
     local = params.with_sizes(**local_sizes(op, params, a, b))
     chosen = plan.plan_of(local, op.name, a.dtype, out_dtype, platform)
     return chosen.run(op, a, b, local, out_dtype)
 
 
-def local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
+def local_sizes(
+    op: Op, params: ConvParams, a: jax.Array, b: jax.Array
+) -> dict[str, int]:
     """N, K and C as the operands of one device have them (groups are whole)."""
     sizes = {}
     for role, array in zip(op.operands, (a, b), strict=True):
@@ -215,8 +254,16 @@ def local_sizes(op: Op, params: ConvParams, a, b) -> dict[str, int]:
 
 
 def _lowering(
-    op: Op, platform: str | None, ctx, a, b, *, params, out_dtype, out_sharding
-):
+    op: Op,
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    a: Any,
+    b: Any,
+    *,
+    params: ConvParams,
+    out_dtype: DTypeLike,
+    out_sharding: Any,
+) -> list[Any]:
     platform = platform or ctx.module_context.platforms[0]
     # The plan for the whole batch: its errors would be wrapped in another type
     # within the partitioner's callback, and what XLA runs XLA partitions.
@@ -234,7 +281,7 @@ def _lowering(
     return _compat.with_sharding(ctx, out)
 
 
-def _make(op: Op):
+def _make(op: Op) -> Any:
     primitive = _compat.primitive(
         f"conv_{op.name}",
         partial(shape_rule, op),

@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 def key(op: str, g: ConvGeometry, dtype: str, out_dtype: str, precision: int) -> str:
     """What a choice depends on besides the device, and for fprop and dgrad N."""
 
-    def x(values) -> str:
+    def x(values: Any) -> str:
         return "x".join(map(str, values))
 
     parts = [
@@ -138,7 +138,7 @@ def slug(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
-def keep(device: str, new: dict[str, dict]) -> Path:
+def keep(device: str, new: dict[str, dict[str, Any]]) -> Path:
     """Adds choices to the user's file; what is there for other keys stays.
 
     Raises:
@@ -171,7 +171,9 @@ def forget() -> None:
     _warn.cache_clear()
 
 
-def merged(old: dict[str, dict], new: dict[str, dict]) -> dict[str, dict]:
+def merged(
+    old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """`new` over `old`; configurations of the same engine are kept together."""
     result = dict(old)
     for name, entry in new.items():
@@ -182,7 +184,9 @@ def merged(old: dict[str, dict], new: dict[str, dict]) -> dict[str, dict]:
     return result
 
 
-def write(path: Path, device: str, choices: dict[str, dict], **made) -> None:
+def write(
+    path: Path, device: str, choices: dict[str, dict[str, Any]], **made: Any
+) -> None:
     """Writes a file of choices at once: a reader sees the old one or the new one."""
     content = {
         "format": FORMAT,
@@ -203,21 +207,21 @@ def write(path: Path, device: str, choices: dict[str, dict], **made) -> None:
 
 
 @functools.cache
-def _table(device: str) -> dict[str, dict]:
+def _table(device: str) -> dict[str, dict[str, Any]]:
     path = TABLES / f"{slug(device)}.json"
     return load(path, device) if path.exists() else {}
 
 
-def _tuned(device: str) -> dict[str, dict]:
+def _tuned(device: str) -> dict[str, dict[str, Any]]:
     return _read_once(tuned_file(device), device)
 
 
 @functools.cache
-def _read_once(path: Path, device: str) -> dict[str, dict]:
+def _read_once(path: Path, device: str) -> dict[str, dict[str, Any]]:
     return _read(path, device)
 
 
-def _read(path: Path, device: str) -> dict[str, dict]:
+def _read(path: Path, device: str) -> dict[str, dict[str, Any]]:
     """The user's file; nothing, and one warning, where it is damaged."""
     try:
         return load(path, device)
@@ -238,7 +242,7 @@ def _warn(path: str, error: str) -> None:
     )
 
 
-def load(path: Path, device: str) -> dict[str, dict]:
+def load(path: Path, device: str) -> dict[str, dict[str, Any]]:
     """Raises ValueError where the content is not what `write` writes."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("format") != FORMAT:

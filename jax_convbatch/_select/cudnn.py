@@ -10,6 +10,7 @@ convolution, negative padding by a copy of x (`padded.py`).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans import depth, dual, padded, tf32x3
@@ -49,7 +50,7 @@ def planned(problem: Problem) -> Plan:
     )
 
 
-def layer(problem: Problem, epilogue: dict, plain: OneCall) -> OneCall | None:
+def layer(problem: Problem, epilogue: dict[str, Any], plain: OneCall) -> OneCall | None:
     """fprop and what follows it as one graph; None where separate calls are faster.
 
     Kernels that cuDNN compiles for a graph, which takes it most of a second, are taken
@@ -103,7 +104,7 @@ def _check_dtypes(problem: Problem) -> None:
         raise Unable(f"this: {refusal}")
 
 
-def _first(problem: Problem, epilogue: dict) -> dict:
+def _first(problem: Problem, epilogue: dict[str, Any]) -> dict[str, Any]:
     """The configuration that is asked for, or the heuristics' first."""
     found = _plans(problem, epilogue, TUNED if problem.config else 1)
     if isinstance(found, str):
@@ -114,7 +115,9 @@ def _first(problem: Problem, epilogue: dict) -> dict:
     raise Unable(f"a configuration {problem.config!r}")
 
 
-def _plans(problem: Problem, epilogue: dict, most: int) -> list[dict] | str:
+def _plans(
+    problem: Problem, epilogue: dict[str, Any], most: int
+) -> list[dict[str, Any]] | str:
     limit = problem.workspace_limit
     return targets.cudnn_plans(
         problem.op,
@@ -128,7 +131,7 @@ def _plans(problem: Problem, epilogue: dict, most: int) -> list[dict] | str:
     )
 
 
-def _reason(found: dict) -> str:
+def _reason(found: dict[str, Any]) -> str:
     reason = f"cuDNN {targets.cudnn_version()}, {found['config']}"
     if found["depends_on_batch"]:
         reason += ", whose bits may depend on the batch"

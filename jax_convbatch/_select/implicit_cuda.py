@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans import (
@@ -70,7 +71,7 @@ def planned(problem: Problem) -> Plan:
     return _one_call(problem, native)
 
 
-def native_plans(problem: Problem) -> list[dict] | str:
+def native_plans(problem: Problem) -> list[dict[str, Any]] | str:
     """`targets.implicit_gemm_plans`, of the strided convolution where x is dilated.
 
     At HIGH six products by one kernel, which are faster than three by three; where
@@ -89,7 +90,9 @@ def native_plans(problem: Problem) -> list[dict] | str:
     return targets.implicit_gemm_plans(op, g, dtype, exact)
 
 
-def one_by_one(problem: Problem, native: list[dict] | str) -> ConvGeometry | None:
+def one_by_one(
+    problem: Problem, native: list[dict[str, Any]] | str
+) -> ConvGeometry | None:
     """The convolution of one group where wide groups run so; `native`: plans of all.
 
     They do where kernels of all groups are slow or not there. Slow ones still serve
@@ -104,11 +107,11 @@ def one_by_one(problem: Problem, native: list[dict] | str) -> ConvGeometry | Non
     return None if isinstance(of_one, str) else one
 
 
-def _by_six_products(plans: list[dict] | str) -> bool:
+def _by_six_products(plans: list[dict[str, Any]] | str) -> bool:
     return isinstance(plans, list) and plans[0].get("six", False)
 
 
-def _one_call(problem: Problem, native: list[dict]) -> Plan:
+def _one_call(problem: Problem, native: list[dict[str, Any]]) -> Plan:
     """The first of the kernel's configurations that the limit has room for."""
     plans = [n for n in native if problem.config in ("", n["config"])]
     if not plans:

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
@@ -80,7 +81,7 @@ def check_options(algorithm: str, workspace_limit: int | None) -> None:
         raise ValueError(f"workspace_limit must be >= 0 bytes, got {workspace_limit}")
 
 
-def unsupported(dtype, out_dtype, rank: int) -> str | None:
+def unsupported(dtype: DTypeLike, out_dtype: DTypeLike, rank: int) -> str | None:
     """Why no native engine covers a convolution on any platform, or None.
 
     Args:
@@ -103,8 +104,8 @@ def unsupported(dtype, out_dtype, rank: int) -> str | None:
 def make_plan(
     op: str,
     geometry: ConvGeometry,
-    dtype,
-    out_dtype,
+    dtype: DTypeLike,
+    out_dtype: DTypeLike,
     platform: str,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
@@ -198,7 +199,7 @@ def plan_of(
     )
 
 
-def _measured(choice: choices.Choice, planned) -> Plan | None:
+def _measured(choice: choices.Choice, planned: Any) -> Plan | None:
     """The plan of a choice, if it can run.
 
     Without its configuration where this version has it no more: the engine, and with
@@ -210,7 +211,7 @@ def _measured(choice: choices.Choice, planned) -> Plan | None:
     return None
 
 
-def _by_rule(problem: Problem, planned) -> Plan:
+def _by_rule(problem: Problem, planned: Any) -> Plan:
     """The first of the rule's engines that covers it and is worth while; else
     `jax.lax`."""
     refusals: list[str] = []
@@ -235,7 +236,7 @@ def configs(
     engine: str,
     op: str,
     geometry: ConvGeometry,
-    dtype,
+    dtype: DTypeLike,
     platform: str,
     precision: int = 0,
 ) -> list[str]:
@@ -255,7 +256,9 @@ def configs(
     return [] if isinstance(native, str) else [each["config"] for each in native]
 
 
-def layer_plan(problem: Problem, chosen: Plan, epilogue: dict) -> OneCall | None:
+def layer_plan(
+    problem: Problem, chosen: Plan, epilogue: dict[str, Any]
+) -> OneCall | None:
     """How fprop and what follows it run as one call, or None where they do not.
 
     Args:
@@ -271,7 +274,9 @@ def layer_plan(problem: Problem, chosen: Plan, epilogue: dict) -> OneCall | None
     return chosen
 
 
-def has_epilogue(chosen: Plan, platform: str, dtype, out_dtype) -> bool:
+def has_epilogue(
+    chosen: Plan, platform: str, dtype: DTypeLike, out_dtype: DTypeLike
+) -> bool:
     """Whether what a plan runs forms bias, residual and activation itself."""
     there = chosen.engine in EPILOGUES[platform] and chosen.epilogue
     return there and np.dtype(dtype) == np.dtype(out_dtype)
@@ -280,8 +285,8 @@ def has_epilogue(chosen: Plan, platform: str, dtype, out_dtype) -> bool:
 def check_somewhere(
     op: str,
     geometry: ConvGeometry,
-    dtype,
-    out_dtype,
+    dtype: DTypeLike,
+    out_dtype: DTypeLike,
     algorithm: str,
     workspace_limit: int | None,
     precision: int,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 
-def fold_axis(a, batch_axis: int, axis: int, groups: int):
+def fold_axis(a: jax.Array, batch_axis: int, axis: int, groups: int) -> jax.Array:
     """Merges `batch_axis` into `axis` (counted without it), inside its groups."""
     size = a.shape[batch_axis]
     a = jnp.moveaxis(a, batch_axis, 0)
@@ -22,7 +22,7 @@ def fold_axis(a, batch_axis: int, axis: int, groups: int):
     return jax.lax.reshape(a, folded, order)
 
 
-def unfold(a, axis: int, size: int, groups: int):
+def unfold(a: jax.Array, axis: int, size: int, groups: int) -> jax.Array:
     """Splits a batch of `size` out of `axis`: its new axis stands before `axis`."""
     whole = a.shape[axis]
     shape = (

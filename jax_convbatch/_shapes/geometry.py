@@ -9,10 +9,11 @@ dimensions are three-dimensional ones with leading sizes of 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.lax import ConvDimensionNumbers
+from jax.typing import DTypeLike
 
 Axes = tuple[int, int, int]
 
@@ -161,7 +162,7 @@ class ConvGeometry(NamedTuple):
         return ", ".join(parts)
 
 
-def accumulator(dtype) -> np.dtype:
+def accumulator(dtype: DTypeLike) -> np.dtype:
     """What sums and derivatives of a floating dtype are formed in, offsets too."""
     return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
 
@@ -189,7 +190,7 @@ def from_lax(
     """The geometry of a `jax.lax` convolution, from its canonical parameters."""
     x, w, y = dimension_numbers
 
-    def axes(values, fill: int) -> Axes:
+    def axes(values: Any, fill: int) -> Axes:
         values = (*(fill,) * (MAX_SPATIAL - len(values)), *map(int, values))
         return values[0], values[1], values[2]
 
@@ -208,7 +209,9 @@ def from_lax(
     )
 
 
-def to_lax(geometry: ConvGeometry, dimension_numbers: ConvDimensionNumbers) -> dict:
+def to_lax(
+    geometry: ConvGeometry, dimension_numbers: ConvDimensionNumbers
+) -> dict[str, Any]:
     """Keyword arguments with which `jax.lax` computes this geometry."""
     own = slice(MAX_SPATIAL - spatial_rank(dimension_numbers), None)
     padding = tuple(zip(geometry.pad, geometry.pad_high, strict=True))

@@ -15,12 +15,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._shapes import geometry as geo
 
 
@@ -64,7 +66,7 @@ class Part(NamedTuple):
 Cuts = Mapping[str, tuple[tuple[str, ...], int]]
 
 
-def letters(params) -> dict[str, tuple[int, int]]:
+def letters(params: ConvParams) -> dict[str, tuple[int, int]]:
     """Spatial axes that can be cut: rows of x and of y that lie side by side.
 
     One and one where these are not all rows, and then of x without dilation.
@@ -83,7 +85,7 @@ def letters(params) -> dict[str, tuple[int, int]]:
     return found
 
 
-def part(params, letter: str, parts: int) -> Part | None:
+def part(params: ConvParams, letter: str, parts: int) -> Part | None:
     """What a device has of an axis in `parts`; None if filters reach too far."""
     g = params.geometry
     axis = _axis(params, letter)
@@ -124,12 +126,14 @@ def _reads(before: int, behind: int, step: int, size: int, parts: int) -> Reads 
     return Reads(*most, most[0] - before, step, rows)
 
 
-def _axis(params, letter: str) -> int:
+def _axis(params: ConvParams, letter: str) -> int:
     rank = geo.spatial_rank(params.dimension_numbers)
     return geo.MAX_SPATIAL - rank + int(letter)
 
 
-def cuts(params, assigned: Mapping[str, tuple[str, ...]], mesh) -> Cuts:
+def cuts(
+    params: ConvParams, assigned: Mapping[str, tuple[str, ...]], mesh: Mesh
+) -> Cuts:
     """The spatial ones of `assigned`, mesh axes by letter."""
     return {
         letter: (axes, math.prod(mesh.shape[a] for a in axes))
@@ -138,13 +142,13 @@ def cuts(params, assigned: Mapping[str, tuple[str, ...]], mesh) -> Cuts:
     }
 
 
-def needed(params, cut: Cuts) -> bool:
+def needed(params: ConvParams, cut: Cuts) -> bool:
     """Whether a device needs anything but its own rows, forward or backward."""
     found = [part(params, letter, parts) for letter, (_, parts) in cut.items()]
     return any(p.hangs or sum(p.of_x[:2] + p.of_y[:2]) for p in found if p)
 
 
-def inside(params, role: str, cut: Cuts, array: jax.Array) -> jax.Array:
+def inside(params: ConvParams, role: str, cut: Cuts, array: jax.Array) -> jax.Array:
     """A device's part of `array`, x or y, with zeros where the image has no rows."""
     whole = params.shape(role)
     for letter, (axes, parts) in cut.items():
@@ -154,14 +158,14 @@ def inside(params, role: str, cut: Cuts, array: jax.Array) -> jax.Array:
     return array
 
 
-def within(array: jax.Array, axis: int, size: int, axes) -> jax.Array:
+def within(array: jax.Array, axis: int, size: int, axes: Any) -> jax.Array:
     """A device's part, of `size` rows cut by mesh `axes`, with zeros past the last."""
     first = jax.lax.axis_index(axes) * array.shape[axis]
     at = first + jax.lax.broadcasted_iota(np.int32, array.shape, axis)
     return jnp.where(at < size, array, jnp.zeros_like(array))
 
 
-def extended(params, role: str, cut: Cuts, array: jax.Array):
+def extended(params: ConvParams, role: str, cut: Cuts, array: jax.Array) -> Any:
     """`array`, x or y of a device, with its halo; and the convolution that is left.
 
     Args:
@@ -194,15 +198,14 @@ def extended(params, role: str, cut: Cuts, array: jax.Array):
         else:
             out[i] = array.shape[at]
             pad[i] += g.stride[i] * begin
-    g = g._replace(
-        **dict(zip("DHW", sizes, strict=True)),
-        **dict(zip("OPQ", out, strict=True)),
-        pad=(pad[0], pad[1], pad[2]),
-    )
+    fields: dict[str, Any] = dict(zip("DHWOPQ", (*sizes, *out), strict=True))
+    g = g._replace(**fields, pad=(pad[0], pad[1], pad[2]))
     return dataclasses.replace(params, geometry=g), array
 
 
-def _exchange(array, axis: int, before: int, behind: int, axes, parts: int):
+def _exchange(
+    array: jax.Array, axis: int, before: int, behind: int, axes: Any, parts: int
+) -> Any:
     """`array` with rows of the devices before and behind, zeros at both ends."""
 
     def rows(start: int, stop: int) -> jax.Array:
@@ -210,7 +213,7 @@ def _exchange(array, axis: int, before: int, behind: int, axes, parts: int):
 
     order, numbers = _in_mesh_order(axes)
 
-    def sent(a, pairs: Iterable[tuple[int, int]]) -> jax.Array:
+    def sent(a: jax.Array, pairs: Iterable[tuple[int, int]]) -> jax.Array:
         pairs = [(numbers[i], numbers[j]) for i, j in pairs]
         return jax.lax.ppermute(a, order, pairs)
 
@@ -224,7 +227,7 @@ def _exchange(array, axis: int, before: int, behind: int, axes, parts: int):
     return jax.lax.concatenate(pieces, axis) if len(pieces) > 1 else array
 
 
-def _in_mesh_order(axes) -> tuple[tuple[str, ...], list[int]]:
+def _in_mesh_order(axes: Any) -> tuple[tuple[str, ...], list[int]]:
     """`axes` in the mesh's order, and the number there of each device along `axes`.
 
     `ppermute` numbers devices in the mesh's order, whatever that of its axes.

@@ -11,13 +11,14 @@ needs no order.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat
 
 
-def fine_mesh(mesh) -> Mesh:
+def fine_mesh(mesh: Mesh) -> Mesh:
     """`mesh` with each of its axes split into the prime factors of its size.
 
     XLA also shards by a part of an axis, as where a sharded batch is cut into
@@ -55,14 +56,14 @@ def _group(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices[tuple(slice(None) if f else 0 for f in free)], names)
 
 
-def axes_of(entry) -> tuple[str, ...]:
+def axes_of(entry: Any) -> tuple[str, ...]:
     """The mesh axes of an entry of a PartitionSpec."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def read(array, mesh: Mesh) -> list:
+def read(array: Any, mesh: Mesh) -> list[Any]:
     """How `array` is sharded by the axes of `mesh`, an entry for each axis."""
     group = _group(mesh) if in_groups(mesh) else mesh
     spec = [*_compat.decode_sharding(array.sharding, group)]
@@ -72,12 +73,12 @@ def read(array, mesh: Mesh) -> list:
     return [*spec, *[None] * (len(array.shape) - len(spec))]
 
 
-def place(mesh: Mesh, spec) -> NamedSharding:
+def place(mesh: Mesh, spec: Any) -> NamedSharding:
     """The sharding by entries for the axes of an array, as `read` gives them."""
     group = _group(mesh) if in_groups(mesh) else mesh
     return NamedSharding(group, PartitionSpec(*spec))
 
 
-def parts(mesh: Mesh, axes) -> int:
+def parts(mesh: Mesh, axes: Any) -> int:
     """How many parts mesh `axes` make."""
     return math.prod(mesh.shape[a] for a in axes)

@@ -9,17 +9,20 @@ summed over is sharded (N in wgrad) the partial results are added by one all-red
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
+from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import halo, meshes
 from jax_convbatch._sharding.partitioned_call import partitioned_call
 
 
-def factors(role: str, params) -> list[str]:
+def factors(role: str, params: ConvParams) -> list[str]:
     """Factors of `role`'s axes in the user's order, "a b" for an axis of two.
 
     Rows that x and y share are a factor p0, p1 or p2, those that one of them has for
@@ -48,7 +51,9 @@ def text_of(names: list[str]) -> str:
     return " ".join(f"({name})" if " " in name else name for name in names)
 
 
-def kinds_of(params, names: list[list[str]], reduced=()) -> dict:
+def kinds_of(
+    params: ConvParams, names: list[list[str]], reduced: Any = ()
+) -> dict[str, Any]:
     """What a rule says of the factors that `names` has: sizes and kinds."""
     alike = halo.letters(params)
     free = {"n"} if params.geometry.groups > 1 else {"n", "c", "k"}
@@ -61,7 +66,7 @@ def kinds_of(params, names: list[list[str]], reduced=()) -> dict:
     }
 
 
-def sharding_rule(op, params):
+def sharding_rule(op: Op, params: ConvParams) -> Any:
     """Shardy's einsum-like rule, its reduction and its replicated factors."""
     names = {role: factors(role, params) for role in (*op.operands, op.result)}
     rule = ", ".join(text_of(names[role]) for role in op.operands)
@@ -85,13 +90,13 @@ def by_eights(k: str, rule: str, channels: int) -> str:
     )
 
 
-def _even_axes(mesh, entry, size: int) -> tuple[str, ...]:
+def _even_axes(mesh: Mesh, entry: Any, size: int) -> tuple[str, ...]:
     """Mesh axes that cut `size` into equal parts, or none."""
     axes = meshes.axes_of(entry)
     return () if size % meshes.parts(mesh, axes) else axes
 
 
-def _cut_of_sum(array, mesh, kept) -> list:
+def _cut_of_sum(array: Any, mesh: Mesh, kept: tuple[int, ...]) -> list[Any]:
     """Mesh axes of each axis of `array`, of which all but `kept` are summed.
 
     Parts of these may be ragged: `_inside` makes zeros of what is in none.
@@ -104,7 +109,7 @@ def _cut_of_sum(array, mesh, kept) -> list:
     ]
 
 
-def _inside(array, shape, spec, mesh):
+def _inside(array: jax.Array, shape: Sequence[int], spec: Any, mesh: Mesh) -> Any:
     """A device's part of an array of `shape`, cut as `_cut_of_sum` says."""
     for i, axes in enumerate(spec):
         if axes and shape[i] % meshes.parts(mesh, axes):
@@ -112,7 +117,7 @@ def _inside(array, shape, spec, mesh):
     return array
 
 
-def per_device(local, mesh, axes, first: int = 0):
+def per_device(local: Callable[..., Any], mesh: Mesh, axes: Any, first: int = 0) -> Any:
     """`local`, with its results added over mesh `axes`, as one device runs it.
 
     Where it has several results, those before number `first` are left alone.
@@ -120,7 +125,7 @@ def per_device(local, mesh, axes, first: int = 0):
     types = {name: jax.sharding.AxisType.Manual for name in mesh.axis_names}
     manual = mesh.abstract_mesh.update_axis_types(types)
 
-    def lower(*arrays):
+    def lower(*arrays: Any) -> Any:
         # Traced under a mesh with explicit axes, the addition inside psum would
         # be lowered with a sharding, which the partitioner does not take.
         with jax.sharding.use_abstract_mesh(manual):
@@ -134,7 +139,9 @@ def per_device(local, mesh, axes, first: int = 0):
     return lower
 
 
-def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, ...]]:
+def assigned_axes(
+    params: ConvParams, mesh: Mesh, arrays: Any, multiple: Any = None
+) -> dict[str, tuple[str, ...]]:
     """Mesh axes of N, C and K where one of `arrays`, (role, array), is cut by them.
 
     `multiple`: what a device's part of a letter has to be a multiple of, if not 1.
@@ -158,12 +165,12 @@ def assigned_axes(params, mesh, arrays, multiple=None) -> dict[str, tuple[str, .
     return assigned
 
 
-def letters_of(role: str, params) -> list[str]:
+def letters_of(role: str, params: ConvParams) -> list[str]:
     """Letters of `role`'s axes that may be cut, those of rows included."""
     return [*geo.LETTERS[role], *(halo.letters(params) if role != "w" else ())]
 
 
-def _reaches(params, letter: str, axes, mesh) -> bool:
+def _reaches(params: ConvParams, letter: str, axes: Any, mesh: Mesh) -> bool:
     """Whether rows, if `letter` is one of rows, are needed of neighbours alone."""
     if letter in "NCK":
         return True
@@ -171,29 +178,38 @@ def _reaches(params, letter: str, axes, mesh) -> bool:
     return not meshes.in_groups(mesh) and halo.part(params, letter, parts) is not None
 
 
-def sharding_of(role: str, params, assigned, mesh) -> NamedSharding:
+def sharding_of(
+    role: str, params: ConvParams, assigned: Any, mesh: Mesh
+) -> NamedSharding:
     """How array `role` lies where `assigned` letters are cut."""
-    spec: list = [None] * len(params.shape(role))
+    spec: list[Any] = [None] * len(params.shape(role))
     for letter in letters_of(role, params):
         if letter in assigned:
             spec[params.axis(role, letter)] = assigned[letter]
     return meshes.place(mesh, spec)
 
 
-def summed_axes(role: str, params, assigned) -> tuple[str, ...]:
+def summed_axes(role: str, params: ConvParams, assigned: Any) -> tuple[str, ...]:
     """Mesh axes over which parts of result `role` are to be added."""
     other = [letter for letter in assigned if letter not in letters_of(role, params)]
     return tuple(a for letter in other for a in assigned[letter])
 
 
-def partition_conv(op, params, local, mesh, arg_shapes, result_shape):
+def partition_conv(
+    op: Op,
+    params: ConvParams,
+    local: Callable[..., Any],
+    mesh: Mesh,
+    arg_shapes: Any,
+    result_shape: Any,
+) -> Any:
     """Assigns mesh axes to N, C, K and rows and builds the per-device function."""
     mesh = meshes.fine_mesh(mesh)
     arrays = zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
     assigned = assigned_axes(params, mesh, list(arrays))
     cut = halo.cuts(params, assigned, mesh)
 
-    def of_device(a, b):
+    def of_device(a: jax.Array, b: jax.Array) -> Any:
         of, a = halo.extended(params, op.operands[0], cut, a)
         if op.operands[1] == "y":
             b = halo.inside(params, "y", cut, b)
@@ -204,14 +220,16 @@ def partition_conv(op, params, local, mesh, arg_shapes, result_shape):
     return mesh, lower, place(op.result), tuple(map(place, op.operands))
 
 
-def partitioned(local, op, params):
+def partitioned(local: Callable[..., Any], op: Op, params: ConvParams) -> Any:
     """`local(params, a, b)` with a partitioning rule for operation `op`."""
     rule, kinds = sharding_rule(op, params)
     split = partial(partition_conv, op, params, local)
     return partitioned_call(partial(local, params), split, rule, split, **kinds)
 
 
-def partitioned_sums(local, ndim: int, kept: tuple[int, ...], count: int):
+def partitioned_sums(
+    local: Callable[..., Any], ndim: int, kept: tuple[int, ...], count: int
+) -> Any:
     """`local(*arrays)` with a partitioning rule: `count` sums over the axes not in
     `kept`, of as many arrays of one shape; one sum, not a list, where it is 1.
     """
@@ -219,13 +237,13 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...], count: int):
     whole, left = " ".join(names), " ".join(names[i] for i in kept)
     summed = [i for i in range(ndim) if i not in kept]
 
-    def partition(mesh, arg_shapes, result_shapes):
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
         mesh = meshes.fine_mesh(mesh)
         first = arg_shapes[0]
         spec = _cut_of_sum(first, mesh, kept)
         axes = [a for i in summed for a in spec[i] or ()]
 
-        def of_device(*parts):
+        def of_device(*parts: Any) -> Any:
             return local(*(_inside(a, first.shape, spec, mesh) for a in parts))
 
         lower = per_device(of_device, mesh, axes)
@@ -240,7 +258,13 @@ def partitioned_sums(local, ndim: int, kept: tuple[int, ...], count: int):
     )
 
 
-def partitioned_cotangent(local, shape, kept, bias: bool, signs: bool):
+def partitioned_cotangent(
+    local: Callable[..., Any],
+    shape: Sequence[int],
+    kept: tuple[int, ...],
+    bias: bool,
+    signs: bool,
+) -> Any:
     """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule; dy has `shape`.
 
     Everything is elementwise but db, which sums the axes not in `kept`. Shardy
@@ -256,7 +280,7 @@ def partitioned_cotangent(local, shape, kept, bias: bool, signs: bool):
     rule = whole + (by_eights(names[kept[-1]], rest, channels) if signs else rest)
     summed = [i for i in range(ndim) if i not in kept]
 
-    def partition(mesh, arg_shapes, result_shape):
+    def partition(mesh: Mesh, arg_shapes: Any, result_shape: Any) -> Any:
         of_saved, of_dy = arg_shapes
         mesh = meshes.fine_mesh(mesh)
         spec = _cut_of_sum(of_dy, mesh, kept)
@@ -265,7 +289,7 @@ def partitioned_cotangent(local, shape, kept, bias: bool, signs: bool):
             spec[k] = _even_axes(mesh, spec[k], of_saved.shape[k]) or None
         axes = [a for i in summed for a in spec[i] or ()]
 
-        def of_device(*parts):
+        def of_device(*parts: Any) -> Any:
             return local(*(_inside(a, of_dy.shape, spec, mesh) for a in parts))
 
         lower = per_device(of_device, mesh, axes, first=1)
@@ -280,7 +304,9 @@ def partitioned_cotangent(local, shape, kept, bias: bool, signs: bool):
     return partitioned_call(local, partition, rule, of, **sizes)
 
 
-def partitioned_samples(local, operands, results, of):
+def partitioned_samples(
+    local: Callable[..., Any], operands: Any, results: Any, of: Any
+) -> Any:
     """`local(*arrays)`, a list or one array, split by samples.
 
     Args:
@@ -290,7 +316,7 @@ def partitioned_samples(local, operands, results, of):
       of: all that `local` depends on besides its arrays.
     """
 
-    def factors(i, ndim, axis):
+    def factors(i: int, ndim: int, axis: int | None) -> str:
         names = (f"a{i}_{j}" for j in range(ndim))
         return " ".join("n" if j == axis else name for j, name in enumerate(names))
 
@@ -300,7 +326,7 @@ def partitioned_samples(local, operands, results, of):
     rule = f"{', '.join(names[:count])} -> {', '.join(names[count:])}"
     whole = dict.fromkeys(f for text in names for f in text.split() if f != "n")
 
-    def partition(mesh, arg_shapes, result_shapes):
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
         mesh = meshes.fine_mesh(mesh)
         axes: tuple[str, ...] = ()
         several = isinstance(result_shapes, (list, tuple))
@@ -309,11 +335,11 @@ def partitioned_samples(local, operands, results, of):
             if axis is not None and not axes:
                 axes = _even_axes(mesh, meshes.read(a, mesh)[axis], a.shape[axis])
 
-        def sharding(ndim, axis):
+        def sharding(ndim: Any, axis: Any) -> Any:
             spec = [axes or None if j == axis else None for j in range(ndim)]
             return meshes.place(mesh, spec)
 
-        def lower(*arrays):
+        def lower(*arrays: Any) -> Any:
             out = per_device(local, mesh, ())(*arrays)
             if not several or not axes:
                 return out

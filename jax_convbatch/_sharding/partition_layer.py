@@ -8,10 +8,14 @@ part is added up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
+from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._sharding import halo, meshes
 from jax_convbatch._sharding.partition import (
     assigned_axes,
@@ -28,7 +32,9 @@ from jax_convbatch._sharding.partition import (
 from jax_convbatch._sharding.partitioned_call import partitioned_call
 
 
-def partitioned_layer(local, op, params, epilogue):
+def partitioned_layer(
+    local: Callable[..., Any], op: Op, params: ConvParams, epilogue: Any
+) -> Any:
     """`local(params, arrays, add)` of a fused layer, with a partitioning rule.
 
     `op` is fprop. Arrays are x, w and the epilogue's operands; the results are
@@ -50,7 +56,7 @@ def partitioned_layer(local, op, params, epilogue):
         kinds |= eights(channels)
     multiple = {"K": 8} if epilogue.save_signs else {}
 
-    def partition(mesh, arg_shapes, result_shapes):
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
         mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", (*arg_shapes[:2], result_shapes[0]), strict=True)
         assigned = assigned_axes(params, mesh, list(arrays), multiple)
@@ -62,14 +68,14 @@ def partitioned_layer(local, op, params, epilogue):
         add = partial(jax.lax.psum, axis_name=c_axes) if c_axes else None
         cut = halo.cuts(params, assigned, mesh)
 
-        def of_device(x, *rest):
+        def of_device(x: jax.Array, *rest: jax.Array) -> Any:
             of, x = halo.extended(params, "x", cut, x)
             return local(of, (x, *rest), add)
 
         lower = per_device(of_device, mesh, ())
         return mesh, lower, [y] * epilogue.results, tuple(shardings)
 
-    def whole(*arrays):
+    def whole(*arrays: jax.Array) -> Any:
         return local(params, arrays)
 
     rule = f"{operands} -> {results}"
@@ -78,7 +84,9 @@ def partitioned_layer(local, op, params, epilogue):
     )
 
 
-def partitioned_backward(local, params, residual: bool, signs: bool):
+def partitioned_backward(
+    local: Callable[..., Any], params: ConvParams, residual: bool, signs: bool
+) -> Any:
     """`local(cut, rows, saved, x, w, dy)`, a layer's gradients, with a rule.
 
     Args:
@@ -98,19 +106,19 @@ def partitioned_backward(local, params, residual: bool, signs: bool):
     rule = ", ".join([saved, *(text[role] for role in "xwy")])
     rule += " -> " + ", ".join(text[role] for role in roles)
 
-    def partition(mesh, arg_shapes, result_shapes):
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
         mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", arg_shapes[1:], strict=True)
         multiple = {"K": 8} if signs else {}
         assigned = assigned_axes(params, mesh, list(arrays), multiple)
         rows = halo.cuts(params, assigned, mesh)
 
-        def sharding(role):
+        def sharding(role: str) -> Any:
             if role == "b":
                 return meshes.place(mesh, [assigned.get("K")])
             return sharding_of(role, params, assigned, mesh)
 
-        def lower(*arrays):
+        def lower(*arrays: Any) -> Any:
             cut = frozenset(assigned) - frozenset(rows)
             out = per_device(partial(local, cut, rows), mesh, ())(*arrays)
             summed = {role: summed_axes(role, params, assigned) for role in "xw"}

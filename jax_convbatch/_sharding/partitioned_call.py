@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -21,7 +23,13 @@ from jax_convbatch._select import choices
 from jax_convbatch._version import __version__
 
 
-def partitioned_call(fun, partition, sharding_rule: str, of, **kinds):
+def partitioned_call(
+    fun: Callable[..., Any],
+    partition: Callable[..., Any],
+    sharding_rule: str,
+    of: Any,
+    **kinds: Any,
+) -> Any:
     """`fun`, or on each device what `partition` makes of it.
 
     Args:
@@ -41,7 +49,7 @@ def partitioned_call(fun, partition, sharding_rule: str, of, **kinds):
     described = re.sub(r" at 0x[0-9a-f]+", "", repr(of))
     assert "<locals>" not in described, described
 
-    def call(*arrays):
+    def call(*arrays: jax.Array) -> Any:
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(*arrays)
         (eqn,) = traced.eqns
         parts = (__version__, choices.digest(), described, str(traced))

@@ -10,6 +10,7 @@ layers.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,7 @@ def pairs_of(
     return [(k % sets, (k + k // sets) % sets) for k in range(calls)]
 
 
-def sets_of(pairs) -> list[int]:
+def sets_of(pairs: Any) -> list[int]:
     """How many sets of each of the two operands `pairs` names."""
     return [1 + max(numbers) for numbers in zip(*pairs, strict=True)]
 
@@ -67,13 +68,13 @@ class Calls(timing.Side):
       shapes: of the two operands, `jax.ShapeDtypeStruct`s.
     """
 
-    def __init__(self, name: str, one, pairs, shapes):
+    def __init__(self, name: str, one: Any, pairs: Any, shapes: Any) -> None:
         self.name = name
         self._pairs = pairs
         self._alone = targets.default_platform() == "cpu"
         self.calls = 1 if self._alone else len(pairs)
         self._out, self._turn = None, 0
-        self._rounds: list = []
+        self._rounds: list[Any] = []
         one = jax.jit(one)
         if self._alone:
             program, operands = one, shapes
@@ -82,7 +83,7 @@ class Calls(timing.Side):
             operands = [[s] * n for s, n in zip(shapes, sets_of(pairs), strict=True)]
         self.program = program.lower(*operands).compile()
 
-    def take(self, first: list, second: list) -> None:
+    def take(self, first: list[Any], second: list[Any]) -> None:
         """The sets of operands of the rounds that follow."""
         if self._alone:
             self._rounds = [(first[i], second[j]) for i, j in self._pairs]
@@ -103,7 +104,7 @@ class Calls(timing.Side):
     def wait(self) -> None:
         timing.wait_for(self._out)
 
-    def once(self, first, second) -> jax.Array:
+    def once(self, first: Any, second: Any) -> jax.Array:
         """The result for these operands, by the program that is timed."""
         if self._alone:
             return self.program(first, second)
@@ -111,13 +112,13 @@ class Calls(timing.Side):
         return self.program([first] * firsts, [second] * seconds)[0]
 
 
-def _many(one, pairs, first, second):
+def _many(one: Any, pairs: Any, first: Any, second: Any) -> Any:
     """All of one round: the first result, and a number of each other."""
     results = [one(first[i], second[j]) for i, j in pairs]
     return first_and_numbers(results)
 
 
-def first_and_numbers(results: list):
+def first_and_numbers(results: list[Any]) -> Any:
     """The first result, whole, and a number of every array of them all.
 
     Results in many buffers would lie elsewhere in every round, and a CUDA graph

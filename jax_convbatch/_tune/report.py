@@ -10,7 +10,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 BAR = 24  # characters
 
@@ -63,7 +63,7 @@ class Progress:
     line. Use it as a context.
     """
 
-    def __init__(self, shown: bool = True, stream: TextIO | None = None):
+    def __init__(self, shown: bool = True, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._shown = shown
         self._is_terminal = self._stream.isatty()
@@ -72,11 +72,11 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         if self._shown and self._is_terminal:
             self._write("\r\x1b[K")
 
-    def compiling(self, programs: Collection[Future]) -> None:
+    def compiling(self, programs: Collection[Future[Any]]) -> None:
         """Waits until all programs are compiled."""
         if not self._is_terminal:
             self._write(f"tune: compiling {len(programs)} programs\n")

@@ -15,6 +15,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ class Side:
         return ended
 
 
-def wait_for(arrays) -> None:
+def wait_for(arrays: Any) -> None:
     """Returns at once when they are there: a thread that sleeps may wake up late."""
     if targets.default_platform() == "cuda":
         while not all(a.is_ready() for a in jax.tree.leaves(arrays)):
@@ -76,10 +77,10 @@ def wait_for(arrays) -> None:
 
 
 @functools.cache
-def _copies():
+def _copies() -> Any:
     """A program of copies that take two milliseconds, and its operand."""
 
-    def copies(x):
+    def copies(x: jax.Array) -> Any:
         for _ in range(16):
             x = jax.lax.optimization_barrier(-x)
         return x[0]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_convbatch._explain.explain import traced
 from jax_convbatch._layers import fused
@@ -123,7 +124,7 @@ def tune(
         return Tuned()
     path = choices.writable_file(device)  # asked before anything is measured
     times: dict[Problem, Times] = {}
-    entries: dict[str, dict] = {}
+    entries: dict[str, dict[str, Any]] = {}
     with Progress(progress) as shown:
         with ThreadPoolExecutor() as threads:
             try:
@@ -147,7 +148,7 @@ def tune(
     return rows
 
 
-def problems_of(fn, *args, **kwargs) -> Iterator[Problem]:
+def problems_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Problem]:
     """Every convolution of `fn` whose engine "auto" chooses, empty ones left out."""
     names = {primitive: name for name, primitive in primitives.PRIMITIVES.items()}
     names[fused.layer_p] = "fprop"  # with what follows it
@@ -177,7 +178,7 @@ class Time(NamedTuple):
         ordered = sorted(times)
         return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
-    def __add__(self, other) -> Time:
+    def __add__(self, other: Any) -> Time:
         return Time(*(a + b for a, b in zip(self, other, strict=True)))
 
     def beats(self, other: Time) -> bool:
@@ -188,7 +189,7 @@ class Time(NamedTuple):
 Times = dict[tuple[str, str], Time]
 
 
-def fastest(times: dict[Problem, Times]) -> dict[str, dict]:
+def fastest(times: dict[Problem, Times]) -> dict[str, dict[str, Any]]:
     """Entries for `choices.keep`: one engine a key, a configuration a batch size.
 
     Configurations that are the rule's are not named: a better rule then counts. Of
@@ -238,7 +239,7 @@ def _least(times: dict[str, Time]) -> str:
     return best if times[best].beats(times[first]) else first
 
 
-def _row(problem: Problem, entry: dict | None, times: Times) -> Row:
+def _row(problem: Problem, entry: dict[str, Any] | None, times: Times) -> Row:
     p = problem.params
     engine, config = next(iter(times))
     if entry is not None:
@@ -275,7 +276,7 @@ class Candidates:
         platform: str,
         threads: Executor,
         pairs: Sequence[tuple[int, int]] = (),
-    ):
+    ) -> None:
         self.problem = problem
         op, params = OPS[problem.op], problem.params
         self.shapes = [
@@ -307,7 +308,7 @@ class Candidates:
         self._made = {way: threads.submit(compiled, way) for way in ways}
 
     @property
-    def programs(self) -> list[Future]:
+    def programs(self) -> list[Future[Any]]:
         return [*self._made.values()]
 
     def random(self) -> list[list[jax.Array]]:
@@ -324,7 +325,7 @@ class Candidates:
 
 
 def measure(
-    candidates: Candidates, operands, seconds: float = 0.01, repeats: int = 5
+    candidates: Candidates, operands: Any, seconds: float = 0.01, repeats: int = 5
 ) -> Times:
     """Times of the rule's choice, and of every candidate that is not far from it.
 
@@ -339,7 +340,7 @@ def measure(
     near = [c for c in sides if c == first or roughly[c] < FAR * least]
     found: dict[tuple[str, str], list[float]] = {c: [] for c in near}
 
-    def look(some: list) -> None:
+    def look(some: list[Any]) -> None:
         for _ in range(repeats):
             for c in some:
                 # All queued ahead: the device's time tells candidates apart.
@@ -347,7 +348,7 @@ def measure(
                 taken = timing.elapsed(sides[c], rounds, ahead=rounds)
                 found[c].append(taken / rounds / sides[c].calls * 1e6)
 
-    def median(candidate) -> float:
+    def median(candidate: Any) -> float:
         return statistics.median(found[candidate])
 
     look(near)
@@ -370,5 +371,5 @@ def _roughly(side: Calls) -> float:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _normal(key, shape, dtype):
+def _normal(key: Any, shape: Sequence[int], dtype: DTypeLike) -> Any:
     return jax.random.normal(key, shape, "float32").astype(dtype)

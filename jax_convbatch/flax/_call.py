@@ -8,9 +8,11 @@ names in both. `kernel` and `bias` come promoted, `kernel` in Flax's shape.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_convbatch._api.arguments import per_axis
 from jax_convbatch._api.conv import transposed
@@ -18,7 +20,7 @@ from jax_convbatch._api.layer import conv_bias_act
 from jax_convbatch._layers import activations
 
 
-def group_features(layer, features: int) -> int:
+def group_features(layer: Any, features: int) -> int:
     """Of one of the layer's groups of the input's features.
 
     Raises:
@@ -33,7 +35,15 @@ def group_features(layer, features: int) -> int:
     return channels
 
 
-def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=None):
+def conv(
+    layer: Any,
+    inputs: Any,
+    kernel: Any,
+    bias: jax.Array,
+    out_sharding: Any = None,
+    residual: jax.Array | None = None,
+    scale: jax.Array | None = None,
+) -> Any:
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = one_batch_axis(inputs, rank)
@@ -54,7 +64,7 @@ def conv(layer, inputs, kernel, bias, out_sharding=None, residual=None, scale=No
     return y.reshape(*batch, *y.shape[1:])
 
 
-def conv_transpose(layer, inputs, kernel, bias):
+def conv_transpose(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
     """The value of a `ConvTranspose` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = one_batch_axis(inputs, rank)
@@ -81,7 +91,7 @@ def conv_transpose(layer, inputs, kernel, bias):
     return y.reshape(*batch, *y.shape[1:])
 
 
-def masked(kernel, mask):
+def masked(kernel: Any, mask: jax.Array | None) -> Any:
     """`kernel` where `mask` is 1; the shapes must agree."""
     if mask is None:
         return kernel
@@ -93,7 +103,7 @@ def masked(kernel, mask):
     return kernel * mask
 
 
-def activate(layer, y, residual=None):
+def activate(layer: Any, y: jax.Array, residual: jax.Array | None = None) -> Any:
     """The layer's activation of y + residual."""
     y = y if residual is None else y + residual
     if callable(layer.activation):
@@ -102,7 +112,7 @@ def activate(layer, y, residual=None):
     return activation.fn(y) if activation else y
 
 
-def has_sums(x, dtype, param_dtype) -> bool:
+def has_sums(x: jax.Array, dtype: DTypeLike | None, param_dtype: DTypeLike) -> bool:
     """Whether `channel_sums.normalized` gives what a BatchNorm of these dtypes does."""
     result = dtype or jnp.promote_types(x.dtype, param_dtype)
     floats = (jnp.bfloat16, jnp.float16, jnp.float32)
@@ -114,7 +124,15 @@ def has_sums(x, dtype, param_dtype) -> bool:
     )
 
 
-def _conv_bias_act(layer, x, w, bias, out_sharding=None, residual=None, **arguments):
+def _conv_bias_act(
+    layer: Any,
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None,
+    out_sharding: Any = None,
+    residual: jax.Array | None = None,
+    **arguments: Any,
+) -> Any:
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = _result_dtype(layer, x)
     rank = x.ndim - 2
@@ -138,7 +156,7 @@ def _conv_bias_act(layer, x, w, bias, out_sharding=None, residual=None, **argume
     return activate(layer, y if bias is None else y + bias, residual)
 
 
-def _result_dtype(layer, x):
+def _result_dtype(layer: Any, x: jax.Array) -> Any:
     wanted = getattr(layer, "preferred_element_type", None)
     return x.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
 
@@ -149,7 +167,7 @@ def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(image, (rank + 1, rank, *range(rank)), image)
 
 
-def one_batch_axis(inputs, rank: int):
+def one_batch_axis(inputs: Any, rank: int) -> Any:
     """inputs as [N, *spatial, C], and the batch axes that N stands for."""
     if inputs.ndim < rank + 1:
         raise ValueError(
@@ -161,7 +179,7 @@ def one_batch_axis(inputs, rank: int):
     return jnp.reshape(inputs, (math.prod(batch), *shape)), batch
 
 
-def _per_axis(layer, name: str, rank: int) -> tuple[int, ...]:
+def _per_axis(layer: Any, name: str, rank: int) -> tuple[int, ...]:
     """The layer's strides or dilation for every axis; Flax lets None stand for 1."""
     value = getattr(layer, name)
     return per_axis(name, 1 if value is None else value, rank)

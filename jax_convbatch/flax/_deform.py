@@ -7,6 +7,8 @@ in both.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -16,18 +18,18 @@ from jax_convbatch.deform import deform_conv
 from jax_convbatch.flax import _call
 
 
-def taps(layer) -> int:
+def taps(layer: Any) -> int:
     """Positions that an output pixel reads, in all offset groups."""
     rows, columns = per_axis("kernel_size", layer.kernel_size, 2)
     return layer.offset_groups * rows * columns
 
 
-def predicted(layer) -> int:
+def predicted(layer: Any) -> int:
     """Features of the predictor: h and w of each tap, then its mask."""
     return (3 if layer.modulated else 2) * taps(layer)
 
 
-def predictor_options(layer) -> dict:
+def predictor_options(layer: Any) -> dict[str, Any]:
     """Arguments of the predictor `Conv` besides features and initialisers."""
     return dict(
         kernel_size=per_axis("kernel_size", layer.kernel_size, 2),
@@ -42,7 +44,7 @@ def predictor_options(layer) -> dict:
     )
 
 
-def kernel_shape(layer, channels: int, features: int) -> tuple[int, ...]:
+def kernel_shape(layer: Any, channels: int, features: int) -> tuple[int, ...]:
     """[R, S, C / groups, K].
 
     Raises:
@@ -52,7 +54,9 @@ def kernel_shape(layer, channels: int, features: int) -> tuple[int, ...]:
     return (*size, _call.group_features(layer, channels), features)
 
 
-def deform(layer, predictor, inputs, kernel, bias):
+def deform(
+    layer: Any, predictor: Any, inputs: Any, kernel: Any, bias: jax.Array | None
+) -> Any:
     """The value of the layer: [*batch, P, Q, K]."""
     x, batch = _call.one_batch_axis(inputs, 2)
     out = predictor(x)
@@ -79,7 +83,7 @@ def deform(layer, predictor, inputs, kernel, bias):
     return y.reshape(*batch, *y.shape[1:])
 
 
-def params_from_mmcv(state: dict) -> dict:
+def params_from_mmcv(state: dict[str, Any]) -> dict[str, Any]:
     """Parameters of `DeformConv` from those of mmcv's `ModulatedDeformConv2dPack`.
 
     Args:
@@ -91,7 +95,7 @@ def params_from_mmcv(state: dict) -> dict:
       {"kernel", "bias", "offset": {"kernel", "bias"}} as the linen layer names them.
     """
 
-    def kernel(name):
+    def kernel(name: Any) -> Any:
         return jnp.transpose(jnp.asarray(state[name]), (2, 3, 1, 0))
 
     params = {

@@ -207,7 +207,13 @@ class _Scaled(Conv):
     """`Conv` that is given scale and bias."""
 
     @nn.compact
-    def __call__(self, inputs, residual, scale, bias):  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self,
+        inputs: Any,
+        residual: jax.Array | None,
+        scale: jax.Array,
+        bias: jax.Array,
+    ) -> Any:
         channels = (inputs.shape[-1], self.features)
         inputs, kernel, _ = _arrays(self, inputs, channels)
         bias = bias.astype(kernel.dtype)
@@ -223,7 +229,7 @@ class _Norm(nn.BatchNorm):
     ours: bool = False
 
     @nn.compact
-    def __call__(self, x, features: int = 0):  # type: ignore[override]
+    def __call__(self, x: Any, features: int = 0) -> Any:  # type: ignore[override]
         training = not features
         if training:
             ours = self.ours and not self.use_running_average
@@ -245,7 +251,7 @@ class _Norm(nn.BatchNorm):
         return y
 
 
-def _arrays(layer, inputs, channels: tuple[int, int]):
+def _arrays(layer: Any, inputs: Any, channels: tuple[int, int]) -> Any:
     """inputs, kernel and bias, in the dtype to compute in."""
     size = layer.kernel_size
     taps = (size,) if isinstance(size, int) else tuple(size)

@@ -185,7 +185,7 @@ class ConvBlock(nnx.Module):
         return _call.conv(activated, inputs, kernel, bias, None, residual, scale)
 
 
-def _normalized(norm: nnx.BatchNorm, x):
+def _normalized(norm: nnx.BatchNorm, x: jax.Array) -> Any:
     """norm(x) in training, its sums over the batch by `channel_sums`."""
     plain = type(norm) is nnx.BatchNorm and norm.axis == -1 and norm.use_fast_variance
     plain &= norm.axis_name is None and norm.use_scale and norm.use_bias
@@ -274,7 +274,9 @@ class DeformConv(nnx.Module):
         return _deform.deform(self, self.offset, inputs, kernel, bias)
 
 
-def _set_options(layer, activation, algorithm, workspace_limit) -> None:
+def _set_options(
+    layer: Any, activation: Any, algorithm: str, workspace_limit: int | None
+) -> None:
     if not callable(activation):
         activations.lookup(activation)
     layer.activation = activation
@@ -282,7 +284,7 @@ def _set_options(layer, activation, algorithm, workspace_limit) -> None:
     layer.workspace_limit = workspace_limit
 
 
-def _arrays(layer, inputs):
+def _arrays(layer: Any, inputs: Any) -> Any:
     """inputs, kernel and bias, in the dtype to compute in."""
     kernel = _call.masked(layer.kernel[...], layer.mask)
     bias = None if layer.bias is None else layer.bias[...]
