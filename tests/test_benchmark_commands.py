@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks besides `layers`, on rows small enough for a CPU."""
 
-import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,9 +26,8 @@ from benchmarks import (
 )
 from jax_convbatch._native import targets
 from jax_convbatch._select import choices
+from jax_convbatch._tune import tune
 
-# The module: in the package its name is the function's.
-tune = importlib.import_module("jax_convbatch._tune.tune")
 TINY = cases.cases("tiny", cases.OPS)
 
 

@@ -3,7 +3,6 @@
 time what it says, and write what it measured.
 """
 
-import importlib
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +25,6 @@ from benchmarks import (
 )
 from jax_convbatch._tune import calls, timing
 
-# The module: in the package its name is the function's.
-tune = importlib.import_module("jax_convbatch._tune.tune")
 TINY = cases.cases("tiny", cases.OPS)
 
 

@@ -3,7 +3,6 @@
 
 import dataclasses
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,7 @@ import jax_convbatch as jc
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import rules
 from jax_convbatch._shapes.geometry import ConvGeometry
-
-# The module: in the package its name is the function's.
-tuning = importlib.import_module("jax_convbatch._tune.tune")
+from jax_convbatch._tune import tune as tuning
 
 
 def test_candidates_are_every_engine_and_configuration(monkeypatch):

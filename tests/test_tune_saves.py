@@ -2,7 +2,6 @@
 """tune keeps each choice when it is made, shows how far it is, and says before it
 measures that it cannot write."""
 
-import importlib
 import io
 import json
 from concurrent.futures import Future
@@ -13,9 +12,8 @@ from test_choices import W, X, step
 
 import jax_convbatch as jc
 from jax_convbatch._select import choices
+from jax_convbatch._tune import tune as tuning
 from jax_convbatch._tune.report import Progress, Row
-
-tuning = importlib.import_module("jax_convbatch._tune.tune")
 
 
 @pytest.fixture
