@@ -194,7 +194,7 @@ def from_torch(
       x, offset, w, mask for `deform_conv`; None where None was given.
     """
 
-    def moved(a: Any, order: Sequence[int]) -> Any:
+    def moved(a: Any, order: Sequence[int]) -> jax.Array | None:
         return None if a is None else jnp.transpose(jnp.asarray(a), order)
 
     x, offset, mask = (moved(a, (0, 2, 3, 1)) for a in (x, offset, mask))

@@ -168,7 +168,7 @@ def _batching_without_bias(
     axis_data: _compat.AxisData,
     args: Sequence[Any],
     dims: Sequence[Any],
-    options: Any,
+    options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """_batching, also where nothing but the bias is mapped."""
     if any(d is not None for d in dims):

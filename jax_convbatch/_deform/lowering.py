@@ -22,7 +22,7 @@ from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import partition
 
 
-def total(terms: Any) -> jax.Array:
+def total(terms: Sequence[jax.Array]) -> jax.Array:
     return reduce(jax.lax.add, terms)
 
 
@@ -59,7 +59,7 @@ def native_call(
     chosen = params.plan(op, wanted, dtype, platform)
     empty = {r: jnp.zeros((0,), params.dtype(r, dtype)) for r in roles}
 
-    def described(role: str) -> Any:
+    def described(role: str) -> jax.ShapeDtypeStruct:
         shape = params.shape(role) if role in wanted else (0,)
         return jax.ShapeDtypeStruct(shape, params.dtype(role, dtype))
 
@@ -92,7 +92,7 @@ def is_empty(params: DeformParams) -> bool:
     return 0 in [math.prod(params.shape(r)) for r in ("x", "w", "y")]
 
 
-def _zeros(params: DeformParams, role: str, dtype: DTypeLike) -> Any:
+def _zeros(params: DeformParams, role: str, dtype: DTypeLike) -> jax.Array:
     return jnp.zeros(params.shape(role), params.dtype(role, dtype))
 
 
@@ -152,7 +152,7 @@ def xla_fprop(
     corners: jax.Array,
     w: jax.Array,
     cells: jax.Array,
-) -> Any:
+) -> jax.Array:
     """fprop composed of `jax.lax` operations, summed in the accumulator's type."""
     g, numbers = params.geometry, params.conv.dimension_numbers
     x = x.transpose(geo.layout("x", numbers))
@@ -167,7 +167,9 @@ def xla_fprop(
     return y.transpose(np.argsort(geo.layout("y", numbers)))
 
 
-def _xla_tangent(params: DeformParams, of: tuple[str, ...], *arrays: jax.Array) -> Any:
+def _xla_tangent(
+    params: DeformParams, of: tuple[str, ...], *arrays: jax.Array
+) -> jax.Array:
     factors, cells = dict(zip(FACTORS, arrays[:3], strict=True)), arrays[3]
     terms = []
     for name, dot in zip(of, arrays[4:], strict=True):
@@ -176,7 +178,9 @@ def _xla_tangent(params: DeformParams, of: tuple[str, ...], *arrays: jax.Array) 
     return total(terms)
 
 
-def _xla_backward(params: DeformParams, wanted: tuple[str, ...], *operands: Any) -> Any:
+def _xla_backward(
+    params: DeformParams, wanted: tuple[str, ...], *operands: Any
+) -> list[jax.Array]:
     *values, cells, dy = operands
     arrays = dict(zip(needed(wanted), values, strict=True))
     out = []
@@ -197,7 +201,7 @@ def lower(
     roles: Sequence[str],
     results: Sequence[str],
     dtype: DTypeLike,
-    ops: Any,
+    ops: Sequence[tuple[str, tuple[str, ...]]],
     params: DeformParams,
     stock: Callable[..., Any],
     native: Callable[..., Any],

@@ -7,7 +7,7 @@ columns are sampled, which few engines do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -225,7 +225,7 @@ def _wgrad_by_chunks(problem: Problem) -> DeformPlan:
     return DeformPlan("im2col_gemm", reason, chunk, workspace, config="implicit_gemm")
 
 
-def _cost_cpu(problem: Problem) -> tuple[Any, ...]:
+def _cost_cpu(problem: Problem) -> tuple[int, Callable[[int], int]]:
     """The most samples at a time, and the bytes that some take, as
     ffi/cpu/deform.cc carves them."""
     op, wanted, g, _, dtype, *_ = problem
@@ -243,7 +243,7 @@ def _cost_cpu(problem: Problem) -> tuple[Any, ...]:
     return max(g.N, 1), lambda n: _bytes(pieces, n) + fixed
 
 
-def _cost_cuda(problem: Problem) -> Any:
+def _cost_cuda(problem: Problem) -> tuple[int, Callable[[int], int]]:
     """The same for ffi/cuda/handlers/deform.cc."""
     op, wanted, g, groups, dtype, *_ = problem
     accumulator = max(dtype.itemsize, 4)
@@ -265,7 +265,7 @@ def _cost_cuda(problem: Problem) -> Any:
     return most, lambda n: _bytes(pieces, n) + fixed
 
 
-def _bytes(pieces: Any, samples: int) -> int:
+def _bytes(pieces: Sequence[tuple[int, int]], samples: int) -> int:
     return sum(aligned(samples * count, size) for count, size in pieces)
 
 

@@ -32,7 +32,11 @@ from jax_convbatch._shapes import folding
 
 
 def fprop(
-    x: Any, corners: jax.Array, w: Any, cells: jax.Array, params: DeformParams
+    x: jax.Array,
+    corners: jax.Array,
+    w: jax.Array,
+    cells: jax.Array,
+    params: DeformParams,
 ) -> jax.Array:
     """y, in the dtype of x.
 
@@ -209,7 +213,7 @@ def batch(
         axis_of = params.batch_axis
         new = params.with_sizes(N=g.N * size)
 
-    def fold(role: str, a: Any, d: int | None) -> Any:
+    def fold(role: str, a: jax.Array, d: int | None) -> jax.Array:
         axis = axis_of(role)
         if axis is None:  # w, the same for all samples
             return a

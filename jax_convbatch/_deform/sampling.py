@@ -10,8 +10,6 @@ stands here, in operations that JAX differentiates.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,7 +90,7 @@ def columns(
     x = x.astype(corners.dtype).reshape(g.N, g.H * g.W, offset_groups, count)
     x = x.transpose(0, 2, 1, 3)
 
-    def by_group(a: jax.Array, each: int) -> Any:
+    def by_group(a: jax.Array, each: int) -> jax.Array:
         a = a.reshape(g.N, g.P * g.Q, offset_groups, taps, each)
         return a.transpose(0, 2, 1, 3, 4).reshape(g.N, offset_groups, rows, each)
 

@@ -11,7 +11,7 @@ primitives, both modes of differentiation, and every order, reach that kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,7 +86,7 @@ def tangent(
 
 
 def _product(
-    activation: str, kept: tuple[int, ...], saved: jax.Array, dy: Any
+    activation: str, kept: tuple[int, ...], saved: jax.Array, dy: jax.Array
 ) -> jax.Array:
     """act'(saved) dy, in f32 where the dtype is narrower."""
     if _are_signs(saved):
@@ -170,7 +170,7 @@ def local_cotangent(
 
 def _stock_cotangent(
     activation: str, kept: tuple[int, ...], bias: bool, saved: jax.Array, dy: jax.Array
-) -> Any:
+) -> list[jax.Array]:
     dz = _product(activation, kept, saved, dy)
     summed = [i for i in range(dy.ndim) if i not in kept]
     if not bias:
@@ -192,6 +192,7 @@ def _cotangent_lowering(
     aval = ctx.avals_in[1]
     platform = platform or ctx.module_context.platforms[0]
     signs = _are_signs(ctx.avals_in[0])
+    fun: Callable[..., Any]
     if not _is_native(aval.dtype, signs, platform):
         fun = partial(_stock_cotangent, activation, kept, bias)
     else:
@@ -252,16 +253,18 @@ def _tangent_jvp(
 def _second(
     activation: str,
     kept: tuple[int, ...],
-    saved: Any,
+    saved: jax.Array,
     saved_tangent: jax.Array,
-    dy: Any,
+    dy: jax.Array,
 ) -> jax.Array:
     """How act'(saved) dy changes with what is saved."""
     product = partial(_product, activation, kept, dy=dy)
     return jax.jvp(product, (saved,), (saved_tangent,))[1]
 
 
-def _sum_of_lists(terms: Any, out: Any) -> list[jax.Array]:
+def _sum_of_lists(
+    terms: Sequence[list[jax.Array]], out: list[jax.Array]
+) -> list[jax.Array]:
     if not terms:
         return [_compat.zero_tangent(a) for a in out]
     first, *rest = terms
@@ -319,7 +322,7 @@ def _cotangent_batching(
     kept: tuple[int, ...],
     bias: bool,
     bias_sharding: Any,
-) -> Any:
+) -> tuple[list[jax.Array], list[int]]:
     (saved, dy), at = at_one_axis(args, dims, axis_data.size)
     out = cotangent_p.bind(
         saved,
@@ -339,7 +342,7 @@ def _tangent_batching(
     *,
     activation: str,
     kept: tuple[int, ...],
-) -> Any:
+) -> tuple[jax.Array, int]:
     saved, dz, *db = args
     if dims[0] is None and dims[1] is None:
         dims = (0, *dims[1:])

@@ -26,11 +26,11 @@ class Activation(NamedTuple):
     saves_output: bool
 
 
-def _from_output(fn: Callable[..., Any], derivative: Any) -> Activation:
+def _from_output(fn: Callable[..., Any], derivative: Callable[..., Any]) -> Activation:
     return Activation(fn, lambda y, dy: dy * derivative(y), True)
 
 
-def _selected(fn: Callable[..., Any], passes: Any) -> Activation:
+def _selected(fn: Callable[..., Any], passes: Callable[..., Any]) -> Activation:
     """dy where `passes(y)`, else 0: no product, so that inf and nan stay out."""
     return Activation(
         fn, lambda y, dy: jnp.where(passes(y), dy, jnp.zeros_like(dy)), True

@@ -35,8 +35,12 @@ class Parts(NamedTuple):
 
 
 def _call(
-    target: str, params: ConvParams, arrays: Any, out: Any, **attributes: Any
-) -> Sequence[Any]:
+    target: str,
+    params: ConvParams,
+    arrays: Sequence[jax.Array],
+    out: Sequence[str | int],
+    **attributes: Any,
+) -> list[jax.Array]:
     """Results of one call on (saved, x, w, dy).
 
     Args:
@@ -45,33 +49,36 @@ def _call(
     _, x, w, dy = arrays
     layouts = geo.layouts(params.dimension_numbers)
     bias = jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)
-    like = {"x": x, "w": w, "y": dy, "b": bias} | {
-        size: jax.ShapeDtypeStruct((size,), np.uint8)
-        for size in out
-        if isinstance(size, int)
-    }
+    like: dict[str, Any] = {"x": x, "w": w, "y": dy, "b": bias}
+
+    def result(of: str | int) -> jax.ShapeDtypeStruct:
+        if isinstance(of, int):
+            return jax.ShapeDtypeStruct((of,), np.uint8)
+        return jax.ShapeDtypeStruct(like[of].shape, like[of].dtype)
+
     return native.ffi_call(
         params.name(f"conv_{target}", dy.dtype, "relu"),
         f"jax_convbatch_implicit_gemm_{target}",
-        [jax.ShapeDtypeStruct(like[o].shape, like[o].dtype) for o in out],
+        [result(of) for of in out],
         input_layouts=[layouts[role] for role in "yxwy"],
-        output_layouts=[layouts.get(o, (0,)) for o in out],
+        output_layouts=[layouts.get(str(of), (0,)) for of in out],
     )(*arrays, geometry=params.geometry.attribute(), **attributes)
 
 
-def kernel(params: ConvParams, residual: bool, *arrays: jax.Array) -> Any:
+def kernel(params: ConvParams, residual: bool, *arrays: jax.Array) -> list[jax.Array]:
     dtype = arrays[1].dtype
     size = plan_of(params, "fprop", dtype, dtype, "cuda").backward_workspace
-    out = ["x", "w", "b", size, *(["y"] if residual else [])]
+    assert size is not None  # `one_pass.workspace` says so
+    out: list[str | int] = ["x", "w", "b", size, *(["y"] if residual else [])]
     dx, dw, db, _, *dz = _call("layer_backward", params, arrays, out)
     return [dx, dw, db, *dz]
 
 
 def several(
     found: Parts, params: ConvParams, residual: bool, *arrays: jax.Array
-) -> Any:
+) -> list[jax.Array]:
     sizes = (found.dgrad.workspace_bytes, found.wgrad.workspace_bytes, found.sums)
     configs = {"dgrad": found.dgrad.config, "wgrad": found.wgrad.config}
-    out = ["x", "w", "b", "y", *sizes]
+    out: list[str | int] = ["x", "w", "b", "y", *sizes]
     dx, dw, db, dz, *_ = _call("layer_parts", params, arrays, out, **configs)
     return [dx, dw, db, *([dz] if residual else [])]

@@ -11,7 +11,7 @@ they are what XLA makes of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,7 +91,7 @@ def _chunk_rows(rows: int, channels: int, itemsize: int) -> int:
 
 
 def _stock_sums(
-    a: jax.Array, b: jax.Array, *, kept: tuple[int, ...], narrow: Any = None
+    a: jax.Array, b: jax.Array, *, kept: tuple[int, ...], narrow: np.dtype | None = None
 ) -> list[jax.Array]:
     summed = [i for i in range(a.ndim) if i not in kept]
     order = (*kept, *summed)
@@ -105,13 +105,15 @@ def _stock_spread(
     b: jax.Array,
     *,
     kept: tuple[int, ...],
-    narrow: Any = None,
+    narrow: np.dtype | None = None,
 ) -> jax.Array:
     g1, g2 = (broadcast_kept(g, b.shape, kept) for g in (g1, g2))
     return g1 + g2 * b
 
 
-def _local_sums(kept: tuple[int, ...], narrow: Any, a: jax.Array, b: jax.Array) -> Any:
+def _local_sums(
+    kept: tuple[int, ...], narrow: np.dtype, a: jax.Array, b: jax.Array
+) -> list[jax.Array]:
     if a.size == 0:
         return _stock_sums(a, b, kept=kept)
     channels = a.shape[kept[-1]]
@@ -152,6 +154,7 @@ def _sums_lowering(
 ) -> list[Any]:
     aval = ctx.avals_in[0]
     native &= narrow.name in _NATIVE and aval.dtype == np.float32 and len(kept) == 1
+    fun: Callable[..., Any]
     if not native or targets.problem("cuda"):
         fun = partial(_stock_sums, kept=kept)
     else:

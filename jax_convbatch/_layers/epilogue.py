@@ -51,7 +51,7 @@ class Epilogue(NamedTuple):
     def results(self) -> int:
         return 1 + self.save_input + self.save_signs
 
-    def named(self, rest: Any) -> dict[str, Any]:
+    def named(self, rest: Sequence[Any]) -> dict[str, Any]:
         """The operands after x and w by name; None where there is none."""
         present = iter(rest)
         names = ("scale", "bias", "residual")
@@ -78,7 +78,7 @@ def stock(epilogue: Epilogue, axis: int, c: jax.Array, *rest: jax.Array) -> list
     """[y], or [y, z], from c = conv(x, w), by XLA."""
     named = epilogue.named(rest)
 
-    def per_channel(a: jax.Array) -> Any:
+    def per_channel(a: jax.Array) -> jax.Array:
         return jax.lax.broadcast_in_dim(a, c.shape, (axis,))
 
     z = c
@@ -147,8 +147,8 @@ def _local_layer(
     epilogue: Epilogue,
     out_dtype: DTypeLike,
     params: ConvParams,
-    arrays: Any,
-    add: Any = None,
+    arrays: Sequence[jax.Array],
+    add: Callable[[jax.Array], jax.Array] | None = None,
 ) -> list[jax.Array]:
     """What one device does with its part of the operands.
 
@@ -178,14 +178,14 @@ def _local_layer(
 
 
 def _fused_call(
-    chosen: Any,
+    chosen: OneCall,
     epilogue: Epilogue,
     params: ConvParams,
     x: jax.Array,
     w: jax.Array,
-    rest: Any,
+    rest: Sequence[jax.Array],
     out_dtype: DTypeLike,
-) -> list[Any]:
+) -> list[jax.Array]:
     layouts = geo.layouts(params.dimension_numbers, chosen.engine)
     y = jax.ShapeDtypeStruct(params.shape("y"), out_dtype)
     more = [y] if epilogue.save_input else []
@@ -221,7 +221,7 @@ def _xla_layer(
     x: jax.Array,
     w: jax.Array,
     *rest: jax.Array,
-) -> Any:
+) -> list[jax.Array]:
     c = xla_call("fprop", x, w, params, out_dtype)
     return stock(epilogue, params.axis("y", "K"), c, *rest)
 

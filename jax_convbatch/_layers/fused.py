@@ -168,7 +168,7 @@ def _parts(
     params: ConvParams,
     epilogue: Epilogue,
     **options: Any,
-) -> Any:
+) -> list[jax.Array]:
     """The layer as a convolution and what XLA makes of the rest, for Taylor mode."""
     c = primitives.bind("fprop", x, w, params, **options)
     return stock(epilogue, params.axis("y", "K"), c, *rest)
@@ -181,7 +181,7 @@ def _conv_tangents(
     dx: jax.Array | None,
     dw: jax.Array | None,
     params: ConvParams,
-    options: Any,
+    options: dict[str, Any],
 ) -> list[jax.Array]:
     """The tangents of scale * conv(x, w) that x's and w's tangents make.
 

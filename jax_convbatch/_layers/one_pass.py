@@ -38,10 +38,10 @@ from jax_convbatch._sharding import halo, partition_layer
 
 def suits(
     saved: jax.Array,
-    named: Any,
+    named: dict[str, Any],
     dx: jax.Array | None,
     dw: jax.Array | None,
-    d_named: Any,
+    d_named: dict[str, Any],
     params: ConvParams,
     dtype: DTypeLike,
 ) -> bool:
@@ -95,7 +95,7 @@ def parts(params: ConvParams, dtype: DTypeLike) -> Parts | None:
     return found if _fits(found.workspace, params) else None
 
 
-def _plans(ops: Any, params: ConvParams, dtype: DTypeLike) -> list[Plan]:
+def _plans(ops: Sequence[str], params: ConvParams, dtype: DTypeLike) -> list[Plan]:
     """Of the default platform; none where it has no such kernels."""
     platform = targets.default_platform()
     if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
@@ -137,12 +137,12 @@ def _composed_tangent(
     saved: jax.Array,
     x: jax.Array,
     w: jax.Array,
-    dx: Any,
-    dw: Any,
-    db: Any,
+    dx: jax.Array,
+    dw: jax.Array,
+    db: jax.Array,
     *residual: jax.Array,
     params: ConvParams,
-) -> Any:
+) -> jax.Array:
     axis = params.axis("y", "K")
     dz = primitives.bind("fprop", dx, w, params) + primitives.bind(
         "fprop", x, dw, params
@@ -159,8 +159,8 @@ def _composed_cotangent(
     *,
     params: ConvParams,
     residual: bool,
-    used: Any = None,
-) -> Any:
+    used: tuple[bool, ...] | None = None,
+) -> list[jax.Array]:
     axis = params.axis("y", "K")
     dz, db = act_grad.cotangent("relu", saved, dy, axis, bias=True)
     dx = primitives.bind("dgrad", dz, w, params)
@@ -173,7 +173,7 @@ def _composed_cotangent(
 
 def _one_call(
     platform: str, params: ConvParams, dtype: DTypeLike, signs: bool, residual: bool
-) -> Any:
+) -> Callable[..., list[jax.Array]] | None:
     """What makes all gradients of (saved, x, w, dy) in one call, or None."""
     if platform != "cuda":
         return None
@@ -188,13 +188,13 @@ def _local(
     platform: str,
     params: ConvParams,
     residual: bool,
-    cut: Any,
-    rows: Any,
+    cut: frozenset[str],
+    rows: halo.Cuts,
     saved: jax.Array,
     x: jax.Array,
     w: jax.Array,
     dy: jax.Array,
-) -> Any:
+) -> list[jax.Array]:
     """What one device does with its part: in one call where no other's is needed."""
     if cut <= {"N"} and not halo.needed(params, rows):
         local, _ = halo.extended(params, "x", rows, x)
@@ -224,8 +224,8 @@ def _cotangent_lowering(
     *arrays: Any,
     params: ConvParams,
     residual: bool,
-    used: Any = None,
-) -> Any:
+    used: tuple[bool, ...] | None = None,
+) -> list[Any]:
     platform = platform or ctx.module_context.platforms[0]
     dtype = ctx.avals_in[1].dtype
     signs = ctx.avals_in[0].dtype == np.uint8
@@ -247,12 +247,12 @@ def _cotangent_lowering(
 
 
 def _jvp(
-    primitive: Any,
+    primitive: _compat.Primitive,
     composed: Callable[..., Any],
     primals: Sequence[Any],
     tangents: Sequence[Any],
     **params: Any,
-) -> Any:
+) -> tuple[Any, Any]:
     """By the composition, in what moves."""
     out = primitive.bind(*primals, **params)
     moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
@@ -272,7 +272,7 @@ def _jvp(
 
 def _tangent_transpose(
     ct: Any, saved: Any, x: Any, w: Any, *linear: Any, params: ConvParams
-) -> Any:
+) -> list[Any]:
     if _compat.is_zero(ct):
         return [None] * 3 + [_compat.zero_cotangent(a) for a in linear]
     residual = len(linear) > 3
@@ -295,15 +295,17 @@ def _cotangent_transpose(
     *,
     params: ConvParams,
     residual: bool,
-    used: Any = None,
-) -> Any:
+    used: tuple[bool, ...] | None = None,
+) -> list[Any]:
     if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
         return [None] * 3 + [_compat.zero_cotangent(dy)]
     cts = [_compat.instantiate_zeros(ct) for ct in cts]
     return [None] * 3 + [tangent_p.bind(saved, x, w, *cts, params=params)]
 
 
-def _cotangent_dce(now: Any, *, used: Any = None, **params: Any) -> Any:
+def _cotangent_dce(
+    now: tuple[bool, ...], *, used: tuple[bool, ...] | None = None, **params: Any
+) -> dict[str, Any]:
     """Without dx or dw it is not one call; db and dz cost it little."""
     return params if all(now[:2]) else {**params, "used": now}
 
@@ -317,7 +319,7 @@ def _batching(
     args: Sequence[Any],
     dims: Sequence[Any],
     **params: Any,
-) -> Any:
+) -> tuple[Any, Any]:
     fun = partial(composed, **params)
     out = jax.vmap(fun, dims, 0, axis_size=axis_data.size)(*args)
     return out, jax.tree.map(lambda _: 0, out)

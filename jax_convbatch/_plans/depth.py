@@ -149,7 +149,7 @@ class OfSlices(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         if not self.slice:
             return self._of_all(op, operands, params, out_dtype)
@@ -171,7 +171,7 @@ class OfSlices(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         """The result for the samples that there are."""
         g = params.geometry
@@ -219,7 +219,7 @@ def _order(spec: Sequence[int]) -> tuple[int, ...]:
     return (spec[0], *spec[2:], spec[1])
 
 
-def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> Any:
+def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> jax.Array:
     """x, w or y, in canonical order, as the operand of a piece."""
     g = piece.geometry
     if role == "w":
@@ -231,7 +231,7 @@ def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> Any:
     return _side_by_side(a, piece, g.K if op == "dgrad" else g.C)
 
 
-def _side_by_side(a: jax.Array, piece: Piece, channels: int) -> Any:
+def _side_by_side(a: jax.Array, piece: Piece, channels: int) -> jax.Array:
     """[N, slices, H, W, C] as [N piece.slices, H, W, channels], taps in C's place."""
     length = (piece.slices - 1) * piece.step + 1
     low = max(0, -min(piece.first))
@@ -246,7 +246,7 @@ def _side_by_side(a: jax.Array, piece: Piece, channels: int) -> Any:
     return a.reshape(-1, *a.shape[2:])
 
 
-def _widened(a: jax.Array, axis: int, size: int) -> Any:
+def _widened(a: jax.Array, axis: int, size: int) -> jax.Array:
     """With zeros after what there is along an axis."""
     widths = [(0, 0)] * a.ndim
     widths[axis] = (0, size - a.shape[axis])
@@ -259,7 +259,7 @@ def _result(
     every: Sequence[Piece],
     g: ConvGeometry,
     dtype: DTypeLike,
-) -> Any:
+) -> jax.Array:
     """y, dw or dx from what the pieces make."""
     if op == "fprop":
         return found[0]

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import ConvDimensionNumbers
+from jax.typing import DTypeLike
 
 from jax_convbatch._plans import params as calls
 from jax_convbatch._plans.kinds import Plan
@@ -102,7 +102,7 @@ class Strided(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         spec, groups = params.dimension_numbers.rhs_spec, params.geometry.groups
 

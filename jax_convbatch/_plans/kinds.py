@@ -83,7 +83,12 @@ class Plan(ABC):
         return cls(**{**same, **changes})
 
     def run(
-        self, op: Op, a: jax.Array, b: jax.Array, params: ConvParams, out_dtype: Any
+        self,
+        op: Op,
+        a: jax.Array,
+        b: jax.Array,
+        params: ConvParams,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         """The result of `op` on its operands.
 
@@ -101,7 +106,7 @@ class Plan(ABC):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         """`run`, of arrays that are not empty."""
 
@@ -120,7 +125,7 @@ class OneCall(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         """The result, and a workspace that XLA plans."""
         layouts = geo.layouts(params.dimension_numbers, self.engine)
@@ -150,7 +155,7 @@ class InXla(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         return xla_call(op.name, *operands, params, out_dtype)
 

@@ -8,10 +8,10 @@ it is depthwise, which has kernels of its own, and dx is m gradients added in or
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import ConvParams, Op
@@ -45,7 +45,7 @@ class Depthwise(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         g, other = params.geometry, geometry(params.geometry)
         assert other is not None  # `of` is its plan

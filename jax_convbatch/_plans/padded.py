@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import ConvParams, Op
@@ -140,7 +141,7 @@ class OfCopies(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         g, copied = params.geometry, geometry(params.geometry, self.wanted)
         assert copied is not None  # `of` is its plan

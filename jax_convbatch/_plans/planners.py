@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -97,7 +96,9 @@ def check_somewhere(platforms: Iterable[str], planned: Callable[[str], object]) 
         raise refusal
 
 
-def sliced_limit(workspace_limit: int | None, platform: str, one_sample: Any) -> int:
+def sliced_limit(
+    workspace_limit: int | None, platform: str, one_sample: Callable[[], int]
+) -> int:
     """Bytes for what can be cut into slices of the batch, by default one at least."""
     if workspace_limit is not None:
         return int(workspace_limit)
@@ -166,7 +167,7 @@ def aligned(count: int, itemsize: int) -> int:
     return -(-count * itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
-def _workspace(problem: Problem) -> tuple[Any, ...]:
+def _workspace(problem: Problem) -> tuple[Callable[[int], int], int]:
     """Bytes for a number of samples (a function), and bytes besides."""
     op, g, dtype = problem.op, problem.geometry, problem.dtype
     half = dtype.itemsize == 2
@@ -195,7 +196,7 @@ def _workspace(problem: Problem) -> tuple[Any, ...]:
     )
 
 
-def largest_slice(cost: Any, limit: int, most: int) -> int:
+def largest_slice(cost: Callable[[int], int], limit: int, most: int) -> int:
     """The largest n <= most with cost(n) <= limit, or 0; cost is increasing."""
     low, high = 0, most
     while low < high:

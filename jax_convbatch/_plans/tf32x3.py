@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import OPS, ConvParams, Op
@@ -104,7 +105,7 @@ class ThreeProducts(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         params = replace(params, precision=None)
         longer = replace(params, geometry=geometry(params.geometry, op.contraction))

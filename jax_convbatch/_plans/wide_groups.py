@@ -9,10 +9,10 @@ cost less than columns of all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import ConvParams, Op
@@ -48,7 +48,7 @@ class OneByOne(Plan):
         op: Op,
         operands: tuple[jax.Array, jax.Array],
         params: ConvParams,
-        out_dtype: Any,
+        out_dtype: DTypeLike,
     ) -> jax.Array:
         count, one = params.geometry.groups, geometry(params.geometry)
         assert one is not None  # `of` is its plan

@@ -9,7 +9,7 @@ differentiation reach that kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,7 +93,9 @@ def _broadcast_transpose(
     return [bgrad_p.bind(ct, kept=kept, out_sharding=sharding)]
 
 
-def with_batch_axis(sharding: Any, axis: int, axis_data: _compat.AxisData) -> Any:
+def with_batch_axis(
+    sharding: NamedSharding | None, axis: int, axis_data: _compat.AxisData
+) -> NamedSharding | None:
     if sharding is None:
         return None
     spec = list(sharding.spec)
@@ -236,7 +238,7 @@ def _local_bgrad(platform: str, kept: tuple[int, ...], dy: jax.Array) -> jax.Arr
     return out
 
 
-def _stock_bgrad(kept: tuple[int, ...], dy: jax.Array) -> Any:
+def _stock_bgrad(kept: tuple[int, ...], dy: jax.Array) -> jax.Array:
     summed = [i for i in range(dy.ndim) if i not in kept]
     return jnp.sum(jnp.transpose(dy, (*kept, *summed)), range(len(kept), dy.ndim))
 
@@ -251,6 +253,7 @@ def _bgrad_lowering(
 ) -> list[Any]:
     (aval,) = ctx.avals_in
     platform = platform or ctx.module_context.platforms[0]
+    fun: Callable[..., Any]
     if native_reason(aval.dtype, platform):
         fun = partial(_stock_bgrad, kept)
     else:

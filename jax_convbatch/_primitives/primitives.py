@@ -9,7 +9,7 @@ out, and one rule of each kind (shape, transpose, batching, lowering) serves the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -102,8 +102,8 @@ def sharding_rule(
 
 def gradient(
     role: str,
-    ct: Any,
-    other: Any,
+    ct: dict[str, Any],
+    other: dict[str, Any],
     params: ConvParams,
     *,
     dtype: DTypeLike | None = None,
@@ -218,7 +218,7 @@ def batch(
     args: Sequence[Any],
     dims: Sequence[Any],
     **params: Any,
-) -> Any:
+) -> tuple[jax.Array, Any]:
     """The batching rule of primitive `name`: its result and where the axis is."""
     return _batching_rule(OPS[name], axis_data, args, dims, **params)
 
@@ -269,6 +269,7 @@ def _lowering(
     # within the partitioner's callback, and what XLA runs XLA partitions.
     dtype = ctx.avals_in[0].dtype
     chosen = plan.plan_of(params, op.name, dtype, out_dtype, platform)
+    fun: Callable[..., Any]
     if chosen.engine == "xla":
         fun = partial(xla_call, op.name, params=params, out_dtype=out_dtype)
     else:
@@ -281,7 +282,7 @@ def _lowering(
     return _compat.with_sharding(ctx, out)
 
 
-def _make(op: Op) -> Any:
+def _make(op: Op) -> _compat.Primitive:
     primitive = _compat.primitive(
         f"conv_{op.name}",
         partial(shape_rule, op),

@@ -199,7 +199,9 @@ def plan_of(
     )
 
 
-def _measured(choice: choices.Choice, planned: Any) -> Plan | None:
+def _measured(
+    choice: choices.Choice, planned: Callable[[str, str], Plan]
+) -> Plan | None:
     """The plan of a choice, if it can run.
 
     Without its configuration where this version has it no more: the engine, and with
@@ -211,7 +213,7 @@ def _measured(choice: choices.Choice, planned: Any) -> Plan | None:
     return None
 
 
-def _by_rule(problem: Problem, planned: Any) -> Plan:
+def _by_rule(problem: Problem, planned: Callable[[str], Plan]) -> Plan:
     """The first of the rule's engines that covers it and is worth while; else
     `jax.lax`."""
     refusals: list[str] = []

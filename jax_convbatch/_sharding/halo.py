@@ -158,14 +158,16 @@ def inside(params: ConvParams, role: str, cut: Cuts, array: jax.Array) -> jax.Ar
     return array
 
 
-def within(array: jax.Array, axis: int, size: int, axes: Any) -> jax.Array:
+def within(array: jax.Array, axis: int, size: int, axes: tuple[str, ...]) -> jax.Array:
     """A device's part, of `size` rows cut by mesh `axes`, with zeros past the last."""
     first = jax.lax.axis_index(axes) * array.shape[axis]
     at = first + jax.lax.broadcasted_iota(np.int32, array.shape, axis)
     return jnp.where(at < size, array, jnp.zeros_like(array))
 
 
-def extended(params: ConvParams, role: str, cut: Cuts, array: jax.Array) -> Any:
+def extended(
+    params: ConvParams, role: str, cut: Cuts, array: jax.Array
+) -> tuple[ConvParams, jax.Array]:
     """`array`, x or y of a device, with its halo; and the convolution that is left.
 
     Args:
@@ -204,8 +206,13 @@ def extended(params: ConvParams, role: str, cut: Cuts, array: jax.Array) -> Any:
 
 
 def _exchange(
-    array: jax.Array, axis: int, before: int, behind: int, axes: Any, parts: int
-) -> Any:
+    array: jax.Array,
+    axis: int,
+    before: int,
+    behind: int,
+    axes: tuple[str, ...],
+    parts: int,
+) -> jax.Array:
     """`array` with rows of the devices before and behind, zeros at both ends."""
 
     def rows(start: int, stop: int) -> jax.Array:
@@ -227,7 +234,7 @@ def _exchange(
     return jax.lax.concatenate(pieces, axis) if len(pieces) > 1 else array
 
 
-def _in_mesh_order(axes: Any) -> tuple[tuple[str, ...], list[int]]:
+def _in_mesh_order(axes: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
     """`axes` in the mesh's order, and the number there of each device along `axes`.
 
     `ppermute` numbers devices in the mesh's order, whatever that of its axes.

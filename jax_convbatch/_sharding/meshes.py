@@ -11,6 +11,7 @@ needs no order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -73,12 +74,12 @@ def read(array: Any, mesh: Mesh) -> list[Any]:
     return [*spec, *[None] * (len(array.shape) - len(spec))]
 
 
-def place(mesh: Mesh, spec: Any) -> NamedSharding:
+def place(mesh: Mesh, spec: Sequence[Any]) -> NamedSharding:
     """The sharding by entries for the axes of an array, as `read` gives them."""
     group = _group(mesh) if in_groups(mesh) else mesh
     return NamedSharding(group, PartitionSpec(*spec))
 
 
-def parts(mesh: Mesh, axes: Any) -> int:
+def parts(mesh: Mesh, axes: Sequence[str]) -> int:
     """How many parts mesh `axes` make."""
     return math.prod(mesh.shape[a] for a in axes)

@@ -9,7 +9,7 @@ summed over is sharded (N in wgrad) the partial results are added by one all-red
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,7 @@ def text_of(names: list[str]) -> str:
 
 
 def kinds_of(
-    params: ConvParams, names: list[list[str]], reduced: Any = ()
+    params: ConvParams, names: list[list[str]], reduced: Collection[str] = ()
 ) -> dict[str, Any]:
     """What a rule says of the factors that `names` has: sizes and kinds."""
     alike = halo.letters(params)
@@ -66,7 +66,7 @@ def kinds_of(
     }
 
 
-def sharding_rule(op: Op, params: ConvParams) -> Any:
+def sharding_rule(op: Op, params: ConvParams) -> tuple[str, dict[str, Any]]:
     """Shardy's einsum-like rule, its reduction and its replicated factors."""
     names = {role: factors(role, params) for role in (*op.operands, op.result)}
     rule = ", ".join(text_of(names[role]) for role in op.operands)
@@ -109,7 +109,9 @@ def _cut_of_sum(array: Any, mesh: Mesh, kept: tuple[int, ...]) -> list[Any]:
     ]
 
 
-def _inside(array: jax.Array, shape: Sequence[int], spec: Any, mesh: Mesh) -> Any:
+def _inside(
+    array: jax.Array, shape: Sequence[int], spec: Sequence[Any], mesh: Mesh
+) -> Any:
     """A device's part of an array of `shape`, cut as `_cut_of_sum` says."""
     for i, axes in enumerate(spec):
         if axes and shape[i] % meshes.parts(mesh, axes):
@@ -117,7 +119,9 @@ def _inside(array: jax.Array, shape: Sequence[int], spec: Any, mesh: Mesh) -> An
     return array
 
 
-def per_device(local: Callable[..., Any], mesh: Mesh, axes: Any, first: int = 0) -> Any:
+def per_device(
+    local: Callable[..., Any], mesh: Mesh, axes: Sequence[str], first: int = 0
+) -> Callable[..., Any]:
     """`local`, with its results added over mesh `axes`, as one device runs it.
 
     Where it has several results, those before number `first` are left alone.
@@ -140,7 +144,10 @@ def per_device(local: Callable[..., Any], mesh: Mesh, axes: Any, first: int = 0)
 
 
 def assigned_axes(
-    params: ConvParams, mesh: Mesh, arrays: Any, multiple: Any = None
+    params: ConvParams,
+    mesh: Mesh,
+    arrays: Sequence[tuple[str, Any]],
+    multiple: dict[str, int] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Mesh axes of N, C and K where one of `arrays`, (role, array), is cut by them.
 
@@ -170,7 +177,9 @@ def letters_of(role: str, params: ConvParams) -> list[str]:
     return [*geo.LETTERS[role], *(halo.letters(params) if role != "w" else ())]
 
 
-def _reaches(params: ConvParams, letter: str, axes: Any, mesh: Mesh) -> bool:
+def _reaches(
+    params: ConvParams, letter: str, axes: tuple[str, ...], mesh: Mesh
+) -> bool:
     """Whether rows, if `letter` is one of rows, are needed of neighbours alone."""
     if letter in "NCK":
         return True
@@ -179,7 +188,7 @@ def _reaches(params: ConvParams, letter: str, axes: Any, mesh: Mesh) -> bool:
 
 
 def sharding_of(
-    role: str, params: ConvParams, assigned: Any, mesh: Mesh
+    role: str, params: ConvParams, assigned: Mapping[str, tuple[str, ...]], mesh: Mesh
 ) -> NamedSharding:
     """How array `role` lies where `assigned` letters are cut."""
     spec: list[Any] = [None] * len(params.shape(role))
@@ -189,7 +198,9 @@ def sharding_of(
     return meshes.place(mesh, spec)
 
 
-def summed_axes(role: str, params: ConvParams, assigned: Any) -> tuple[str, ...]:
+def summed_axes(
+    role: str, params: ConvParams, assigned: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
     """Mesh axes over which parts of result `role` are to be added."""
     other = [letter for letter in assigned if letter not in letters_of(role, params)]
     return tuple(a for letter in other for a in assigned[letter])
@@ -202,7 +213,7 @@ def partition_conv(
     mesh: Mesh,
     arg_shapes: Any,
     result_shape: Any,
-) -> Any:
+) -> tuple[Any, ...]:
     """Assigns mesh axes to N, C, K and rows and builds the per-device function."""
     mesh = meshes.fine_mesh(mesh)
     arrays = zip((*op.operands, op.result), (*arg_shapes, result_shape), strict=True)
@@ -220,7 +231,9 @@ def partition_conv(
     return mesh, lower, place(op.result), tuple(map(place, op.operands))
 
 
-def partitioned(local: Callable[..., Any], op: Op, params: ConvParams) -> Any:
+def partitioned(
+    local: Callable[..., Any], op: Op, params: ConvParams
+) -> Callable[..., Any]:
     """`local(params, a, b)` with a partitioning rule for operation `op`."""
     rule, kinds = sharding_rule(op, params)
     split = partial(partition_conv, op, params, local)
@@ -229,7 +242,7 @@ def partitioned(local: Callable[..., Any], op: Op, params: ConvParams) -> Any:
 
 def partitioned_sums(
     local: Callable[..., Any], ndim: int, kept: tuple[int, ...], count: int
-) -> Any:
+) -> Callable[..., Any]:
     """`local(*arrays)` with a partitioning rule: `count` sums over the axes not in
     `kept`, of as many arrays of one shape; one sum, not a list, where it is 1.
     """
@@ -237,7 +250,7 @@ def partitioned_sums(
     whole, left = " ".join(names), " ".join(names[i] for i in kept)
     summed = [i for i in range(ndim) if i not in kept]
 
-    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> tuple[Any, ...]:
         mesh = meshes.fine_mesh(mesh)
         first = arg_shapes[0]
         spec = _cut_of_sum(first, mesh, kept)
@@ -264,7 +277,7 @@ def partitioned_cotangent(
     kept: tuple[int, ...],
     bias: bool,
     signs: bool,
-) -> Any:
+) -> Callable[..., Any]:
     """`local(saved, dy)`, [dz] or [dz, db], with a partitioning rule; dy has `shape`.
 
     Everything is elementwise but db, which sums the axes not in `kept`. Shardy
@@ -280,7 +293,7 @@ def partitioned_cotangent(
     rule = whole + (by_eights(names[kept[-1]], rest, channels) if signs else rest)
     summed = [i for i in range(ndim) if i not in kept]
 
-    def partition(mesh: Mesh, arg_shapes: Any, result_shape: Any) -> Any:
+    def partition(mesh: Mesh, arg_shapes: Any, result_shape: Any) -> tuple[Any, ...]:
         of_saved, of_dy = arg_shapes
         mesh = meshes.fine_mesh(mesh)
         spec = _cut_of_sum(of_dy, mesh, kept)
@@ -306,7 +319,7 @@ def partitioned_cotangent(
 
 def partitioned_samples(
     local: Callable[..., Any], operands: Any, results: Any, of: Any
-) -> Any:
+) -> Callable[..., Any]:
     """`local(*arrays)`, a list or one array, split by samples.
 
     Args:
@@ -326,7 +339,7 @@ def partitioned_samples(
     rule = f"{', '.join(names[:count])} -> {', '.join(names[count:])}"
     whole = dict.fromkeys(f for text in names for f in text.split() if f != "n")
 
-    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> tuple[Any, ...]:
         mesh = meshes.fine_mesh(mesh)
         axes: tuple[str, ...] = ()
         several = isinstance(result_shapes, (list, tuple))

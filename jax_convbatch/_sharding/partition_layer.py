@@ -34,7 +34,7 @@ from jax_convbatch._sharding.partitioned_call import partitioned_call
 
 def partitioned_layer(
     local: Callable[..., Any], op: Op, params: ConvParams, epilogue: Any
-) -> Any:
+) -> Callable[..., Any]:
     """`local(params, arrays, add)` of a fused layer, with a partitioning rule.
 
     `op` is fprop. Arrays are x, w and the epilogue's operands; the results are
@@ -56,7 +56,7 @@ def partitioned_layer(
         kinds |= eights(channels)
     multiple = {"K": 8} if epilogue.save_signs else {}
 
-    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> tuple[Any, ...]:
         mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", (*arg_shapes[:2], result_shapes[0]), strict=True)
         assigned = assigned_axes(params, mesh, list(arrays), multiple)
@@ -86,7 +86,7 @@ def partitioned_layer(
 
 def partitioned_backward(
     local: Callable[..., Any], params: ConvParams, residual: bool, signs: bool
-) -> Any:
+) -> Callable[..., Any]:
     """`local(cut, rows, saved, x, w, dy)`, a layer's gradients, with a rule.
 
     Args:
@@ -106,7 +106,7 @@ def partitioned_backward(
     rule = ", ".join([saved, *(text[role] for role in "xwy")])
     rule += " -> " + ", ".join(text[role] for role in roles)
 
-    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> Any:
+    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> tuple[Any, ...]:
         mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", arg_shapes[1:], strict=True)
         multiple = {"K": 8} if signs else {}

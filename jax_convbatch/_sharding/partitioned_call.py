@@ -29,7 +29,7 @@ def partitioned_call(
     sharding_rule: str,
     of: Any,
     **kinds: Any,
-) -> Any:
+) -> Callable[..., Any]:
     """`fun`, or on each device what `partition` makes of it.
 
     Args:

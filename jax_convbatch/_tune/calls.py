@@ -9,6 +9,7 @@ layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ def pairs_of(
     return [(k % sets, (k + k // sets) % sets) for k in range(calls)]
 
 
-def sets_of(pairs: Any) -> list[int]:
+def sets_of(pairs: Sequence[tuple[int, int]]) -> list[int]:
     """How many sets of each of the two operands `pairs` names."""
     return [1 + max(numbers) for numbers in zip(*pairs, strict=True)]
 
@@ -68,7 +69,13 @@ class Calls(timing.Side):
       shapes: of the two operands, `jax.ShapeDtypeStruct`s.
     """
 
-    def __init__(self, name: str, one: Any, pairs: Any, shapes: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        one: Callable[..., Any],
+        pairs: Sequence[tuple[int, int]],
+        shapes: Sequence[jax.ShapeDtypeStruct],
+    ) -> None:
         self.name = name
         self._pairs = pairs
         self._alone = targets.default_platform() == "cpu"
@@ -76,6 +83,7 @@ class Calls(timing.Side):
         self._out, self._turn = None, 0
         self._rounds: list[Any] = []
         one = jax.jit(one)
+        operands: Sequence[Any]
         if self._alone:
             program, operands = one, shapes
         else:
@@ -104,7 +112,7 @@ class Calls(timing.Side):
     def wait(self) -> None:
         timing.wait_for(self._out)
 
-    def once(self, first: Any, second: Any) -> jax.Array:
+    def once(self, first: jax.Array, second: jax.Array) -> jax.Array:
         """The result for these operands, by the program that is timed."""
         if self._alone:
             return self.program(first, second)
@@ -112,7 +120,12 @@ class Calls(timing.Side):
         return self.program([first] * firsts, [second] * seconds)[0]
 
 
-def _many(one: Any, pairs: Any, first: Any, second: Any) -> Any:
+def _many(
+    one: Callable[..., Any],
+    pairs: Sequence[tuple[int, int]],
+    first: list[jax.Array],
+    second: list[jax.Array],
+) -> Any:
     """All of one round: the first result, and a number of each other."""
     results = [one(first[i], second[j]) for i, j in pairs]
     return first_and_numbers(results)

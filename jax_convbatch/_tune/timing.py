@@ -80,7 +80,7 @@ def wait_for(arrays: Any) -> None:
 def _copies() -> Any:
     """A program of copies that take two milliseconds, and its operand."""
 
-    def copies(x: jax.Array) -> Any:
+    def copies(x: jax.Array) -> jax.Array:
         for _ in range(16):
             x = jax.lax.optimization_barrier(-x)
         return x[0]

@@ -43,7 +43,7 @@ def conv(
     out_sharding: Any = None,
     residual: jax.Array | None = None,
     scale: jax.Array | None = None,
-) -> Any:
+) -> jax.Array:
     """The value of a `Conv` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = one_batch_axis(inputs, rank)
@@ -64,7 +64,7 @@ def conv(
     return y.reshape(*batch, *y.shape[1:])
 
 
-def conv_transpose(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+def conv_transpose(layer: Any, inputs: Any, kernel: Any, bias: Any) -> jax.Array:
     """The value of a `ConvTranspose` layer: [*batch, *output, K]."""
     rank = kernel.ndim - 2
     x, batch = one_batch_axis(inputs, rank)
@@ -103,7 +103,7 @@ def masked(kernel: Any, mask: jax.Array | None) -> Any:
     return kernel * mask
 
 
-def activate(layer: Any, y: jax.Array, residual: jax.Array | None = None) -> Any:
+def activate(layer: Any, y: jax.Array, residual: jax.Array | None = None) -> jax.Array:
     """The layer's activation of y + residual."""
     y = y if residual is None else y + residual
     if callable(layer.activation):
@@ -132,7 +132,7 @@ def _conv_bias_act(
     out_sharding: Any = None,
     residual: jax.Array | None = None,
     **arguments: Any,
-) -> Any:
+) -> jax.Array:
     wanted = getattr(layer, "preferred_element_type", None)
     dtype = _result_dtype(layer, x)
     rank = x.ndim - 2

@@ -56,7 +56,7 @@ def kernel_shape(layer: Any, channels: int, features: int) -> tuple[int, ...]:
 
 def deform(
     layer: Any, predictor: Any, inputs: Any, kernel: Any, bias: jax.Array | None
-) -> Any:
+) -> jax.Array:
     """The value of the layer: [*batch, P, Q, K]."""
     x, batch = _call.one_batch_axis(inputs, 2)
     out = predictor(x)
