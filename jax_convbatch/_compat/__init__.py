@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 from jax._src import config, core
 from jax._src.ad_util import Zero, p2tz
 from jax._src.interpreters import ad, mlir
-from jax._src.interpreters.batching import AxisData
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.lax import convolution
 from jax._src.lax.lax import canonicalize_precision
@@ -82,6 +81,7 @@ __all__ = [
 Primitive = core.Primitive
 # JAX's own says of operands that they are abstract values, not that they are arrays.
 LoweringRuleContext: TypeAlias = Any
+AxisData: TypeAlias = Any  # of a batching rule
 auto_insert_reshard = core.auto_insert_reshard
 instantiate_zeros = ad.instantiate_zeros
 is_constant_shape = core.is_constant_shape
