@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the import of this package does to JAX: here, and once.
+"""What the import of this package does to JAX, and what it says: here, and once.
 
-Other modules change nothing outside of them when they are imported, but for
-`_native/targets.py`, which registers the FFI targets and warns.
+Other modules change nothing outside of them when they are imported.
 """
 
 from __future__ import annotations
@@ -17,12 +16,16 @@ from jax_convbatch._explain import log
 
 # No module that this package imports has it; for Flax layers.
 from jax_convbatch._layers import channel_sums as channel_sums
+from jax_convbatch._native import targets
 
 
 def everything() -> None:
-    """Gives primitives their rules. For `__init__`, which has imported all modules."""
+    """Gives primitives their rules and native modules their FFI targets, and warns of
+    what is missing. For `__init__`, which has imported all modules."""
     # Messages and profiles name the user's line, as they do for jax.lax.
     source_info_util.register_exclusion(os.path.dirname(__file__))
+    targets.load()
     _compat.register_all()
     _compat.export_listeners.append(export.warn_unless_asked)
     log.start()
+    targets.warn(stacklevel=4)  # the line that imports jax_convbatch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The import of the package registers primitives in one place, `_register`."""
+"""The import of the package registers and warns in one place, `_register`."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from jax._src import checkify, core, dispatch
 from jax._src.interpreters import ad, batching, mlir, partial_eval
 from jax.experimental import jet
 
-warnings.simplefilter("ignore")
+warnings.simplefilter("error")
 TABLES = {
     "jvp": ad.primitive_jvps,
     "transpose": ad.primitive_transposes,
@@ -29,6 +29,8 @@ TABLES = {
     "devices": dispatch.prim_requires_devices_during_lowering,
     "printing": core.pp_eqn_rules,
 }
+asked = []
+jax.ffi.register_ffi_target = lambda name, *args, **kwargs: asked.append(name)
 
 
 def ours():  # how many primitives of this package each table has
@@ -50,27 +52,32 @@ for module in pkgutil.walk_packages(package.__path__, "jax_convbatch."):
         with contextlib.suppress(ModuleNotFoundError):  # flax
             importlib.import_module(module.name)
 assert not any(ours().values()), ours()
+assert not asked
 
+warnings.simplefilter("ignore")
 sys.modules["jax_convbatch._register"].everything()
 assert all(ours().values()), ours()
+print("targets", bool(asked))
 """
 
 
-def assert_runs(program: str) -> None:
+def output_of(program: str, *flags: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
+        [sys.executable, *flags, "-c", program],
         capture_output=True,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         timeout=300,
     )
     assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
-def test_modules_that_are_imported_register_no_primitives():
+def test_modules_that_are_imported_register_nothing_and_do_not_warn():
     folder = Path(jax_convbatch.__file__).parent
     program = PROGRAM.replace("PATH", repr(str(folder)))
-    assert_runs(program)
+    native = bool(jax_convbatch._register.targets.modules())
+    assert output_of(program).split() == ["targets", str(native)]
 
 
 # All that is declared, whatever else is imported later.
@@ -88,4 +95,23 @@ assert not declared._declared, declared._declared
 
 
 def test_nothing_is_left_to_register():
-    assert_runs(ALL)
+    output_of(ALL, "-W", "ignore")
+
+
+def test_the_warning_names_the_line_that_imports_the_package():
+    program = (
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    from jax_convbatch._native import built\n"
+        "found = [w for w in caught if 'jax_convbatch' in str(w.message)]\n"
+        "print([(w.filename, w.lineno) for w in found])\n"
+    )
+    # Without the CPU module there is a warning on every machine.
+    broken = (
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "cpu = 'jax_convbatch._cpu'\n"
+        "u.find_spec = lambda n, *a: None if n == cpu else find(n, *a)\n"
+    )
+    assert output_of(broken + program).strip() == "[('<string>', 8)]"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native modules: which can be used, and why not where one cannot.
 
-Importing this module registers the FFI targets of every native module that
-loads, and warns once where one that should be there is missing. It starts no
-JAX backend.
+`load` registers the FFI targets of every native module that loads, and `warn` says
+where one that should be there is missing. Neither starts a JAX backend.
 """
 
 from __future__ import annotations
@@ -22,9 +21,12 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_convbatch._native import built
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 # Platform as the plan names it: the module, and the platform as JAX names it.
 _MODULES = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
+
+_natives: dict[str, _Native] = {}  # by platform as the plan names it
 
 # What exists where an NVIDIA GPU can be used; also in cmake/cuda_choice.cmake.
 _GPU_SIGNS = (
@@ -32,6 +34,17 @@ _GPU_SIGNS = (
     "/proc/driver/nvidia/gpus/*",
     "/usr/lib/wsl/lib/libcuda.so*",
 )
+
+
+def load() -> None:
+    """Loads the native modules, and registers what they have."""
+    _natives.update({platform: _load(platform) for platform in _MODULES})
+
+
+def warn(stacklevel: int) -> None:
+    """Warns where a module that should be there is missing."""
+    if message := _warning():
+        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)
 
 
 def default_platform() -> str:
@@ -91,8 +104,8 @@ def instruction_set() -> str:
 
 
 def implicit_gemm_plans(
-    op: str, geometry, dtype: str, exact: bool = False
-) -> list[dict] | str:
+    op: str, geometry: ConvGeometry, dtype: str, exact: bool = False
+) -> list[dict[str, Any]] | str:
     """Every way the CUDA kernels run a convolution, or why they cannot.
 
     Args:
@@ -130,7 +143,9 @@ def implicit_gemm_plans(
     return "a geometry that the copy engine or the tiles cannot express"
 
 
-def implicit_gemm_tiles(op: str, geometry, dtype: str) -> list[dict]:
+def implicit_gemm_tiles(
+    op: str, geometry: ConvGeometry, dtype: str
+) -> list[dict[str, Any]]:
     """The tiles of a convolution of one group that the CUDA kernels choose among.
 
     Args:
@@ -150,7 +165,9 @@ def implicit_gemm_tiles(op: str, geometry, dtype: str) -> list[dict]:
     return module.implicit_gemm_tiles(op, fields, dtype, multiprocessors)
 
 
-def implicit_gemm_deform_plan(geometry, dtype: str, offset_groups: int) -> dict | str:
+def implicit_gemm_deform_plan(
+    geometry: ConvGeometry, dtype: str, offset_groups: int
+) -> dict[str, Any] | str:
     """How the CUDA kernels run fprop of a deformable convolution, or why not.
 
     Args:
@@ -174,7 +191,9 @@ def implicit_gemm_deform_plan(geometry, dtype: str, offset_groups: int) -> dict 
     return native or "channels of this number (see docs/contributing/kernels.md)"
 
 
-def implicit_gemm_column_plan(op: str, geometry, dtype: str, samples: int):
+def implicit_gemm_column_plan(
+    op: str, geometry: ConvGeometry, dtype: str, samples: int
+) -> Any:
     """How the Hopper kernels multiply a deformable convolution's sampled columns.
 
     Args:
@@ -214,14 +233,14 @@ def cudnn_version() -> str:
 @functools.lru_cache(maxsize=4096)
 def cudnn_plans(
     op: str,
-    geometry,
+    geometry: ConvGeometry,
     dtype: str,
     out_dtype: str,
     tf32: bool,
     layer: tuple[tuple[str, Any], ...],
     workspace_limit: int,
     most: int,
-) -> list[dict] | str:
+) -> list[dict[str, Any]] | str:
     """Ways to run a convolution by cuDNN on JAX's first GPU, or why there are none.
 
     Args:
@@ -379,9 +398,3 @@ def _warning() -> str | None:
             "/dev/nvidia0), so convolutions run on the CPU."
         )
     return "jax_convbatch: " + " ".join(parts) if parts else None
-
-
-_natives = {platform: _load(platform) for platform in _MODULES}
-_message = _warning()
-if _message:
-    warnings.warn(_message, RuntimeWarning, stacklevel=2)

@@ -8,7 +8,7 @@ own plan calls slower, leaves it to the next one; `explain` says why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
@@ -44,12 +44,12 @@ BOTH = ("fprop", "dgrad")
 FPROP, DGRAD, WGRAD = ("fprop",), ("dgrad",), ("wgrad",)
 
 
-def _cudnn_first(ops, applies, why: str) -> Line:
+def _cudnn_first(ops: Any, applies: Any, why: str) -> Line:
     """On Hopper."""
     return Line("hopper", ops, applies, CUDNN_FIRST, f"{why} (H100)")
 
 
-def _columns_first(ops, applies, why: str) -> Line:
+def _columns_first(ops: Any, applies: Any, why: str) -> Line:
     """On Hopper."""
     return Line("hopper", ops, applies, COLUMNS_FIRST, f"{why} (H100)")
 
