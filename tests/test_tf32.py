@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import tiles
+from fake_gpus import on
 from problems import Problem, exact, normal, run, terms, whole
 from promises import arrays, bits
-from test_hopper_plan import H200
 from test_transposed import params_of
 
 import jax_convbatch as jc
+from jax_convbatch._native import targets
 from jax_convbatch._plans import tf32x3
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import plan
@@ -110,22 +112,22 @@ TILES = {
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_plans_take_large_tiles(native, name):
+def test_there_are_large_tiles(native, monkeypatch, name):
     """What the next test is of, where there is no GPU."""
+    on(monkeypatch, "9.0")
     case, op, config = TILES[name]
     x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in (case.x, case.w))
-    g = params_of(case, x, w).geometry
-    fields = {name: int(value) for name, value in g.attribute().items()}
-    plan = native(op, fields, "float32", H200)
-    assert plan["config"].startswith(config)
+    plans = targets.implicit_gemm_plans(op, params_of(case, x, w).geometry, "float32")
+    (found,) = (each for each in plans if each["config"].split("/")[0] == config)
     # As the handler takes it.
-    assert plan["workspace"] % 256 == 0
+    assert found["workspace"] % 256 == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TILES)
-def test_large_tiles_of_f32_are_exact(hopper, name):
+def test_large_tiles_of_f32_are_exact(hopper, monkeypatch, name):
     case, op, config = TILES[name]
+    tiles.given(monkeypatch, **{op: config})
     x, w, dy = arrays(case, functools.partial(whole, most=1), "float32")
 
     def step(x, w, dy):

@@ -7,6 +7,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+import tiles
 from problems import normal
 from promises import (
     arrays,
@@ -21,7 +22,7 @@ from test_transposed import params_of
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import plan
 
-# With the tiles that the rule has for fprop and dgrad.
+# With the tiles that fprop and dgrad are given.
 WAVES = {
     "1x1": (problem(8, (14, 14), 256, 128, (1, 1)), "32x64", "48x64"),
     "1x1, two warpgroups": (
@@ -119,9 +120,10 @@ TWO = [(dtype, name) for dtype, name in ALL if dtype != "float16"]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "name"), ALL)
-def test_waves_are_exact(hopper, dtype, name):
-    case, *tiles = DTYPES[dtype][name]
-    assert_runs_as(case, *tiles, dtype=dtype)
+def test_waves_are_exact(hopper, monkeypatch, dtype, name):
+    case, *waves = DTYPES[dtype][name]
+    tiles.given(monkeypatch, fprop=waves[0], dgrad=waves[1])
+    assert_runs_as(case, *waves, dtype=dtype)
     assert_exact(case, dtype)
 
 

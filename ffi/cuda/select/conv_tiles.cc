@@ -109,6 +109,8 @@ TileWork WorkOf(Op op, const ConvGeometry& g, Type type, const Tile& tile) {
                             (rest > 0 ? std::max(rest, kLeastStage) : 0);
   double tiles = 0, stages = 0;
   for (const SubproblemAxes& sub : subs) {
+    // The others have no taps, and the blocks of the first store their zeros.
+    if (tile.kernel == kSingleWave && &sub != &subs[0]) break;
     const int64_t columns = share ? WithReach(sub).w.count : sub.w.count;
     const int64_t pixels = out.n * sub.h.count * columns;
     const auto count = static_cast<double>((pixels + tile.m - 1) / tile.m *
