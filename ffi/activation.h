@@ -3,7 +3,7 @@
 // from the pre-activation z, and their derivatives from what is saved, which is
 // y where the derivative follows from it and z otherwise.
 //
-// jax_convbatch/activations.py has the same functions in jax.numpy.
+// jax_convbatch/_layers/activations.py has the same functions in jax.numpy.
 #ifndef JAX_CONVBATCH_ACTIVATION_H_
 #define JAX_CONVBATCH_ACTIVATION_H_
 

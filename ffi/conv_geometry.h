@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The static description of one convolution. Python's jax_convbatch/geometry.py
-// has the same struct with the same field names.
+// The static description of one convolution. Python's
+// jax_convbatch/_shapes/geometry.py has the same struct with the same field
+// names.
 #ifndef JAX_CONVBATCH_CONV_GEOMETRY_H_
 #define JAX_CONVBATCH_CONV_GEOMETRY_H_
 

@@ -115,7 +115,7 @@ inline std::string Describe(const char* op, const ConvGeometry& g) {
 
 // Hands out pieces of a workspace buffer in order. Each starts at a multiple of
 // 256 bytes, which is what cuBLAS and vector loads want and what the plan
-// (jax_convbatch/planners.py) counts.
+// (jax_convbatch/_plans/planners.py) counts.
 class Workspace {
  public:
   static constexpr int64_t kAlignment = 256;

@@ -34,7 +34,7 @@ struct Arrays {
 };
 
 // The workspace's pieces: columns, and for 16-bit types what has to be in f32.
-// jax_convbatch/deform_plan.py counts the same.
+// jax_convbatch/_deform/plan.py counts the same.
 template <typename T>
 struct Pieces {
   static constexpr bool kConverts = !std::is_same_v<T, Compute<T>>;

@@ -9,7 +9,7 @@
 
 namespace jax_convbatch {
 
-// Where a slice of samples is read; jax_convbatch/deform_sampling.py says how
+// Where a slice of samples is read; jax_convbatch/_deform/sampling.py says how
 // cells and corners follow from offsets.
 template <typename A>
 struct Sampling {

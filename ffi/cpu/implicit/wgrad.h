@@ -2,9 +2,10 @@
 // wgrad of implicit_gemm: dw = columns(x)^T * dy, class by class.
 //
 // The pixels that are summed are cut into parts by a rule of the geometry alone
-// (jax_convbatch/planners.py); each part is summed from zero, and the parts are
-// added in order. Where there is a workspace the parts are tasks of their own,
-// otherwise one task forms one after the other: the bits are the same.
+// (jax_convbatch/_plans/planners.py); each part is summed from zero, and the
+// parts are added in order. Where there is a workspace the parts are tasks of
+// their own, otherwise one task forms one after the other: the bits are the
+// same.
 #ifndef JAX_CONVBATCH_CPU_IMPLICIT_WGRAD_H_
 #define JAX_CONVBATCH_CPU_IMPLICIT_WGRAD_H_
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ Displacement<Accumulator<T>> LoadDisplacement(
   return {offset[0], offset[1], mask[0]};
 }
 
-// Of tap `tap` of output pixel (p, q). The arithmetic of deform_sampling.py:
+// Of tap `tap` of output pixel (p, q). The arithmetic of _deform/sampling.py:
 // nothing in it can be contracted, so that the bits are the same. Weights are 0
 // where the position is not inside.
 template <typename A>

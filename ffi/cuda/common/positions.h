@@ -9,7 +9,7 @@
 namespace jax_convbatch {
 
 // Entries are [pixels, offset groups, taps]. Either cells and corners, or
-// offset: jax_convbatch/deform_sampling.py says how the former follow.
+// offset: jax_convbatch/_deform/sampling.py says how the former follow.
 struct Positions {
   const int32_t* cells = nullptr;
   const void* corners = nullptr;  // 4 weights an entry

@@ -69,7 +69,7 @@ struct SortSpace {
   void* temporary;
 };
 
-// Bytes of SortSpace::temporary; jax_convbatch/deform_plan.py counts the same.
+// Bytes of SortSpace::temporary; jax_convbatch/_deform/plan.py counts the same.
 inline int64_t SortBytes(int64_t entries) { return entries + (64 << 10); }
 
 // Of cells and corners.
