@@ -12,7 +12,7 @@ namespace jax_convbatch {
 
 // Every way to run an operation, the one to take where nothing was measured
 // first; empty where the engine does not support it. `geometry` is what
-// jax_convbatch/geometry.py passes to the handlers, `dtype` "bfloat16",
+// jax_convbatch/_shapes/geometry.py passes to the handlers, `dtype` "bfloat16",
 // "float16" or "float32" (multiplied as TF32 where there is one group and it is
 // not to be `exact`). Each is
 // a dict: config (its name, see configs.h), path ("tiles", "gathered
