@@ -85,8 +85,8 @@ int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
 }
 
 // Of sums in K slices, for which there are no tiles that are as wide or as
-// high: the largest that still gives every SM work, or a cluster's blocks for
-// each tile if one round has room for them.
+// high: a cluster's blocks for each tile where that takes fewer rounds, or the
+// largest that still gives every SM work.
 Plan KSliceTile(const Activations& out, int multiprocessors) {
   auto tiles = [&](int m, int n) {
     return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
@@ -107,7 +107,7 @@ Plan KSliceTile(const Activations& out, int multiprocessors) {
   return {large ? 128 : 64, 128, multiprocessors, 0};
 }
 
-// Stores whole lines of channels, which pays where there are many.
+// Whether tiles are many enough to be stored as whole lines of channels.
 bool TakesFullRows(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub, int multiprocessors) {
   const int64_t pixels = out.n * out.h * out.w;
