@@ -193,7 +193,8 @@ package: $(INSTALLED)
 	@$(BIN)/python -c "import glob, zipfile; \
 	  names = zipfile.ZipFile(glob.glob('dist/*.whl')[0]).namelist(); \
 	  lost = {'jax_convbatch/py.typed', \
-    *glob.glob('jax_convbatch/**/*.py', recursive=True)} - {*names}; \
+    *glob.glob('jax_convbatch/**/*.py', recursive=True), \
+    *glob.glob('jax_convbatch/**/*.json', recursive=True)} - {*names}; \
 	  assert not lost, f'not in the wheel: {lost}'"
 	@$(MAKE) --no-print-directory $(WHEEL_VENV)/.installed
 	@echo "make package: built and tried" dist/*

@@ -31,7 +31,10 @@ from jax_convbatch._native import targets
 
 FILE = Path(__file__).parents[1] / "ffi/cuda/select/tile_constants.cc"
 MULTIPROCESSORS = 132  # of the H100 and the H200
-WORK = ("kernel", "products", "boxes", "tiles", "stages", "bytes", "transposed")
+WORK = (
+    *("kernel", "products", "boxes", "tiles", "stages", "longest", "bytes"),
+    "transposed",
+)
 # Constants of their own: 16 bits, fprop and dgrad together, as their filters both
 # come from shared memory; f32's fprop and dgrad.
 MODELS = {
@@ -121,9 +124,12 @@ def text_of(name: str, theta: np.ndarray, tiles: list[Tile]) -> str:
         return ", ".join(f"{value:.4g}" for value in values)
 
     kernels = ",\n     ".join(
-        "{" + numbers(constants[i * per : (i + 1) * per]) + "}" for i in range(3)
+        "{" + numbers(constants[i * per : (i + 1) * per]) + "}"
+        for i in range(len(tile_model.KERNELS))
     )
-    shared = ",\n    ".join(f"{value:.4g}" for value in constants[3 * per :])
+    shared = ",\n    ".join(
+        f"{value:.4g}" for value in constants[tile_model.OF_KERNELS :]
+    )
     own = ",\n     ".join(
         f"{{{m}, {n}, {str(transposed).lower()}, {str(dgrad).lower()}, {factor:.3f}}}"
         for (m, n, transposed, dgrad), factor in zip(tiles, factors, strict=True)

@@ -3,6 +3,7 @@
 
     python -m benchmarks rule [--families video,audio] [--seed 0] [--count 6]
                               [--dtype bf16] [--op ...] [--columns] [--configs]
+                              [--tables resnet50,zoo]
 
 draws convolutions as `range` does, and for each operation times what the rule
 (`jax_convbatch/_select/rules.py`) takes without a table, the default of every other
@@ -32,14 +33,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import families, record, rule_report
+from benchmarks import families, record, rule_report, workloads
 from benchmarks.cases import DTYPES, OPS, names
-from benchmarks.drawn import DrawnCase
+from benchmarks.drawn import Draw, DrawnCase
 from benchmarks.jax_side import compiled
 from benchmarks.numbers import Maker
 from benchmarks.plans import problem_of
 from benchmarks.range import BLOCK
 from benchmarks.range_row import alive, told
+from benchmarks.window import Window
 from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
 from jax_convbatch._select import rules
@@ -174,6 +176,20 @@ def _block(
         return compiled(prepare, cases, progress)
 
 
+def table_draws(table: str, dtypes: list[str]) -> list[Draw]:
+    """The rows of a table of `workloads`, as if they were drawn."""
+    rows, _ = workloads.TABLES[table]
+    return [
+        Draw(
+            *(table, 0, f"{name}_{batch}", batch, row[:2], *row[2:4], row[4:6]),
+            *(Window.of_row(row), dtype, True),
+        )
+        for name, (batches, row) in rows.items()
+        for batch in batches
+        for dtype in dtypes
+    ]
+
+
 def _options(arguments) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks rule",
@@ -182,6 +198,7 @@ def _options(arguments) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--families", type=names(families.FAMILIES), default=list(families.FAMILIES))
+    add("--tables", type=names(workloads.TABLES), help="instead of draws")
     add("--seed", type=int, default=0)
     add("--count", type=int, default=6, help="draws of each family")
     add("--dtype", choices=[*DTYPES, *DTYPES.values()], help="of all (default: drawn)")
@@ -201,7 +218,11 @@ def main(arguments: list[str]) -> None:
     start = time.perf_counter()
     dtype = DTYPES.get(options.dtype, options.dtype)
     limits = options.seed, options.count, options.largest, dtype
-    drawn = [d for name in options.families for d in families.draws(name, *limits)]
+    if options.tables:
+        dtypes = [dtype] if dtype else list(DTYPES.values())
+        drawn = [d for name in options.tables for d in table_draws(name, dtypes)]
+    else:
+        drawn = [d for name in options.families for d in families.draws(name, *limits)]
     wanted = families.cases(drawn, options.op)
     console = Console(width=None if Console().is_terminal else 170, soft_wrap=True)
     environment = record.environment()

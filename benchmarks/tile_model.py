@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares, minimize
 
-KERNELS = ("kPingPong", "kCooperative", "kSingleWave")
+KERNELS = ("kPingPong", "kCooperative", "kSingleWave", "kTransposed")
 PER_KERNEL = ("products", "boxes", "stage", "begin", "end")
 SHARED = (
     "power_products",
@@ -32,9 +32,11 @@ KERNEL_START = (
     (0.28, 0.05, 0.02, 0.5, 0.5),
     (0.3, 0.05, 0.02, 1.0, 2.0),
     (0.25, 0.08, 0.02, 1.0, 1.0),
+    (0.28, 0.05, 0.02, 0.5, 0.5),
 )
 SHARED_START = (0.2, 0.1, 2.2, 0.5, 0.5, 0.5, 300.0, 1.0)
-WHOLE_WAVES = 3 * len(PER_KERNEL) + SHARED.index("whole_waves")
+OF_KERNELS = len(KERNELS) * len(PER_KERNEL)
+WHOLE_WAVES = OF_KERNELS + SHARED.index("whole_waves")
 
 Tile = tuple[int, int, bool, bool]  # m, n, transposed, dgrad
 
@@ -44,8 +46,9 @@ class Samples:
     """Tiles of some operations, as columns of one length.
 
     Attributes:
-      work: [8, samples]: kernel, products, boxes, tiles, stages, bytes, bytes of a
-        filter that is transposed, and the factor of the tile, by its place.
+      work: [9, samples]: kernel, products, boxes, tiles, stages (mean and longest),
+        bytes, bytes of a filter that is transposed, and the factor of the tile, by
+        its place.
       times: logarithms of microseconds.
       operations: to which of the operations a sample belongs.
     """
@@ -83,7 +86,7 @@ def packed(constants: Sequence[float], factors: Sequence[float]) -> np.ndarray:
 
 def constants_of(theta: np.ndarray) -> tuple[list[float], list[float]]:
     """The other way: constants and factors."""
-    count = 3 * len(PER_KERNEL) + len(SHARED)
+    count = OF_KERNELS + len(SHARED)
     constants = np.exp(theta[:count])
     constants[WHOLE_WAVES] = 1 / (1 + np.exp(-theta[WHOLE_WAVES]))
     return constants.tolist(), np.exp(theta[count:]).tolist()
@@ -93,10 +96,10 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     """Logarithms of microseconds."""
     constants, factors = constants_of(theta)
     kernel = work[0].astype(int)
-    products, boxes, tiles, stages, moved, transposed = work[1:7]
-    of_kernel = np.reshape(constants[: 3 * len(PER_KERNEL)], (3, -1))[kernel].T
+    products, boxes, tiles, stages, longest, moved, transposed = work[1:8]
+    of_kernel = np.reshape(constants[:OF_KERNELS], (len(KERNELS), -1))[kernel].T
     per_product, per_box, per_stage, begin, end = of_kernel
-    shared = dict(zip(SHARED, constants[3 * len(PER_KERNEL) :], strict=True))
+    shared = dict(zip(SHARED, constants[OF_KERNELS:], strict=True))
     single = kernel == KERNELS.index("kSingleWave")
     busy = tiles / multiprocessors
     part = np.where(single, 1.0, shared["whole_waves"])
@@ -106,8 +109,9 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     crowd = np.where(single, 1 + shared["crowded"] * np.minimum(busy, 1), 1)
     copies = per_box * boxes * (1 + shared["long_boxes"] * length) * crowd
     stage = ((per_product * products) ** 4 + copies**4) ** 0.25 + per_stage
-    factor = np.asarray(factors)[work[7].astype(int)]
-    computed = waves * factor * (stages * stage + begin + end * products)
+    factor = np.asarray(factors)[work[8].astype(int)]
+    of_block = np.maximum(waves * stages, longest)
+    computed = factor * (of_block * stage + waves * (begin + end * products))
     power_boxes = shared["power_boxes"] * (1 + shared["long_power"] * length)
     power = shared["power_products"] * products + power_boxes * boxes
     hidden = computed**6 + (busy * stages * power) ** 6 + (moved / 2.7e6) ** 6
@@ -130,11 +134,13 @@ def fit(
 
     Args:
       tiles: how many factors there are.
-      factors: how much a factor costs that is not 1.
+      factors: how much a factor costs that is not 1; more, of few samples.
     """
     begin = start(tiles)
     held = np.full(len(begin), 0.02)
-    held[len(begin) - tiles :] = factors
+    # Of a tile that was hardly timed, nothing is believed.
+    known = np.bincount(samples.work[8].astype(int), minlength=tiles)
+    held[len(begin) - tiles :] = factors * (1 + 10 / np.maximum(known, 1))
     excess = samples.excess()
     weight = 1 / (1 + 6 * np.expm1(excess))
 

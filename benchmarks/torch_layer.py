@@ -11,7 +11,7 @@ from jax_convbatch._tune.timing import Side
 
 
 def activations() -> dict:
-    """PyTorch's functions by the names of `jax_convbatch.activations`."""
+    """PyTorch's functions by the names of `jax_convbatch._layers.activations`."""
     from torch.nn import functional
 
     return {

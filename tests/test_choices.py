@@ -373,6 +373,10 @@ def test_the_file_lies_in_the_users_cache(monkeypatch):
     assert choices.tuned_file("NVIDIA H200").name == "nvidia-h200.json"
 
 
+def test_the_package_has_tables():
+    assert (choices.TABLES / "nvidia-h200.json").exists()
+
+
 @pytest.mark.parametrize("path", sorted(choices.TABLES.glob("*.json")), ids=str)
 def test_the_tables_of_this_package_are_whole(path):
     content = json.loads(path.read_text())

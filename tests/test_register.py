@@ -22,7 +22,8 @@ TABLES = {
     "transpose": ad.primitive_transposes,
     "batching": batching.fancy_primitive_batchers,
     "lowering": mlir._lowerings,
-    "platforms": mlir._platform_specific_lowerings["cpu"],
+    "cpu": mlir._platform_specific_lowerings["cpu"],
+    "cuda": mlir._platform_specific_lowerings["cuda"],
     "jet": jet.jet_rules,
     "dce": partial_eval.dce_rules,
     "checkify": checkify.error_checks,
@@ -37,7 +38,7 @@ def ours():  # how many primitives of this package each table has
     names = {name: [str(p) for p in table] for name, table in TABLES.items()}
     jaxs = "conv_general_dilated"
     return {
-        name: sum(p.startswith("conv_") and p != jaxs for p in found)
+        name: sum(p.startswith(("conv_", "deform_")) and p != jaxs for p in found)
         for name, found in names.items()
     }
 

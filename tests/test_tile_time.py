@@ -9,6 +9,8 @@ from fake_gpus import geometries, on
 from benchmarks import fit, tile_model
 from jax_convbatch._native import targets
 
+SINGLE_WAVE = tile_model.KERNELS.index("kSingleWave")
+
 
 @pytest.fixture
 def module(native, monkeypatch):
@@ -44,18 +46,26 @@ def test_the_fit_has_the_formula_of_the_module(module, name):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_the_plan_is_the_tile_that_takes_the_least(module, op, dtype):
-    """But for row bands and the like, which have rules of their own."""
-    same = compared = 0
+    """Where it is one of these: row bands and the like have conditions of their own."""
+    compared = 0
     for g, tiles in tiles_of(op, dtype):
         plans = targets.implicit_gemm_plans(op, g, dtype)
         names = [each["config"] for each in tiles]
         if isinstance(plans, str) or len(plans) < 3 or plans[0]["config"] not in names:
             continue
-        us = {each["config"]: each["us"] for each in tiles}
         compared += 1
-        same += us[plans[0]["config"]] == min(us.values())
+        best = tiles[0]
+        # Of tiles that are as many, one of fewer pixels is less work.
+        smaller = [
+            each
+            for each in tiles
+            if each["kernel"] == best["kernel"] == SINGLE_WAVE
+            and (each["n"], each["tiles"]) == (best["n"], best["tiles"])
+        ]
+        want = min(smaller or [best], key=lambda each: each["m"])
+        assert plans[0]["config"] == want["config"], g
+        assert best["us"] == min(each["us"] for each in tiles)
     assert compared > 50
-    assert same > 0.95 * compared
 
 
 def test_every_tile_has_work(module):
@@ -81,8 +91,8 @@ def test_a_fit_finds_the_constants_again():
     for _ in range(count):
         stages, outputs = rng.uniform(4, 200), 2 ** rng.uniform(16, 26)
         for place, (m, n) in enumerate(tiles):
-            work = (m * n / 16384, (m + n) / 256, np.ceil(outputs / m / n), stages)
-            rows.append([place % 3, *work, 1e6, 0.0, place])
+            work = (m * n / 16384, (m + n) / 256, np.ceil(outputs / m / n))
+            rows.append([place % 3, *work, stages, stages, 1e6, 0.0, place])
     work = np.array(rows).T
     constants = [*np.ravel(tile_model.KERNEL_START), *tile_model.SHARED_START]
     theta = tile_model.packed(constants, rng.uniform(0.7, 1.4, each))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every private JAX name that the project uses, for jax 0.10.2 to 0.12.x."""
+"""Every private JAX name that this package has, for jax 0.10.2 to 0.12.x."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private JAX names for what operations are called; `__init__.py` has the others.
+"""Private JAX names for what operations are called; other files of this package have
+the others.
 
 JAX names an operation of a compiled program after its primitive, and so do profiles.
 Those made here have a name for each call.

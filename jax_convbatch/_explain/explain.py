@@ -96,7 +96,7 @@ def traced(fn: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
     return _equations(jaxpr)
 
 
-def _is_array(a: jax.Array) -> bool:
+def _is_array(a: object) -> bool:
     return hasattr(a, "shape") and hasattr(a, "dtype")
 
 

@@ -117,7 +117,7 @@ def tangent(
     dx: Any,
     dw: Any,
     db: Any,
-    residual: jax.Array,
+    residual: jax.Array | None,
     params: ConvParams,
 ) -> jax.Array:
     """The tangent of relu(conv(x, w) + bias + residual); that of residual or None.

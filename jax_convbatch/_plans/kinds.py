@@ -33,7 +33,8 @@ class Plan(ABC):
       reason: why this engine, in words.
       slice: samples that are unrolled, or copied, at a time, 0 for all of them; of
         wgrad by implicit_gemm on the CPU the parts that its pixels are summed in.
-      workspace_bytes: size of the workspace, copies of operands included.
+      workspace_bytes: size of the workspace, copies of slices, channels and padding
+        included.
       by_name_only: "auto" leaves it to the next engine, which is faster here.
       config: name of the engine's configuration, where it has several.
       source: who chose: "name" (the caller), "tuned" (the user's file), "table" (of

@@ -39,7 +39,7 @@ def conv(
     layer: Any,
     inputs: Any,
     kernel: Any,
-    bias: jax.Array,
+    bias: jax.Array | None,
     out_sharding: Any = None,
     residual: jax.Array | None = None,
     scale: jax.Array | None = None,

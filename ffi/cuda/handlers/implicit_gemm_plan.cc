@@ -182,10 +182,11 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
       hopper::Is3d(given)) {
     return tiles;
   }
-  const ConvGeometry g = hopper::Fold(operation, given, type);
-  if (hopper::SumsInKSlices(operation, g, type)) return tiles;
-  for (const hopper::Tile& tile : hopper::ConvTiles(operation, g, type)) {
-    const auto work = hopper::WorkOf(operation, g, type, tile);
+  const hopper::TiledConv conv(operation, hopper::Fold(operation, given, type),
+                               type);
+  if (!conv.sums_whole()) return tiles;
+  for (const auto& [tile, work, us] :
+       hopper::TimedTiles(conv, multiprocessors)) {
     const hopper::Plan plan = {tile.m, tile.n, multiprocessors,
                                static_cast<int64_t>(work.transposed)};
     const std::string name = hopper::ConfigName(operation, plan);
@@ -198,10 +199,10 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
     fields["boxes"] = work.boxes;
     fields["tiles"] = work.tiles;
     fields["stages"] = work.stages;
+    fields["longest"] = work.longest;
     fields["bytes"] = work.bytes;
     fields["transposed"] = work.transposed;
-    fields["us"] =
-        hopper::TileTime(operation, type, tile, work, multiprocessors);
+    fields["us"] = us;
     tiles.append(fields);
   }
   return tiles;

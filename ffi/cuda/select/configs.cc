@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/select/configs.h"
 
-#include "cuda/select/conv_tiles.h"
+#include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
-#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 #include "cuda/sm90/problem/group_width.h"
 #include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
-// Of one group in 16 bits: what HalfTile in conv_plan.cc chooses among.
-std::vector<Tile> HalfConfigs(Op op, const ConvGeometry& g, Type type) {
-  const bool fprop = op == Op::kFprop;
-  const auto subs =
-      fprop ? std::vector{FpropSubproblem(g)} : DgradSubproblems(g);
-  const Activations in = fprop ? InputOf(g) : OutputOf(g);
-  const Activations out = fprop ? OutputOf(g) : InputOf(g);
-  if (subs.size() == 1 && SumsInKSlices(in, out, subs[0])) {
-    std::vector<Tile> tiles = {{64, 64}, {64, 128}, {128, 128}};
+// Of one group, those that are reckoned to take the least first; then those of
+// 16 bits that the model knows nothing of.
+std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
+                                int multiprocessors) {
+  const TiledConv conv(op, g, type);
+  std::vector<Tile> tiles;
+  if (!conv.sums_whole()) {
+    tiles = {{64, 64}, {64, 128}, {128, 128}};
     for (const int pixels : kSplitKPixels) {
       tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
     }
     return tiles;
   }
-  std::vector<Tile> tiles = ConvTiles(op, g, type);
-  if (subs.size() != 1) return tiles;
+  for (const TimedTile& each : TimedTiles(conv, multiprocessors)) {
+    tiles.push_back(each.tile);
+  }
+  if (type == Type::kTf32 || conv.subs.size() != 1) return tiles;
   for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
-    if (TileRowBand(g, type, in, out, subs[0], pixels)) {
+    if (TileRowBand(g, type, conv.in, conv.out, conv.subs[0], pixels)) {
       tiles.push_back({pixels, kRowBandChannels});
     }
   }
-  if (StoresFullRows(in, out, subs[0])) {
+  if (StoresFullRows(conv.in, conv.out, conv.subs[0])) {
     tiles.push_back({kFullRowTilePixels, kFullRowTileChannels});
   }
   return tiles;
@@ -94,8 +94,7 @@ std::vector<Tile> TilesOf(Op op, const ConvGeometry& g, Type type,
     return type == Type::kTf32 ? Tf32GroupTiles(op, g, type)
                                : GroupTiles(op, g, type, multiprocessors);
   }
-  return type == Type::kTf32 ? ConvTiles(op, g, type)
-                             : HalfConfigs(op, g, type);
+  return OneGroupTiles(op, g, type, multiprocessors);
 }
 
 }  // namespace
@@ -120,14 +119,14 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   const ConvGeometry folded = Fold(op, g, type);
   for (const Tile& tile : TilesOf(op, folded, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
-        tile.transposed == IsTransposed(*rule)) {
+        tile.transposed() == IsTransposed(*rule)) {
       continue;
     }
     plans.push_back(*rule);
     Plan& plan = plans.back();
     plan.tile_m = tile.m;
     plan.tile_n = tile.n;
-    plan.workspace = tile.transposed ? TransposedBytes(folded) : 0;
+    plan.workspace = tile.transposed() ? TransposedBytes(folded) : 0;
   }
   return plans;
 }

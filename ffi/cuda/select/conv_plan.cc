@@ -4,6 +4,7 @@
 
 #include "cuda/select/conv_tf32_plan.h"
 #include "cuda/select/tile_time.h"
+#include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -94,9 +95,7 @@ Plan KSliceTile(const Activations& out, int multiprocessors) {
   if (SplitsOverClusters(tiles(64, 128), multiprocessors)) {
     return {64, 128, multiprocessors, 0};
   }
-  if (out.c <= 64 || 2 * tiles(64, 128) < multiprocessors) {
-    return {64, 64, multiprocessors, 0};
-  }
+  if (out.c <= 64) return {64, 64, multiprocessors, 0};
   // Half as large where that leaves so much less of the last wave empty.
   constexpr double kSlower = 1.15;
   auto length = [&](int m) {
@@ -117,26 +116,28 @@ bool TakesFullRows(const Activations& in, const Activations& out,
   return StoresFullRows(in, out, sub) && tiles >= 16 * multiprocessors;
 }
 
-// Of one group in 16 bits, tiles of one of some kernels.
-template <typename Accepts>
-Plan HalfTile(Op op, const ConvGeometry& g, Type type, const Activations& in,
-              const Activations& out, const std::vector<SubproblemAxes>& subs,
-              int multiprocessors, Accepts accepts) {
-  if (subs.size() == 1) {
-    const int pixels =
-        PixelsOfRowBands(g, type, in, out, subs[0], multiprocessors);
+// Of one group in 16 bits, one of the tiles that are accepted.
+Plan HalfTile(const TiledConv& conv, int multiprocessors,
+              bool (*accepts)(const Tile&)) {
+  if (conv.subs.size() == 1) {
+    const SubproblemAxes& sub = conv.subs[0];
+    const int pixels = PixelsOfRowBands(conv.g, conv.type, conv.in, conv.out,
+                                        sub, multiprocessors);
     if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
-    if (SumsInKSlices(in, out, subs[0])) {
-      return KSliceTile(out, multiprocessors);
-    }
-    if (TakesFullRows(in, out, subs[0], multiprocessors)) {
+    if (!conv.sums_whole()) return KSliceTile(conv.out, multiprocessors);
+    if (TakesFullRows(conv.in, conv.out, sub, multiprocessors)) {
       return {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0};
     }
   }
-  return CheapestTile(op, g, type, multiprocessors, accepts);
+  return CheapestTile(conv, multiprocessors, accepts);
 }
 
-bool AnyTile(const Tile&) { return true; }
+Plan HalfPlan(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
+  const TiledConv conv(op, g, type);
+  return OrCluster(
+      HalfTile(conv, multiprocessors, [](const Tile&) { return true; }),
+      conv.in, conv.out, conv.subs, multiprocessors);
+}
 
 // Of several groups. Tiles have channels of one wide group, or 64 of narrow
 // ones, which multiply little: more pixels a tile save little.
@@ -198,18 +199,15 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   if (g.groups > 1) {
     return GroupTile(g, type, in, out, sub, true, multiprocessors);
   }
-  return OrCluster(
-      HalfTile(Op::kFprop, g, type, in, out, {sub}, multiprocessors, AnyTile),
-      in, out, {sub}, multiprocessors);
+  return HalfPlan(Op::kFprop, g, type, multiprocessors);
 }
 
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
-  if (!IsSingleWave(type, plan)) return plan;
-  return HalfTile(Op::kFprop, g, type, InputOf(g), OutputOf(g),
-                  {FpropSubproblem(g)}, plan.blocks, [](const Tile& tile) {
-                    return tile.kernel != TileKernel::kSingleWave &&
-                           tile.n % 64 == 0;
-                  });
+  if (!IsSingleWave(type, plan) && !IsResidueNTile(plan)) return plan;
+  return HalfTile(
+      TiledConv(Op::kFprop, g, type), plan.blocks, [](const Tile& tile) {
+        return tile.kernel != TileKernel::kSingleWave && tile.n % 64 == 0;
+      });
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
@@ -234,9 +232,7 @@ std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,
     return GroupTile(g, type, in, out, subs[0], subs.size() == 1,
                      multiprocessors);
   }
-  return OrCluster(
-      HalfTile(Op::kDgrad, g, type, in, out, subs, multiprocessors, AnyTile),
-      in, out, subs, multiprocessors);
+  return HalfPlan(Op::kDgrad, g, type, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

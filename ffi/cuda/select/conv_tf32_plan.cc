@@ -58,8 +58,8 @@ Plan FpropTf32Tile(const ConvGeometry& g, const SubproblemAxes& sub,
     return GroupTf32Tile(InputOf(g), OutputOf(g), g.groups, sub, false,
                          multiprocessors);
   }
-  return CheapestTile(Op::kFprop, g, Type::kTf32, multiprocessors,
-                      [](const Tile& tile) { return !tile.transposed; });
+  return CheapestTile(TiledConv(Op::kFprop, g, Type::kTf32), multiprocessors,
+                      [](const Tile& tile) { return !tile.transposed(); });
 }
 
 Plan DgradTf32Tile(const ConvGeometry& g,
@@ -69,14 +69,14 @@ Plan DgradTf32Tile(const ConvGeometry& g,
     return GroupTf32Tile(OutputOf(g), InputOf(g), g.groups, subs[0], true,
                          multiprocessors);
   }
-  return CheapestTile(Op::kDgrad, g, Type::kTf32, multiprocessors,
+  return CheapestTile(TiledConv(Op::kDgrad, g, Type::kTf32), multiprocessors,
                       [](const Tile&) { return true; });
 }
 
 Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
                   int multiprocessors) {
   if (!MayTranspose(g, type)) return plan;
-  return CheapestTile(Op::kFprop, g, type, multiprocessors,
+  return CheapestTile(TiledConv(Op::kFprop, g, type), multiprocessors,
                       [](const Tile&) { return true; });
 }
 
@@ -92,8 +92,8 @@ bool HasTf32Epilogue(const Plan& plan) {
 
 Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan) {
   return CheapestTile(
-      Op::kFprop, g, Type::kTf32, plan.blocks, [](const Tile& tile) {
-        return !tile.transposed && tile.kernel != TileKernel::kSingleWave &&
+      TiledConv(Op::kFprop, g, Type::kTf32), plan.blocks, [](const Tile& tile) {
+        return !tile.transposed() && tile.kernel != TileKernel::kSingleWave &&
                HasTf32Epilogue({tile.m, tile.n, 0, 0});
       });
 }

@@ -7,48 +7,36 @@
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 #include "cuda/sm90/problem/dense_output.h"
-#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 constexpr auto kCooperative = TileKernel::kCooperative;
 constexpr auto kSingleWave = TileKernel::kSingleWave;
-
-std::vector<SubproblemAxes> SubproblemsOf(Op op, const ConvGeometry& g) {
-  return op == Op::kFprop ? std::vector{FpropSubproblem(g)}
-                          : DgradSubproblems(g);
-}
-
-Activations ReadBy(Op op, const ConvGeometry& g) {
-  return op == Op::kFprop ? InputOf(g) : OutputOf(g);
-}
-
-Activations WrittenBy(Op op, const ConvGeometry& g) {
-  return op == Op::kFprop ? OutputOf(g) : InputOf(g);
-}
+constexpr auto kTransposed = TileKernel::kTransposed;
 
 // Whether three taps of a row share the pixels that are copied.
-bool TapsShareIn(const Tile& tile, Type type,
-                 const std::vector<SubproblemAxes>& subs) {
-  if (type != Type::kTf32 || subs.size() != 1 || tile.n != 64) return false;
+bool TapsShareIn(const TiledConv& conv, const Tile& tile) {
+  const auto& subs = conv.subs;
+  if (conv.type != Type::kTf32 || subs.size() != 1 || tile.n != 64) {
+    return false;
+  }
   return tile.kernel == kSingleWave ? TapsShareInSingleWave(subs[0].w, tile.n)
                                     : tile.m == 256 && TapsShare(subs[0].w);
 }
 
 // Of 16-bit types.
-std::vector<Tile> HalfTiles(Op op, const ConvGeometry& g, Type type) {
+std::vector<Tile> HalfTiles(const TiledConv& conv) {
   std::vector<Tile> tiles = {
       {64, 64}, {64, 128}, {128, 128}, {128, 256, kCooperative}, {256, 64}};
-  const auto subs = SubproblemsOf(op, g);
-  if (TakesSingleWave(type, ReadBy(op, g), WrittenBy(op, g), subs)) {
+  if (TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
     for (const int pixels : kSingleWavePixels) {
       tiles.push_back({pixels, 64, kSingleWave});
       tiles.push_back({pixels, 128, kSingleWave});
     }
   }
   // Those that write a dense output alone.
-  if (op == Op::kFprop || IsDense(subs)) {
+  if (conv.op == Op::kFprop || IsDense(conv.subs)) {
     tiles.insert(tiles.end(),
                  {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
   }
@@ -57,26 +45,25 @@ std::vector<Tile> HalfTiles(Op op, const ConvGeometry& g, Type type) {
 
 // Of f32. fprop's filter comes from registers, for which multiplications of 128
 // columns are slower than those of 256: what is wide is multiplied together.
-std::vector<Tile> Tf32Tiles(Op op, const ConvGeometry& g) {
+std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
   std::vector<Tile> tiles = {{32, 64}, {64, 64}, {256, 64}};
-  const bool fprop = op == Op::kFprop;
+  const bool fprop = conv.op == Op::kFprop;
   if (fprop) {
     tiles.insert(tiles.end(),
                  {{192, 128, kCooperative}, {256, 128, kCooperative}});
-    if (MayTranspose(g, Type::kTf32)) {
-      tiles.push_back({256, 64, TileKernel::kPingPong, true});
-      tiles.push_back({128, 128, TileKernel::kPingPong, true});
+    if (MayTranspose(conv.g, conv.type)) {
+      tiles.insert(tiles.end(),
+                   {{256, 64, kTransposed}, {128, 128, kTransposed}});
     }
   } else {
     tiles.push_back({128, 128});
   }
-  if (fprop || g.stride.all(1)) {
+  if (fprop || conv.g.stride.all(1)) {
     tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}});
     tiles.push_back({160, 128, kCooperative});
     tiles.push_back({fprop ? 224 : 192, 128, kCooperative});
   }
-  const auto subs = SubproblemsOf(op, g);
-  if (TakesSingleWave(Type::kTf32, ReadBy(op, g), WrittenBy(op, g), subs)) {
+  if (TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
     for (const int pixels : kSingleWaveTf32Pixels) {
       tiles.push_back({pixels, 64, kSingleWave});
       tiles.push_back({pixels, 128, kSingleWave});
@@ -87,47 +74,57 @@ std::vector<Tile> Tf32Tiles(Op op, const ConvGeometry& g) {
 
 }  // namespace
 
-std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type) {
-  return type == Type::kTf32 ? Tf32Tiles(op, g) : HalfTiles(op, g, type);
+TiledConv::TiledConv(Op op, const ConvGeometry& g, Type type)
+    : op(op),
+      g(g),
+      type(type),
+      in(op == Op::kFprop ? InputOf(g) : OutputOf(g)),
+      out(op == Op::kFprop ? OutputOf(g) : InputOf(g)),
+      subs(op == Op::kFprop ? std::vector{FpropSubproblem(g)}
+                            : DgradSubproblems(g)) {}
+
+bool TiledConv::sums_whole() const {
+  return type == Type::kTf32 || subs.size() != 1 ||
+         !SumsInKSlices(in, out, subs[0]);
 }
 
-bool SumsInKSlices(Op op, const ConvGeometry& g, Type type) {
-  const auto subs = SubproblemsOf(op, g);
-  return type != Type::kTf32 && subs.size() == 1 &&
-         SumsInKSlices(ReadBy(op, g), WrittenBy(op, g), subs[0]);
+std::vector<Tile> ConvTiles(const TiledConv& conv) {
+  return conv.type == Type::kTf32 ? Tf32Tiles(conv) : HalfTiles(conv);
 }
 
-TileWork WorkOf(Op op, const ConvGeometry& g, Type type, const Tile& tile) {
-  const auto subs = SubproblemsOf(op, g);
-  const Activations in = ReadBy(op, g), out = WrittenBy(op, g);
-  const bool share = TapsShareIn(tile, type, subs);
+TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
+  const bool share = TapsShareIn(conv, tile);
   // The last stage of a tap takes no less than this of a whole one.
   constexpr double kLeastStage = 0.6;
-  const int block = 128 / ElementBytes(type);
-  const double rest = static_cast<double>(in.c % block) / block;
-  const double tap_stages = static_cast<double>(in.c / block) +
+  const int block = 128 / ElementBytes(conv.type);
+  const double rest = static_cast<double>(conv.in.c % block) / block;
+  const double tap_stages = static_cast<double>(conv.in.c / block) +
                             (rest > 0 ? std::max(rest, kLeastStage) : 0);
-  double tiles = 0, stages = 0;
-  for (const SubproblemAxes& sub : subs) {
+  double tiles = 0, sum = 0, longest = 0;
+  for (const SubproblemAxes& sub : conv.subs) {
     // The others have no taps, and the blocks of the first store their zeros.
-    if (tile.kernel == kSingleWave && &sub != &subs[0]) break;
+    if (tile.kernel == kSingleWave && &sub != &conv.subs[0]) break;
     const int64_t columns = share ? WithReach(sub).w.count : sub.w.count;
-    const int64_t pixels = out.n * sub.h.count * columns;
-    const auto count = static_cast<double>((pixels + tile.m - 1) / tile.m *
-                                           ((out.c + tile.n - 1) / tile.n));
+    const int64_t pixels = conv.out.n * sub.h.count * columns;
+    const auto count = static_cast<double>(
+        (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n));
+    const double stages = sub.h.taps.count * sub.w.taps.count * tap_stages;
     tiles += count;
-    stages += count * sub.h.taps.count * sub.w.taps.count * tap_stages;
+    sum += count * stages;
+    longest = std::max(longest, stages);
   }
   const double pixels = share ? (tile.m + kTapReach) / 3.0 : tile.m;
-  const auto elements =
-      static_cast<double>(g.x_size() + g.w_size() + g.y_size());
-  return {tile.kernel,
-          tile.m * tile.n / (128.0 * 128),
+  const ConvGeometry& g = conv.g;
+  const double elements = static_cast<double>(g.x_size()) +
+                          static_cast<double>(g.w_size()) +
+                          static_cast<double>(g.y_size());
+  return {tile.m * tile.n / (128.0 * 128),
           (pixels + tile.n) / 256,
           tiles,
-          stages / std::max(tiles, 1.0),
-          elements * ElementBytes(type),
-          tile.transposed ? static_cast<double>(TransposedBytes(g)) : 0};
+          sum / std::max(tiles, 1.0),
+          longest,
+          elements * ElementBytes(conv.type),
+          tile.transposed() ? static_cast<double>(TransposedBytes(g)) : 0};
 }
 
 }  // namespace jax_convbatch::hopper

@@ -7,39 +7,54 @@
 
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/op.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
 // How the warpgroups of a block share its tiles: each has its own, and stores
-// it while the other multiplies; all multiply one; or a block has one tile.
-enum class TileKernel { kPingPong, kCooperative, kSingleWave };
+// it while the other multiplies; all multiply one; a block has one tile; or
+// as the first, of f32 whose filter is transposed before, so that it does not
+// go through registers.
+enum class TileKernel { kPingPong, kCooperative, kSingleWave, kTransposed };
 
 struct Tile {
   int m, n;  // pixels and channels
   TileKernel kernel = TileKernel::kPingPong;
-  bool transposed = false;  // the filter, before fprop in f32
+
+  bool transposed() const { return kernel == TileKernel::kTransposed; }
+};
+
+// fprop or dgrad of one group, as its kernels see it.
+struct TiledConv {
+  TiledConv(Op op, const ConvGeometry& g, Type type);
+
+  Op op;
+  ConvGeometry g;
+  Type type;
+  Activations in, out;
+  std::vector<SubproblemAxes> subs;
+
+  // Whether sums are whole, and not in K slices.
+  bool sums_whole() const;
 };
 
 // Those of the kernels of conv_launch.cuh, conv_tf32_launch.cuh and
-// single_wave/ that run a convolution of one group whose sums are whole. All of
-// them have the same bits.
-std::vector<Tile> ConvTiles(Op op, const ConvGeometry& g, Type type);
-
-// Whether they are not, in 16 bits: see subproblems.h.
-bool SumsInKSlices(Op op, const ConvGeometry& g, Type type);
+// single_wave/ that run it where sums are whole. All of them have the same
+// bits.
+std::vector<Tile> ConvTiles(const TiledConv& conv);
 
 // What the time of a tile depends on.
 struct TileWork {
-  TileKernel kernel;
   // Of one tile and stage, in those of 128x128: products; pixels and channels
   // that are copied. A stage is 128 bytes of input channels of one tap.
   double products, boxes;
-  double tiles, stages;
-  double bytes;       // x, w and y
-  double transposed;  // bytes of a filter that is transposed first, or 0
+  double tiles;
+  double stages, longest;  // of a tile, in the mean and at most
+  double bytes;            // x, w and y
+  double transposed;       // bytes of a filter that is transposed first, or 0
 };
 
-TileWork WorkOf(Op op, const ConvGeometry& g, Type type, const Tile& tile);
+TileWork WorkOf(const TiledConv& conv, const Tile& tile);
 
 }  // namespace jax_convbatch::hopper
 

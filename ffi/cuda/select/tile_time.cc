@@ -19,7 +19,7 @@ double Hidden(std::initializer_list<double> values, double power) {
 double FactorOf(const TileConstants& constants, Op op, const Tile& tile) {
   for (const auto& each : constants.factors) {
     if (each.m == tile.m && each.n == tile.n &&
-        each.transposed == tile.transposed &&
+        each.transposed == tile.transposed() &&
         each.dgrad == (op == Op::kDgrad)) {
       return each.times;
     }
@@ -27,25 +27,25 @@ double FactorOf(const TileConstants& constants, Op op, const Tile& tile) {
   return 1;
 }
 
-}  // namespace
-
 // Waves of tiles, a stage of which takes as long as its products or its copies,
 // whichever is longer; or what memory and power allow all SMs together. On an
 // H100 a tile of 128x128 in bf16 takes 0.33 us a stage in launches of 200 us,
 // and 0.46 in some of 1 ms, where one of 128x256 takes as long as ever for its
 // products: it copies less for them.
-double TileTime(Op op, Type type, const Tile& tile, const TileWork& work,
+double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
                 int multiprocessors) {
   constexpr double kProducts = 0.34;  // us, to tell long launches
   constexpr double kBytesPerUs = 2.7e6, kTransposedPerUs = 1e6;
   constexpr double kTransposeLaunch = 2;
-  const TileConstants& c = ConstantsOf(op, type);
-  const auto& kernel = c.kernel[static_cast<int>(work.kernel)];
-  const bool single = work.kernel == TileKernel::kSingleWave;
+  const TileConstants& c = ConstantsOf(conv.op, conv.type);
+  const auto& kernel = c.kernel[static_cast<int>(tile.kernel)];
+  const bool single = tile.kernel == TileKernel::kSingleWave;
   const double busy = work.tiles / multiprocessors;
   const double part = single ? 1 : c.whole_waves;
   const double waves =
       busy > 1 ? part * std::ceil(busy) + (1 - part) * busy : 1;
+  // A block has no less than one of the longest tiles.
+  const double stages = std::max(waves * work.stages, work.longest);
   const double us = kProducts * busy * work.stages * work.products;
   const double square = (us / c.long_us) * (us / c.long_us);
   const double length = square / (1 + square);
@@ -56,8 +56,8 @@ double TileTime(Op op, Type type, const Tile& tile, const TileWork& work,
              4) +
       kernel.stage;
   const double tiles =
-      waves * FactorOf(c, op, tile) *
-      (work.stages * stage + kernel.begin + kernel.end * work.products);
+      FactorOf(c, conv.op, tile) *
+      (stages * stage + waves * (kernel.begin + kernel.end * work.products));
   const double power =
       busy * work.stages *
       (c.power_products * work.products +
@@ -67,6 +67,39 @@ double TileTime(Op op, Type type, const Tile& tile, const TileWork& work,
     time += work.transposed / kTransposedPerUs + kTransposeLaunch;
   }
   return time;
+}
+
+}  // namespace
+
+std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors) {
+  std::vector<TimedTile> tiles;
+  for (const Tile& tile : ConvTiles(conv)) {
+    const TileWork work = WorkOf(conv, tile);
+    tiles.push_back({tile, work, TileTime(conv, tile, work, multiprocessors)});
+  }
+  std::stable_sort(
+      tiles.begin(), tiles.end(),
+      [](const TimedTile& a, const TimedTile& b) { return a.us < b.us; });
+  return tiles;
+}
+
+Plan CheapestTile(const TiledConv& conv, int multiprocessors,
+                  bool (*accepts)(const Tile&)) {
+  std::vector<TimedTile> tiles = TimedTiles(conv, multiprocessors);
+  tiles.erase(std::remove_if(
+                  tiles.begin(), tiles.end(),
+                  [&](const TimedTile& each) { return !accepts(each.tile); }),
+              tiles.end());
+  const TimedTile* best = &tiles.front();
+  for (const TimedTile& each : tiles) {
+    if (best->tile.kernel == TileKernel::kSingleWave &&
+        each.tile.kernel == best->tile.kernel && each.tile.n == best->tile.n &&
+        each.tile.m < best->tile.m && each.work.tiles == best->work.tiles) {
+      best = &each;
+    }
+  }
+  return {best->tile.m, best->tile.n, multiprocessors,
+          static_cast<int64_t>(best->work.transposed)};
 }
 
 }  // namespace jax_convbatch::hopper

@@ -3,11 +3,9 @@
 #ifndef JAX_CONVBATCH_CUDA_SELECT_TILE_TIME_H_
 #define JAX_CONVBATCH_CUDA_SELECT_TILE_TIME_H_
 
-#include <string>
 #include <vector>
 
 #include "cuda/select/conv_tiles.h"
-#include "cuda/sm90/problem/op.h"
 
 namespace jax_convbatch::hopper {
 
@@ -18,7 +16,7 @@ struct TileConstants {
   struct Kernel {
     double products, boxes, stage;  // of a stage
     double begin, end;              // of a tile; `end` grows with its size
-  } kernel[3];
+  } kernel[4];
   // What a stage takes on average where the power limit slows all SMs down.
   double power_products, power_boxes;
   double launch;
@@ -35,29 +33,20 @@ struct TileConstants {
   std::vector<Factor> factors;  // 1 where a tile has none
 };
 
-// Microseconds on so many SMs, as far as they tell tiles apart.
-double TileTime(Op op, Type type, const Tile& tile, const TileWork& work,
-                int multiprocessors);
+struct TimedTile {
+  Tile tile;
+  TileWork work;
+  double us;  // on so many SMs, as far as it tells tiles apart
+};
 
-// Of the tiles that are accepted, the one that takes the least, the first of
-// those that take as long.
-template <typename Accepts>
-Plan CheapestTile(Op op, const ConvGeometry& g, Type type, int multiprocessors,
-                  Accepts accepts) {
-  Plan plan{0, 0, multiprocessors, 0};
-  double least = 0;
-  for (const Tile& tile : ConvTiles(op, g, type)) {
-    if (!accepts(tile)) continue;
-    const TileWork work = WorkOf(op, g, type, tile);
-    const double time = TileTime(op, type, tile, work, multiprocessors);
-    if (plan.tile_m > 0 && time >= least) continue;
-    least = time;
-    plan.tile_m = tile.m;
-    plan.tile_n = tile.n;
-    plan.workspace = static_cast<int64_t>(work.transposed);
-  }
-  return plan;
-}
+// The tiles of a convolution, those that take the least first. Of those that
+// take as long, the order is that of ConvTiles().
+std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors);
+
+// The plan of the first that is accepted. A single-wave tile gives way to one
+// of fewer pixels that are as many: that is less work, whatever was fitted.
+Plan CheapestTile(const TiledConv& conv, int multiprocessors,
+                  bool (*accepts)(const Tile&));
 
 // The constants fitted on an H100 (tile_constants.cc).
 const TileConstants& ConstantsOf(Op op, Type type);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
-#include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -21,11 +20,6 @@ Plan TileOf(const ConvCall& call) {
   const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
   if (plan.tile_n == 256 && (lines || stages <= kPacedIterations)) {
     plan.tile_n = 128;
-  }
-  if (IsResidueNTile(plan)) {
-    const bool narrow = call.g.K <= 64;
-    plan.tile_m = narrow ? 256 : 128;
-    plan.tile_n = narrow ? 64 : 128;
   }
   return plan;
 }

@@ -15,9 +15,10 @@ inline constexpr int kSumKSlices = 4;
 // then: of 132, 30 clusters of four run at once.
 inline bool SplitsOverClusters(int64_t tiles, int64_t blocks) {
   const int64_t clusters = 10 * blocks / 11 / kSumKSlices;
+  if (clusters == 0) return false;
   const int64_t rounds = (tiles + clusters - 1) / clusters;
   const int64_t alone = kSumKSlices * ((tiles + blocks - 1) / blocks);
-  return clusters > 0 && 8 * rounds < 7 * alone;  // the sums have to be added
+  return 8 * rounds < 7 * alone;  // the sums have to be added
 }
 
 // What a K slice's first stage is, as StageWalk counts, and how many it has.

@@ -9,6 +9,7 @@
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 #include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
+#include "cuda/sm90/mainloop/k_slices.h"
 #include "cuda/sm90/problem/box_map.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/conv_subproblem_axes.h"

@@ -45,9 +45,11 @@ Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
   int64_t least = tiles(plan.tile_m, plan.tile_n) <= room
                       ? plan.tile_m + plan.tile_n
                       : std::numeric_limits<int64_t>::max();
+  // What lies beyond the pixels is multiplied, too.
+  const int64_t most = tiles(64, 128) * 64 * 128;
   for (const int n : {64, 128}) {
     for (const int m : kSplitKPixels) {
-      if (tiles(m, n) <= room && m + n < least) {
+      if (tiles(m, n) <= room && tiles(m, n) * m * n <= most && m + n < least) {
         best.tile_m = m, best.tile_n = n;
         least = m + n;
       }

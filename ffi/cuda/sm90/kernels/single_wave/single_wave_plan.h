@@ -31,8 +31,9 @@ bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
 Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
                const std::vector<SubproblemAxes>& subs, int multiprocessors);
 
-// What has an epilogue that is not plain in place of a plan of the kernel: a
-// plan of conv_kernel.cuh or row_band_kernel.cuh, with the same bits.
+// What has an epilogue that is not plain in place of a plan of the kernel, or
+// of a tile of an odd width: a plan of conv_kernel.cuh or row_band_kernel.cuh,
+// with the same bits.
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan);
 
 }  // namespace jax_convbatch::hopper

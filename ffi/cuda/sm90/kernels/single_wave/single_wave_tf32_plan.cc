@@ -7,6 +7,7 @@
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
+
 bool IsSingleWaveTf32(const Plan& plan) {
   return (plan.tile_n == 64 || plan.tile_n == 128) &&
          std::find(std::begin(kSingleWaveTf32Pixels),

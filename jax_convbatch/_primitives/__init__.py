@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fprop, dgrad, wgrad and bgrad, with their rules."""
