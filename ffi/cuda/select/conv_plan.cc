@@ -86,16 +86,18 @@ int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
 }
 
 // Of sums in K slices, for which there are no tiles that are as wide or as
-// high: a cluster's blocks for each tile where that takes fewer rounds, or the
-// largest that still gives every SM work.
+// high: the largest that still gives every SM work, or a cluster's blocks for
+// each tile if one round has room for them.
 Plan KSliceTile(const Activations& out, int multiprocessors) {
   auto tiles = [&](int m, int n) {
     return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
   };
-  if (SplitsOverClusters(tiles(64, 128), multiprocessors)) {
+  if (kSumKSlices * tiles(64, 128) <= multiprocessors) {
     return {64, 128, multiprocessors, 0};
   }
-  if (out.c <= 64) return {64, 64, multiprocessors, 0};
+  if (out.c <= 64 || 2 * tiles(64, 128) < multiprocessors) {
+    return {64, 64, multiprocessors, 0};
+  }
   // Half as large where that leaves so much less of the last wave empty.
   constexpr double kSlower = 1.15;
   auto length = [&](int m) {

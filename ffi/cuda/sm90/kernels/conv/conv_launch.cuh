@@ -245,7 +245,8 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
                 ConvConfig<T, 64, 64, kPingPong, 12, 2, false, kWeights>>());
       }
       if (m == 64 && n == 128) {
-        return SplitsOverClusters(problem.tiles, call.plan.blocks)
+        // One round of clusters is faster than blocks that are half as many.
+        return kSumKSlices * problem.tiles <= call.plan.blocks
                    ? LaunchSplit<SplitConfig<T, kWeights>>(problem, epilogue,
                                                            stage, stream)
                    : launch(InKSlices<ConvConfig<T, 64, 128, kPingPong, 8, 2,
