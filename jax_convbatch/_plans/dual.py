@@ -13,7 +13,7 @@ chapter 4). Kernels for that one multiply nothing with the zeros between x's ele
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax.lax import ConvDimensionNumbers
 from jax.typing import DTypeLike
 
 from jax_convbatch._plans import params as calls
-from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.kinds import OfAnother
 from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -88,14 +88,8 @@ def reverse(w: jax.Array, spec: Sequence[int], groups: int = 1) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Strided(Plan):
+class Strided(OfAnother):
     """`of` is the plan of the other convolution's operation."""
-
-    of: Plan = field(kw_only=True)
-
-    @property
-    def parts(self) -> tuple[Plan, ...]:
-        return (self.of,)
 
     def lower(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import jax
@@ -80,7 +80,7 @@ class Plan(ABC):
     @classmethod
     def like(cls, other: Plan, **changes: Any) -> Self:
         """One of this kind with the attributes of `Plan` that another one has."""
-        same = {field.name: getattr(other, field.name) for field in fields(Plan)}
+        same = {each.name: getattr(other, each.name) for each in fields(Plan)}
         return cls(**{**same, **changes})
 
     def run(
@@ -110,6 +110,17 @@ class Plan(ABC):
         out_dtype: DTypeLike,
     ) -> jax.Array:
         """`run`, of arrays that are not empty."""
+
+
+@dataclass(frozen=True)
+class OfAnother(Plan):
+    """A convolution by another one; `of` is the plan of that."""
+
+    of: Plan = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        return (self.of,)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ it is depthwise, which has kernels of its own, and dx is m gradients added in or
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.kinds import OfAnother
 from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -31,14 +31,8 @@ def copy_bytes(g: ConvGeometry, itemsize: int) -> int:
 
 
 @dataclass(frozen=True)
-class Depthwise(Plan):
+class Depthwise(OfAnother):
     """`of` is the plan of the depthwise convolution."""
-
-    of: Plan = field(kw_only=True)
-
-    @property
-    def parts(self) -> tuple[Plan, ...]:
-        return (self.of,)
 
     def lower(
         self,

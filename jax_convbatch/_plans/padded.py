@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.kinds import OfAnother, Plan
 from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._shapes import geometry as geo
@@ -126,15 +126,10 @@ def plan(
 
 
 @dataclass(frozen=True)
-class OfCopies(Plan):
+class OfCopies(OfAnother):
     """`of` is the plan of the copies' convolution, `wanted` what they have."""
 
-    of: Plan = field(kw_only=True)
     wanted: Wanted = field(kw_only=True)
-
-    @property
-    def parts(self) -> tuple[Plan, ...]:
-        return (self.of,)
 
     def lower(
         self,

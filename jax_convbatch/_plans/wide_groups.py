@@ -8,13 +8,13 @@ cost less than columns of all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_convbatch._plans.kinds import Plan
+from jax_convbatch._plans.kinds import OfAnother
 from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -34,14 +34,8 @@ def geometry(g: ConvGeometry) -> ConvGeometry | None:
 
 
 @dataclass(frozen=True)
-class OneByOne(Plan):
+class OneByOne(OfAnother):
     """`of` is the plan of each group."""
-
-    of: Plan = field(kw_only=True)
-
-    @property
-    def parts(self) -> tuple[Plan, ...]:
-        return (self.of,)
 
     def lower(
         self,
