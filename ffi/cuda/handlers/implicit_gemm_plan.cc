@@ -12,7 +12,6 @@
 #include "cuda/select/tile_time.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/deform/deform.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/problem/fused_backward.h"
@@ -178,10 +177,7 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
   if (operation == hopper::Op::kWgrad || given.groups > 1) return tiles;
   const auto planned =
       hopper::PlanPath(operation, given, type, multiprocessors);
-  if (!planned || planned->path != hopper::Path::kCopies ||
-      hopper::Is3d(given)) {
-    return tiles;
-  }
+  if (!planned || planned->path != hopper::Path::kCopies) return tiles;
   const hopper::TiledConv conv(operation, hopper::Fold(operation, given, type),
                                type);
   if (!conv.sums_whole()) return tiles;

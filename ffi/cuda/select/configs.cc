@@ -2,7 +2,6 @@
 #include "cuda/select/configs.h"
 
 #include "cuda/select/tile_time.h"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
@@ -29,7 +28,7 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
   for (const TimedTile& each : TimedTiles(conv, multiprocessors)) {
     tiles.push_back(each.tile);
   }
-  if (type == Type::kTf32 || conv.subs.size() != 1) return tiles;
+  if (type == Type::kTf32 || Is3d(g) || conv.subs.size() != 1) return tiles;
   for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
     if (TileRowBand(g, type, conv.in, conv.out, conv.subs[0], pixels)) {
       tiles.push_back({pixels, kRowBandChannels});
@@ -115,7 +114,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   if (!rule) return {};
   std::vector<Plan> plans = {*rule};
   // Another plan of wgrad would have other bits, and its rule is fitted well.
-  if (op == Op::kWgrad || rule->path != Path::kCopies || Is3d(g)) return plans;
+  if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
   const ConvGeometry folded = Fold(op, g, type);
   for (const Tile& tile : TilesOf(op, folded, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&

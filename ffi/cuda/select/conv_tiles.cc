@@ -29,7 +29,8 @@ bool TapsShareIn(const TiledConv& conv, const Tile& tile) {
 std::vector<Tile> HalfTiles(const TiledConv& conv) {
   std::vector<Tile> tiles = {
       {64, 64}, {64, 128}, {128, 128}, {128, 256, kCooperative}, {256, 64}};
-  if (TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
+  if (!Is3d(conv.g) &&
+      TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
     for (const int pixels : kSingleWavePixels) {
       tiles.push_back({pixels, 64, kSingleWave});
       tiles.push_back({pixels, 128, kSingleWave});
@@ -63,7 +64,8 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
     tiles.push_back({160, 128, kCooperative});
     tiles.push_back({fprop ? 224 : 192, 128, kCooperative});
   }
-  if (TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
+  if (!Is3d(conv.g) &&
+      TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
     for (const int pixels : kSingleWaveTf32Pixels) {
       tiles.push_back({pixels, 64, kSingleWave});
       tiles.push_back({pixels, 128, kSingleWave});
@@ -84,7 +86,7 @@ TiledConv::TiledConv(Op op, const ConvGeometry& g, Type type)
                             : DgradSubproblems(g)) {}
 
 bool TiledConv::sums_whole() const {
-  return type == Type::kTf32 || subs.size() != 1 ||
+  return type == Type::kTf32 || Is3d(g) || subs.size() != 1 ||
          !SumsInKSlices(in, out, subs[0]);
 }
 
@@ -105,10 +107,11 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
     // The others have no taps, and the blocks of the first store their zeros.
     if (tile.kernel == kSingleWave && &sub != &conv.subs[0]) break;
     const int64_t columns = share ? WithReach(sub).w.count : sub.w.count;
-    const int64_t pixels = conv.out.n * sub.h.count * columns;
+    const int64_t pixels =
+        conv.out.n * sub.d.count * sub.h.count * columns;
     const auto count = static_cast<double>(
         (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n));
-    const double stages = sub.h.taps.count * sub.w.taps.count * tap_stages;
+    const double stages = static_cast<double>(sub.taps()) * tap_stages;
     tiles += count;
     sum += count * stages;
     longest = std::max(longest, stages);

@@ -216,7 +216,6 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
         !HasReluBitmask(call.plan, given.g, call.type)))) {
     return cudaErrorInvalidValue;
   }
-  if (Is3d(given.g)) return Run3d(op, call, stage, stream);
   switch (given.plan.path) {
     case Path::kCopies:
       return RunCopies(op, call, stage, stream);

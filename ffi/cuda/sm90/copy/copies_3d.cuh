@@ -25,6 +25,17 @@ __device__ __forceinline__ void Load3dIm2col(uint32_t to,
       : "memory");
 }
 
+// StoreIm2col with a third axis.
+__device__ __forceinline__ void Store3dIm2col(const CUtensorMap& map,
+                                              uint32_t from, int c, int w,
+                                              int h, int d, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.im2col_no_offs.bulk_group "
+      "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+      "r"(from), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n)
+      : "memory");
+}
+
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_

@@ -27,11 +27,7 @@ __device__ __forceinline__ void LoadGroupIm2col(uint32_t to,
 __device__ __forceinline__ void StoreGroupIm2col(const CUtensorMap& map,
                                                  uint32_t from, int c, int w,
                                                  int h, int n, int group) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.im2col_no_offs.bulk_group "
-      "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
-      "r"(from), "r"(c), "r"(w), "r"(h), "r"(n), "r"(group)
-      : "memory");
+  Store3dIm2col(map, from, c, w, h, n, group);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -7,6 +7,7 @@
 #include "cuda/sm90/copy/group_copies.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/epilogue_f32.cuh"
+#include "cuda/sm90/epilogue/store_tile.cuh"
 #include "cuda/sm90/mainloop/tf32_fragments.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 #include "cuda/sm90/problem/group_width.h"
@@ -228,10 +229,9 @@ class Tf32Store {
   __device__ __forceinline__ void SendBoxes(const ConvSubproblem& sub,
                                             int pixel, int channel,
                                             int channels, int at) {
-    const int row = pixel / sub.cols;
-    const int image = row / sub.rows;
-    const int w = sub.output_w + (pixel - row * sub.cols) * sub.output_step_w;
-    const int h = sub.output_h + (row - image * sub.rows) * sub.output_step_h;
+    constexpr bool kWalk3d = Config::k3d && kOutput == Output::kWalk;
+    const std::conditional_t<kWalk3d, OutputPixel3d, OutputPixel> at_pixel(
+        sub, pixel);
 #pragma unroll
     for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
       const int c = channel + n * kTf32Block;
@@ -240,11 +240,16 @@ class Tf32Store {
       if constexpr (kInGroups && kOutput == Output::kMatrix) {
         StoreTile3(sub.output, box, c, group_, pixel);
       } else if constexpr (kInGroups) {
-        StoreGroupIm2col(sub.output, box, c, w, h, image, group_);
+        StoreGroupIm2col(sub.output, box, c, at_pixel.w, at_pixel.h,
+                         at_pixel.image, group_);
       } else if constexpr (kOutput == Output::kMatrix) {
         StoreTile2(sub.output, box, c, pixel);
+      } else if constexpr (kWalk3d) {
+        Store3dIm2col(sub.output, box, c, at_pixel.w, at_pixel.h, at_pixel.d,
+                      at_pixel.image);
       } else {
-        StoreIm2col(sub.output, box, c, w, h, image);
+        StoreIm2col(sub.output, box, c, at_pixel.w, at_pixel.h,
+                    at_pixel.image);
       }
     }
   }

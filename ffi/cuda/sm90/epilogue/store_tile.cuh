@@ -4,6 +4,9 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TILE_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TILE_CUH_
 
+#include <type_traits>
+
+#include "cuda/sm90/copy/copies_3d.cuh"
 #include "cuda/sm90/copy/group_copies.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
@@ -66,20 +69,33 @@ struct OutputPixel {
   }
 };
 
+// The same of three axes.
+struct OutputPixel3d : OutputPixel {
+  int d;
+
+  __device__ OutputPixel3d(const ConvSubproblem& sub, int pixel)
+      : OutputPixel(sub, pixel) {
+    const int slice = image;
+    image = slice / sub.slices;
+    d = sub.output_d + (slice - image * sub.slices) * sub.output_step_d;
+  }
+};
+
 // Issues the stores of a tile, by one thread. A kDense output is one matrix of
 // pixels and channels. Boxes are box_bytes apart: 0 where one box of zeros is
 // the whole tile. A paced store waits for each box before the next, so that it
 // does not hold up the loads of tiles that the tensor cores wait for.
 // kGroups: `channel` is one of `group`, which has so many. Its boxes have
-// GroupStorePixels().
-template <int kM, int kN, bool kDense, bool kGroups = false>
+// GroupStorePixels(). k3d: of three axes.
+template <int kM, int kN, bool kDense, bool kGroups = false, bool k3d = false>
 __device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
                                           uint32_t buffer, int box_bytes,
                                           bool paced, int pixel, int channel,
                                           int channels, int group = 0) {
   const int step = kGroups && !kDense ? GroupStorePixels(sub.pixels, 64) : 64;
   for (int m = 0; m < kM && pixel + m < sub.pixels; m += step) {
-    const OutputPixel at(sub, pixel + m);
+    const std::conditional_t<k3d && !kDense, OutputPixel3d, OutputPixel> at(
+        sub, pixel + m);
     for (int n = 0; n < kN && channel + n < channels; n += 64) {
       const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes +
                            (kGroups && !kDense ? m % 64 * 128 : 0);
@@ -90,6 +106,8 @@ __device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
                          group);
       } else if constexpr (kDense) {
         StoreTile2(sub.output, box, channel + n, pixel + m);
+      } else if constexpr (k3d) {
+        Store3dIm2col(sub.output, box, channel + n, at.w, at.h, at.d, at.image);
       } else {
         StoreIm2col(sub.output, box, channel + n, at.w, at.h, at.image);
       }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
+#include "cuda/sm90/instantiations/conv_tf32_run.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
-#include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
@@ -13,9 +11,7 @@ cudaError_t FpropTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (IsTransposed(call.plan)) return FpropTransposedTf32(call, stage, stream);
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveFpropTf32(call, stage, stream);
-  const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
-  return RunConvTf32<Contiguous::kRows, 1>(
-      call, InputOf(call.g), OutputOf(call.g), subs, kTf32Block, stage, stream);
+  return RunFpropTf32(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -29,23 +29,16 @@ struct ConvSubproblem {
   CUtensorMap input;  // im2col
   CUtensorMap output;
   void* output_data;  // kThreads
-  TapAxis taps_h, taps_w;
-  Divisor rows, cols;
+  TapAxis taps_h, taps_w, taps_d;
+  Divisor rows, cols, slices;
   int pixels;      // over all images
   int iterations;  // taps x blocks of 64 channels
   // The base pixel of the sub-problem's first output, and where that output
   // lies.
   int input_h, input_w, input_step_h, input_step_w;
   int output_h, output_w, output_step_h, output_step_w;
-};
-
-// Of three axes: an image is a slice of an output, and its base pixel lies in
-// the slice from which its taps are counted.
-struct ConvDepth {
-  TapAxis taps;
-  int slice_taps;  // R S
-  Divisor slices;  // O
-  int input, input_step;
+  // Of three axes: an image has `slices` grids.
+  int input_d, input_step_d, output_d, output_step_d;
 };
 
 template <int kSubs>
@@ -54,13 +47,13 @@ struct ConvProblem {
   int channels;         // N: of the output
   int channel_blocks;   // of the reduction, 64 each
   int filter_width;     // S
+  int slice_taps;       // R S
   Divisor n_tiles;      // tiles along the channels
   // Of several groups: tiles along a group's channels, and its input channels.
   Divisor group_tiles;
   int group_inputs;
   Divisor subs;
   Divisor sub_tiles;  // of each, where they come one after another
-  ConvDepth depth;
   int tiles;  // of all sub-problems, as many of each
   ConvSubproblem sub[kSubs];
 };

@@ -12,8 +12,7 @@ namespace jax_convbatch::hopper {
 // Whether there is one sub-problem, with taps. So it is without strides, and
 // where x has one pixel along each strided axis.
 inline bool IsDense(const std::vector<SubproblemAxes>& subs) {
-  return subs.size() == 1 && subs[0].h.taps.count > 0 &&
-         subs[0].w.taps.count > 0;
+  return subs.size() == 1 && subs[0].taps() > 0;
 }
 
 }  // namespace jax_convbatch::hopper

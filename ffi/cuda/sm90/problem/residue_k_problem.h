@@ -26,12 +26,6 @@ struct ResidueKProblem : ConvProblem<1> {
 template <typename Problem>
 inline constexpr bool kHasResidueK = std::is_same_v<Problem, ResidueKProblem>;
 
-// Channels of such boxes where a tap has `channels`, or 0.
-inline int ResidueKChannels(int64_t channels) {
-  const int64_t rest = channels % 64;
-  return rest == 0 || rest > 32 ? 0 : rest > 16 ? 32 : 16;
-}
-
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_

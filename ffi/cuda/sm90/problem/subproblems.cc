@@ -53,7 +53,7 @@ SubproblemAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
   return a;
 }
 
-bool IsPlain2d(const ConvGeometry& g, Type type) {
+bool IsPlain(const ConvGeometry& g, Type type) {
   const int vector = 16 / ElementBytes(type);
   constexpr int64_t kLimit = int64_t{1} << 31;
   auto in_range = [](int64_t value) { return 1 <= value && value < kLimit; };
@@ -61,12 +61,18 @@ bool IsPlain2d(const ConvGeometry& g, Type type) {
     return 1 <= stride && stride <= kMaxStride && -kLimit < pad &&
            pad < kLimit && in_range(dilation);
   };
-  return g.D == 1 && g.T == 1 && g.O == 1 && g.pad.d == 0 && g.groups == 1 &&
-         g.input_dilation.all(1) && g.C % vector == 0 && g.K % vector == 0 &&
-         in_range(g.N) && in_range(g.H) && in_range(g.W) && in_range(g.C) &&
-         in_range(g.K) && in_range(g.R) && in_range(g.S) && in_range(g.P) &&
-         in_range(g.Q) && axis(g.stride.h, g.pad.h, g.filter_dilation.h) &&
+  const auto sizes = {g.N, g.D, g.H, g.W, g.C, g.K,
+                      g.T, g.R, g.S, g.O, g.P, g.Q};
+  return g.groups == 1 && g.input_dilation.all(1) && g.C % vector == 0 &&
+         g.K % vector == 0 &&
+         std::all_of(sizes.begin(), sizes.end(), in_range) &&
+         (!Is3d(g) || axis(g.stride.d, g.pad.d, g.filter_dilation.d)) &&
+         axis(g.stride.h, g.pad.h, g.filter_dilation.h) &&
          axis(g.stride.w, g.pad.w, g.filter_dilation.w);
+}
+
+bool IsPlain2d(const ConvGeometry& g, Type type) {
+  return !Is3d(g) && g.pad.d == 0 && IsPlain(g, type);
 }
 
 bool IsGroups2d(const ConvGeometry& g, Type type) {
@@ -111,6 +117,9 @@ SubproblemAxes FpropSubproblem(const ConvGeometry& g) {
   return {
       FpropAxis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h),
       FpropAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w),
+      Is3d(g) ? FpropAxis(g.D, g.O, g.T, g.stride.d, g.pad.d,
+                          g.filter_dilation.d)
+              : kOneSlice,
   };
 }
 
@@ -131,21 +140,24 @@ SubproblemAxes WithReach(const SubproblemAxes& sub) {
 
 std::vector<SubproblemAxes> DgradSubproblems(const ConvGeometry& g) {
   std::vector<SubproblemAxes> subs;
-  if (g.stride.h * g.stride.w > kMaxSubproblems) return subs;
-  for (int64_t h = 0; h < std::min(g.stride.h, g.H); ++h) {
-    for (int64_t w = 0; w < std::min(g.stride.w, g.W); ++w) {
-      subs.push_back({DgradAxis(g.H, g.P, g.R, g.stride.h, g.pad.h,
-                                g.filter_dilation.h, h),
-                      DgradAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w,
-                                g.filter_dilation.w, w)});
+  const int64_t slices = Is3d(g) ? std::min(g.stride.d, g.D) : 1;
+  if (slices * g.stride.h * g.stride.w > kMaxSubproblems) return subs;
+  for (int64_t d = 0; d < slices; ++d) {
+    for (int64_t h = 0; h < std::min(g.stride.h, g.H); ++h) {
+      for (int64_t w = 0; w < std::min(g.stride.w, g.W); ++w) {
+        subs.push_back({DgradAxis(g.H, g.P, g.R, g.stride.h, g.pad.h,
+                                  g.filter_dilation.h, h),
+                        DgradAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w,
+                                  g.filter_dilation.w, w),
+                        Is3d(g) ? DgradAxis(g.D, g.O, g.T, g.stride.d, g.pad.d,
+                                            g.filter_dilation.d, d)
+                                : kOneSlice});
+      }
     }
   }
-  auto taps = [](const SubproblemAxes& sub) {
-    return int64_t{sub.h.taps.count} * sub.w.taps.count;
-  };
   std::stable_sort(subs.begin(), subs.end(),
-                   [&](const SubproblemAxes& a, const SubproblemAxes& b) {
-                     return taps(a) > taps(b);
+                   [](const SubproblemAxes& a, const SubproblemAxes& b) {
+                     return a.taps() > b.taps();
                    });
   return subs;
 }
@@ -157,43 +169,89 @@ Im2colWalk InputWalk(const Activations& in, const SubproblemAxes& sub,
           h.upper, w.upper, h.input_step, w.input_step, pixels,  groups};
 }
 
+namespace {
+
+// Of the box that is stored, as `upper` is of the one that is loaded.
+int64_t OutputUpper(const SubproblemAxis& a, int64_t size) {
+  return a.output + (a.count - 1) * a.output_step - (size - 1);
+}
+
+}  // namespace
+
 Im2colWalk OutputWalk(const Activations& out, const SubproblemAxes& sub,
                       int pixels, int64_t groups) {
   const SubproblemAxis &h = sub.h, &w = sub.w;
-  auto upper = [](const SubproblemAxis& a, int64_t size) {
-    return a.output + (a.count - 1) * a.output_step - (size - 1);
-  };
-  return {out.n,         out.h,         out.w,           out.c,
-          h.output,      w.output,      upper(h, out.h), upper(w, out.w),
-          h.output_step, w.output_step, pixels,          groups};
+  return {out.n,
+          out.h,
+          out.w,
+          out.c,
+          h.output,
+          w.output,
+          OutputUpper(h, out.h),
+          OutputUpper(w, out.w),
+          h.output_step,
+          w.output_step,
+          pixels,
+          groups};
+}
+
+Walk3d InputWalk3d(const Activations& in, const SubproblemAxes& sub,
+                   int pixels) {
+  return {InputWalk(in, sub, pixels), in.d, sub.d.input, sub.d.upper,
+          sub.d.input_step};
+}
+
+Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
+                    int pixels) {
+  return {OutputWalk(out, sub, pixels), out.d, sub.d.output,
+          OutputUpper(sub.d, out.d), sub.d.output_step};
 }
 
 bool SumsInKSlices(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub) {
-  const int64_t taps = int64_t{sub.h.taps.count} * sub.w.taps.count;
-  return taps * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
+  return sub.taps() * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
 }
 
 bool StoresFullRows(const Activations& in, const Activations& out,
                     const SubproblemAxes& sub) {
-  return sub.h.taps.count == 1 && sub.w.taps.count == 1 && in.c <= 64 &&
+  return sub.taps() == 1 && in.c <= 64 &&
          out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kFullRowTileChannels;
 }
 
-bool IsWalkable(Type type, const Activations& in, const Activations& out,
-                const SubproblemAxes& sub, int64_t groups) {
+namespace {
+
+// Whether offsets are at most `reach`, and tiles few enough.
+bool IsCountable(const Activations& out, const SubproblemAxes& sub,
+                 int64_t groups, int64_t reach) {
   constexpr double kLimit = 1 << 30;
-  const int64_t reach = groups > 1 ? 31 : 255;
   auto fits = [&](const TapAxis& taps) {
     return taps.count == 0 ||
            int64_t{taps.count - 1} * taps.offset_step <= reach;
   };
   // Products of many factors, as floating point does not overflow.
-  const double pixels = 1.0 * out.n * sub.h.count * sub.w.count;
-  return fits(sub.h.taps) && fits(sub.w.taps) && pixels < kLimit &&
-         (pixels / 64 + 1) * (out.c / 64 + groups) * kMaxSubproblems < kLimit &&
+  const double pixels = 1.0 * out.n * sub.d.count * sub.h.count * sub.w.count;
+  return fits(sub.d.taps) && fits(sub.h.taps) && fits(sub.w.taps) &&
+         pixels < kLimit &&
+         (pixels / 64 + 1) * (out.c / 64 + groups) * kMaxSubproblems < kLimit;
+}
+
+// Those of a map of five coordinates.
+constexpr int64_t kReachOfFive = 31;
+
+}  // namespace
+
+bool IsWalkable(Type type, const Activations& in, const Activations& out,
+                const SubproblemAxes& sub, int64_t groups) {
+  return IsCountable(out, sub, groups, groups > 1 ? kReachOfFive : 255) &&
          IsEncodable(type, InputWalk(in, sub, 64, groups)) &&
          IsEncodable(type, OutputWalk(out, sub, 64, groups));
+}
+
+bool IsWalkable3d(Type type, const Activations& in, const Activations& out,
+                  const SubproblemAxes& sub) {
+  return IsCountable(out, sub, 1, kReachOfFive) &&
+         IsEncodable(type, InputWalk3d(in, sub, 64)) &&
+         IsEncodable(type, OutputWalk3d(out, sub, 64));
 }
 
 }  // namespace jax_convbatch::hopper

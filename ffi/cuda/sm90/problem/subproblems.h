@@ -12,6 +12,7 @@
 #include "cuda/common/tap_axis.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/tensor_map.h"
+#include "cuda/sm90/problem/tensor_map_3d.h"
 
 namespace jax_convbatch::hopper {
 
@@ -28,24 +29,38 @@ struct SubproblemAxis {
   int64_t upper;
 };
 
+// Two axes have one slice, and one tap in depth.
+inline constexpr SubproblemAxis kOneSlice = {1, 0, 0, 1, 1, {1, 0, 1, 1}, 0};
+
 struct SubproblemAxes {
-  SubproblemAxis h, w;
+  SubproblemAxis h, w, d = kOneSlice;
+
+  int64_t taps() const {
+    return int64_t{d.taps.count} * h.taps.count * w.taps.count;
+  }
+  int64_t pixels() const { return d.count * h.count * w.count; }  // an image's
 };
 
 // A tensor of activations.
 struct Activations {
-  int64_t n, h, w, c;
+  int64_t n, h, w, c, d = 1;
 };
 
 inline Activations InputOf(const ConvGeometry& g) {
-  return {g.N, g.H, g.W, g.C};
+  return {g.N, g.H, g.W, g.C, g.D};
 }
 inline Activations OutputOf(const ConvGeometry& g) {
-  return {g.N, g.P, g.Q, g.K};
+  return {g.N, g.P, g.Q, g.K, g.O};
 }
 
-// Whether the other functions may be asked: 2-D, one group, no input dilation,
-// C and K multiples of 16 bytes, and no number so large that it could overflow.
+inline bool Is3d(const ConvGeometry& g) {
+  return g.D != 1 || g.T != 1 || g.O != 1;
+}
+
+// Whether the other functions may be asked: one group, no input dilation, C and
+// K multiples of 16 bytes, and no number so large that it could overflow; and
+// the same of two axes.
+bool IsPlain(const ConvGeometry& g, Type type);
 bool IsPlain2d(const ConvGeometry& g, Type type);
 
 // The same for several groups (group_width.h): of multiples of 16 bytes of
@@ -80,11 +95,16 @@ SubproblemAxes WithReach(const SubproblemAxes& sub);
 // would be more than kMaxSubproblems.
 std::vector<SubproblemAxes> DgradSubproblems(const ConvGeometry& g);
 
-// How a sub-problem reads and writes, in boxes of so many pixels.
+// How a sub-problem reads and writes, in boxes of so many pixels. Of three axes,
+// a slice's.
 Im2colWalk InputWalk(const Activations& in, const SubproblemAxes& sub,
                      int pixels, int64_t groups = 1);
 Im2colWalk OutputWalk(const Activations& out, const SubproblemAxes& sub,
                       int pixels, int64_t groups = 1);
+Walk3d InputWalk3d(const Activations& in, const SubproblemAxes& sub,
+                   int pixels);
+Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
+                    int pixels);
 
 // Tiles that are stored as whole lines of channels, Output::kFullRows.
 inline constexpr int kFullRowTilePixels = 64, kFullRowTileChannels = 256;
@@ -112,9 +132,11 @@ inline bool LongestFirst(int64_t tiles, int64_t stages, int blocks) {
 }
 
 // Whether taps and corners fit TMA's instruction, and the tiles 32 bits.
-// `groups`: those of the walks' maps.
+// `groups`: those of the walks' maps. IsWalkable3d: of maps of three axes.
 bool IsWalkable(Type type, const Activations& in, const Activations& out,
                 const SubproblemAxes& sub, int64_t groups = 1);
+bool IsWalkable3d(Type type, const Activations& in, const Activations& out,
+                  const SubproblemAxes& sub);
 
 }  // namespace jax_convbatch::hopper
 

@@ -102,7 +102,7 @@ bool Encode(CUtensorMap* map, Type type, Copy copy, const void* data, int rank,
             const cuuint64_t* sizes, const cuuint64_t* strides,
             const int* lower, const int* upper, int pixels,
             const cuuint32_t* steps, int channels,
-            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+            CUtensorMapSwizzle swizzle) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
       "cuTensorMapEncodeIm2col");
   if (encode == nullptr) return false;
@@ -154,30 +154,9 @@ bool EncodeWalk(CUtensorMap* map, Type type, const void* data,
                 lower, upper, walk.pixels, steps, channels, swizzle);
 }
 
-}  // namespace
-
-bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
-                  const Im2colWalk& walk, Copy copy) {
-  return EncodeWalk(map, type, data, walk, copy, 128 / ElementBytes(type),
-                    CU_TENSOR_MAP_SWIZZLE_128B);
-}
-
-bool EncodeNarrowIm2col(CUtensorMap* map, Type type, const void* data,
-                        const Im2colWalk& walk, int channels) {
-  return EncodeWalk(
-      map, type, data, walk, Copy::kLoad, channels,
-      channels == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B);
-}
-
-bool EncodeQuarterLines(CUtensorMap* map, Type type, const void* data,
-                        std::initializer_list<int64_t> sizes,
-                        std::initializer_list<int> box) {
-  return EncodeDense(map, type, Copy::kLoad, data, sizes, box,
-                     CU_TENSOR_MAP_SWIZZLE_32B);
-}
-
-bool Encode3dIm2col(CUtensorMap* map, Type type, const void* data,
-                    const Walk3d& walk) {
+bool EncodeWalk3d(CUtensorMap* map, Type type, const void* data,
+                  const Walk3d& walk, Copy copy, int channels,
+                  CUtensorMapSwizzle swizzle) {
   const Im2colWalk& plane = walk.plane;
   const cuuint64_t sizes[] = {U64(plane.c), U64(plane.w), U64(plane.h),
                               U64(walk.d), U64(plane.n)};
@@ -193,8 +172,47 @@ bool Encode3dIm2col(CUtensorMap* map, Type type, const void* data,
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(plane.stride_w),
                               static_cast<cuuint32_t>(plane.stride_h),
                               static_cast<cuuint32_t>(walk.stride_d), 1};
-  return Encode(map, type, Copy::kLoad, data, 5, sizes, strides, lower, upper,
-                plane.pixels, steps, 128 / ElementBytes(type));
+  return Encode(map, type, copy, data, 5, sizes, strides, lower, upper,
+                plane.pixels, steps, channels, swizzle);
+}
+
+// Of lines of so many channels of 16 bits.
+CUtensorMapSwizzle NarrowSwizzle(int channels) {
+  return channels == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                        : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
+}  // namespace
+
+bool EncodeIm2col(CUtensorMap* map, Type type, const void* data,
+                  const Im2colWalk& walk, Copy copy) {
+  return EncodeWalk(map, type, data, walk, copy, 128 / ElementBytes(type),
+                    CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+bool EncodeNarrowIm2col(CUtensorMap* map, Type type, const void* data,
+                        const Im2colWalk& walk, int channels) {
+  return EncodeWalk(map, type, data, walk, Copy::kLoad, channels,
+                    NarrowSwizzle(channels));
+}
+
+bool EncodeQuarterLines(CUtensorMap* map, Type type, const void* data,
+                        std::initializer_list<int64_t> sizes,
+                        std::initializer_list<int> box) {
+  return EncodeDense(map, type, Copy::kLoad, data, sizes, box,
+                     CU_TENSOR_MAP_SWIZZLE_32B);
+}
+
+bool Encode3dIm2col(CUtensorMap* map, Type type, const void* data,
+                    const Walk3d& walk, Copy copy) {
+  return EncodeWalk3d(map, type, data, walk, copy, 128 / ElementBytes(type),
+                      CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+bool EncodeNarrow3dIm2col(CUtensorMap* map, Type type, const void* data,
+                          const Walk3d& walk, int channels) {
+  return EncodeWalk3d(map, type, data, walk, Copy::kLoad, channels,
+                      NarrowSwizzle(channels));
 }
 
 bool EncodeTiled(CUtensorMap* map, Type type, const void* data,

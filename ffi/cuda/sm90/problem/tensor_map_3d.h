@@ -19,10 +19,12 @@ struct Walk3d {
   int stride_d;
 };
 
-// As IsEncodable and EncodeIm2col of tensor_map.h.
+// As IsEncodable, EncodeIm2col and EncodeNarrowIm2col of tensor_map.h.
 bool IsEncodable(Type type, const Walk3d& walk);
 bool Encode3dIm2col(CUtensorMap* map, Type type, const void* data,
-                    const Walk3d& walk);
+                    const Walk3d& walk, Copy copy);
+bool EncodeNarrow3dIm2col(CUtensorMap* map, Type type, const void* data,
+                          const Walk3d& walk, int channels);
 
 }  // namespace jax_convbatch::hopper
 

@@ -83,6 +83,8 @@ template <typename Config>
 inline constexpr int kFilterBox = kBoxChannels<Config::kN>;
 template <typename T>
 inline constexpr int kFilterBox<InWholeBoxes<T>> = 64;
+template <typename Config>
+inline constexpr int kFilterBox<InDepth<Config>> = kFilterBox<Config>;
 
 // Of a small tile, a warpgroup keeps what it has added so far in registers.
 template <typename Config>

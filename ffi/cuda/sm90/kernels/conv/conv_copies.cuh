@@ -27,11 +27,11 @@ struct StageWalk {
     h = sub.input_h + (row - image * sub.rows) * sub.input_step_h;
   }
 
-  // From the number of an output's slice to its image.
-  __device__ void EnterSlice(const ConvDepth& depth) {
+  // From the number of a slice's grid to its image.
+  __device__ void EnterSlice(const ConvSubproblem& sub) {
     const int slice = image;
-    image = slice / depth.slices;
-    d = depth.input + (slice - image * depth.slices) * depth.input_step;
+    image = slice / sub.slices;
+    d = sub.input_d + (slice - image * sub.slices) * sub.input_step_d;
   }
 
   template <typename Config>
@@ -49,12 +49,25 @@ struct StageWalk {
   }
 };
 
-template <typename Config, int kSubs>
-__device__ __forceinline__ StageWalk
-FirstStage(const ConvProblem<kSubs>& problem, const ConvTile& tile) {
+template <typename Config>
+__device__ __forceinline__ StageWalk FirstStage(const ConvTile& tile) {
   StageWalk walk(*tile.sub, tile.pixel);
-  if constexpr (Config::k3d) walk.EnterSlice(problem.depth);
+  if constexpr (Config::k3d) walk.EnterSlice(*tile.sub);
   return walk;
+}
+
+// Of the filter, the tap that a walk has come to.
+template <typename Config, int kSubs, typename Walk>
+__device__ __forceinline__ int FilterTap(const ConvProblem<kSubs>& problem,
+                                         const ConvSubproblem& sub,
+                                         const Walk& walk) {
+  int tap =
+      (sub.taps_h.tap + walk.r * sub.taps_h.tap_step) * problem.filter_width +
+      sub.taps_w.tap + walk.s * sub.taps_w.tap_step;
+  if constexpr (Config::k3d) {
+    tap += (sub.taps_d.tap + walk.t * sub.taps_d.tap_step) * problem.slice_taps;
+  }
+  return tap;
 }
 
 // One warp issues the input's copies, another the weights': it helps small
@@ -71,29 +84,29 @@ __device__ __forceinline__ void CopyInput(const Problem& problem,
   const ConvSubproblem& sub = *tile.sub;
   const int offset_w = walk.s * sub.taps_w.offset_step;
   const int offset_h = walk.r * sub.taps_h.offset_step;
+  auto load = [&](const CUtensorMap& map) {
+    if constexpr (Config::k3d) {
+      Load3dIm2col(to, map, full, walk.block * 64, walk.w, walk.h, walk.d,
+                   walk.image, offset_w, offset_h,
+                   walk.t * sub.taps_d.offset_step);
+    } else if constexpr (Config::kWidth == kAnyGroups) {
+      LoadGroupIm2col(to, map, full, walk.block * 64, walk.w, walk.h,
+                      walk.image, tile.group, offset_w, offset_h);
+    } else {
+      LoadIm2col(to, map, full, tile.input_channel + walk.block * 64, walk.w,
+                 walk.h, walk.image, offset_w, offset_h);
+    }
+  };
   if constexpr (kHasResidueK<Problem>) {
     const ConvResidueK& residue_k = problem.residue_k;
     if (walk.block == residue_k.block) {
       BarrierArriveExpect(full, Config::kM * 2 * residue_k.channels);
-      LoadIm2col(to, residue_k.input, full, walk.block * 64, walk.w, walk.h,
-                 walk.image, offset_w, offset_h);
+      load(residue_k.input);
       return;
     }
   }
   BarrierArriveExpect(full, Config::kInputBytes);
-  if constexpr (Config::k3d) {
-    Load3dIm2col(to, sub.input, full, walk.block * 64, walk.w, walk.h, walk.d,
-                 walk.image, offset_w, offset_h,
-                 walk.t * problem.depth.taps.offset_step);
-    return;
-  }
-  if constexpr (Config::kWidth == kAnyGroups) {
-    LoadGroupIm2col(to, sub.input, full, walk.block * 64, walk.w, walk.h,
-                    walk.image, tile.group, offset_w, offset_h);
-  } else {
-    LoadIm2col(to, sub.input, full, tile.input_channel + walk.block * 64,
-               walk.w, walk.h, walk.image, offset_w, offset_h);
-  }
+  load(sub.input);
 }
 
 template <typename Config>
@@ -128,14 +141,7 @@ __device__ __forceinline__ void CopyWeights(const Problem& problem,
                                             const ConvTile& tile,
                                             const StageWalk& walk, uint32_t to,
                                             uint32_t full) {
-  const ConvSubproblem& sub = *tile.sub;
-  int tap =
-      (sub.taps_h.tap + walk.r * sub.taps_h.tap_step) * problem.filter_width +
-      sub.taps_w.tap + walk.s * sub.taps_w.tap_step;
-  if constexpr (Config::k3d) {
-    const ConvDepth& depth = problem.depth;
-    tap += (depth.taps.tap + walk.t * depth.taps.tap_step) * depth.slice_taps;
-  }
+  const int tap = FilterTap<Config>(problem, *tile.sub, walk);
   if constexpr (kHasResidueK<Problem>) {
     const ConvResidueK& residue_k = problem.residue_k;
     if (walk.block == residue_k.block) {
@@ -220,7 +226,7 @@ __device__ __forceinline__ void IssueCopies(
   int first = kFirstStages;
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
     CopyStages<Config, kOperand>(problem, tile,
-                                 FirstStage<Config>(problem, tile), first,
+                                 FirstStage<Config>(tile), first,
                                  tile.iterations, ring, barriers, at);
     first = 0;
   });

@@ -40,7 +40,7 @@ inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 // are stored as lines or sums come in K slices.
 template <typename Config, int kSubs, typename EpilogueT>
 using ProblemOf =
-    std::conditional_t<kSubs == 1 && !Config::kCooperative && !Config::k3d &&
+    std::conditional_t<kSubs == 1 && !Config::kCooperative &&
                            !Config::kFullRows && Config::kWidth == kOneGroup &&
                            Config::kSum == Sum::kWhole &&
                            (EpilogueT::kPlain || !EpilogueT::kPresent),
@@ -275,7 +275,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
         StoreResidueNTile<kM, kN>(*tile.sub, from, paced, tile.pixel,
                                   tile.channel, problem.channels);
       } else {
-        StoreTile<kM, kN, kSubs == 1, kGroups>(
+        StoreTile<kM, kN, kSubs == 1, kGroups, Config::k3d>(
             *tile.sub, from, kBoxBytes, paced, tile.pixel,
             kGroups ? tile.in_group : tile.channel, problem.channels,
             tile.group);
@@ -293,7 +293,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
       }
     } else if constexpr (Config::kZeros) {
       if (tile.sub->iterations == 0) {
-        StoreTile<kM, kN, kSubs == 1, kGroups>(
+        StoreTile<kM, kN, kSubs == 1, kGroups, Config::k3d>(
             *tile.sub, shared + ConvShared<Config>::kZeroOffset, 0, false,
             tile.pixel, kGroups ? tile.in_group : tile.channel,
             problem.channels, tile.group);
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1) ConvKernel(
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, kThreads);
     const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
-    const StageWalk walk = FirstStage<Config>(problem, tile);
+    const StageWalk walk = FirstStage<Config>(tile);
     if (ElectOne()) {
       if constexpr (Config::kResident > 0) {
         LoadResident<Config>(problem, tile,

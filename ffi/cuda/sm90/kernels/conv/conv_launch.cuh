@@ -8,6 +8,7 @@
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 #include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
+#include "cuda/sm90/kernels/conv/residue_k_plan.h"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/mainloop/k_slices.h"
 #include "cuda/sm90/problem/box_map.h"
@@ -27,6 +28,17 @@ struct ConvBoxes {
   bool half_filter = false;  // by 64 bytes
 };
 
+// The map of what a sub-problem reads, in boxes of so many pixels.
+inline bool EncodeInput(CUtensorMap* map, const ConvCall& call,
+                        const Activations& in, const SubproblemAxes& axes,
+                        int pixels) {
+  return Is3d(call.g)
+             ? Encode3dIm2col(map, call.type, call.lhs,
+                              InputWalk3d(in, axes, pixels), Copy::kLoad)
+             : EncodeIm2col(map, call.type, call.lhs,
+                            InputWalk(in, axes, pixels, MapGroups(call.g)));
+}
+
 // Adds a sub-problem of what `call` computes to a problem whose other members
 // are set. False where the driver refuses.
 template <int kSubs>
@@ -36,11 +48,7 @@ bool AddSubproblem(const ConvCall& call, const Activations& in,
   ConvSubproblem& sub = problem->sub[problem->subs];
   problem->subs = problem->subs + 1;
   SetAxes(axes, out.n, problem->channel_blocks, &sub);
-  if (!EncodeIm2col(
-          &sub.input, call.type, call.lhs,
-          InputWalk(in, axes, boxes.load_pixels, MapGroups(call.g)))) {
-    return false;
-  }
+  if (!EncodeInput(&sub.input, call, in, axes, boxes.load_pixels)) return false;
   const int channels = 128 / ElementBytes(call.type);
   switch (boxes.output) {
     case Output::kMatrix:
@@ -68,6 +76,11 @@ bool AddSubproblem(const ConvCall& call, const Activations& in,
       sub.output_data = call.result;
       return true;
     default:
+      if (Is3d(call.g)) {
+        return Encode3dIm2col(&sub.output, call.type, call.result,
+                              OutputWalk3d(out, axes, boxes.store_pixels),
+                              Copy::kStore);
+      }
       const int64_t groups = MapGroups(call.g);
       const int pixels = groups > 1
                              ? GroupStorePixels(sub.pixels, boxes.store_pixels)
@@ -91,6 +104,7 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   problem->channels = static_cast<int>(out.c / of_maps);
   problem->channel_blocks = static_cast<int>((inputs + block - 1) / block);
   problem->filter_width = static_cast<int>(g.S);
+  problem->slice_taps = static_cast<int>(g.R * g.S);
   problem->group_tiles = static_cast<int>((outputs + n - 1) / n);
   problem->group_inputs = static_cast<int>(inputs);
   problem->n_tiles = static_cast<int>(units * problem->group_tiles);
@@ -125,11 +139,14 @@ bool MakeResidueK(const ConvCall& call, const Activations& in,
                   int block, ConvResidueK* residue_k) {
   residue_k->channels = channels;
   residue_k->block = block;
-  if (!EncodeNarrowIm2col(&residue_k->input, call.type, call.lhs,
-                          InputWalk(in, axes, call.plan.tile_m), channels)) {
-    return false;
-  }
   const ConvGeometry& g = call.g;
+  const int pixels = call.plan.tile_m;
+  const bool encoded =
+      Is3d(g) ? EncodeNarrow3dIm2col(&residue_k->input, call.type, call.lhs,
+                                     InputWalk3d(in, axes, pixels), channels)
+              : EncodeNarrowIm2col(&residue_k->input, call.type, call.lhs,
+                                   InputWalk(in, axes, pixels), channels);
+  if (!encoded) return false;
   const std::initializer_list<int64_t> sizes = {g.K, g.C, g.taps()};
   if (kWeights == Contiguous::kRows) {
     return IsResidueNTile(call.plan) && !HasWholeBoxes(g, call.plan)
@@ -188,9 +205,9 @@ cudaError_t LaunchSplit(const ConvProblem<1>& problem,
                       stream, problem, MakeKSlices(problem), epilogue);
 }
 
-// The filter is copied in boxes of box_c input channels.
-template <typename T, Contiguous kWeights, int kSubs, typename Subproblems,
-          typename EpilogueT = NoEpilogue>
+// The filter is copied in boxes of box_c input channels. k3d: Is3d(call.g).
+template <typename T, Contiguous kWeights, int kSubs, bool k3d = false,
+          typename Subproblems, typename EpilogueT = NoEpilogue>
 cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Subproblems& subs, int box_c,
                     Stage stage, cudaStream_t stream,
@@ -228,16 +245,18 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     problem.sub_tiles = problem.tiles / int(problem.subs);
   }
   auto launch = [&](auto config) {
-    return LaunchConv<decltype(config), kSubs>(problem, epilogue,
-                                               call.plan.blocks, stage, stream);
+    using Config = std::conditional_t<k3d, InDepth<decltype(config)>,
+                                      decltype(config)>;
+    return LaunchConv<Config, kSubs>(problem, epilogue, call.plan.blocks, stage,
+                                     stream);
   };
   // Stages and store buffers: what fits in shared memory.
   constexpr Schedule kPingPong = Schedule::kPingPong,
                      kCooperative = Schedule::kCooperative;
   constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
-  // K slices are never summed for a plain epilogue alone.
-  if constexpr (kSubs == 1 && !EpilogueT::kPlain) {
+  // K slices are never summed for a plain epilogue alone, nor in three axes.
+  if constexpr (kSubs == 1 && !EpilogueT::kPlain && !k3d) {
     if (SumsInKSlices(in, out, subs[0])) {
       if (m == 64 && n == 64) {
         return launch(
@@ -261,7 +280,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     return launch(ConvConfig<T, 64, 64, kPingPong, 12, 2, kZeros, kWeights>());
   }
   if (m == 64 && n == 128) {
-    if constexpr (kSubs == 1) {
+    if constexpr (kSubs == 1 && !k3d) {
       // Small sums: a tile's weights would be most of what it copies.
       constexpr int kResident = 2;
       if (call.g.taps() == 1 && problem.sub[0].iterations <= kResident &&
@@ -296,7 +315,8 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
       return launch(ConvConfig<T, 128, 32, kPingPong, 9, 2, false, kWeights>());
     }
   }
-  if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
+  if constexpr (kSubs == 1 && !k3d &&
+                (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (lines && StoresFullRows(in, out, subs[0])) {
       return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
                                kPingPong, 8, 4, false, kWeights, 1, true>());

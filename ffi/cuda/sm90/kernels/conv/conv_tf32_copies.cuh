@@ -29,6 +29,7 @@ struct Tf32Walk {
   int w[Config::kInputBoxes], h[Config::kInputBoxes],
       image[Config::kInputBoxes];
   int r = 0, s = 0, block = 0;
+  int d[Config::kInputBoxes], t = 0;  // of three axes
 
   __device__ __forceinline__ Tf32Walk(const ConvSubproblem& sub, int first) {
 #pragma unroll
@@ -43,6 +44,11 @@ struct Tf32Walk {
       image[b] = row / sub.rows;
       w[b] = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
       h[b] = sub.input_h + (row - image[b] * sub.rows) * sub.input_step_h;
+      if constexpr (Config::k3d) {
+        const int slice = image[b];
+        image[b] = slice / sub.slices;
+        d[b] = sub.input_d + (slice - image[b] * sub.slices) * sub.input_step_d;
+      }
     }
   }
 
@@ -53,7 +59,10 @@ struct Tf32Walk {
       s = 0;
       if (++block == channel_blocks) {
         block = 0;
-        ++r;
+        if (++r == sub.taps_h.count && Config::k3d) {
+          r = 0;
+          ++t;
+        }
       }
     }
   }
@@ -75,6 +84,10 @@ __device__ __forceinline__ void CopyTf32Input(const ConvProblem<kSubs>& problem,
     if constexpr (Config::kWidth == kAnyGroups) {
       LoadGroupIm2col(to, sub.input, full, c, walk.w[b], walk.h[b],
                       walk.image[b], tile.group, offset_w, offset_h);
+    } else if constexpr (Config::k3d) {
+      Load3dIm2col(to, sub.input, full, c, walk.w[b], walk.h[b], walk.d[b],
+                   walk.image[b], offset_w, offset_h,
+                   walk.t * sub.taps_d.offset_step);
     } else {
       LoadIm2col(to, sub.input, full, tile.input_channel + c, walk.w[b],
                  walk.h[b], walk.image[b], offset_w, offset_h);
@@ -105,9 +118,8 @@ __device__ __forceinline__ void CopyTf32Weights(
 #pragma unroll
   for (int tap = 0; tap < Config::kTaps; ++tap) {
     const uint32_t to_tap = weights + tap * Config::kTapBytes;
-    const int filter_tap =
-        (sub.taps_h.tap + walk.r * sub.taps_h.tap_step) * problem.filter_width +
-        sub.taps_w.tap + (walk.s + tap) * sub.taps_w.tap_step;
+    const int filter_tap = FilterTap<Config>(problem, sub, walk) +
+                           tap * sub.taps_w.tap_step;
     if constexpr (kRows) {
 #pragma unroll
       for (int n = 0; n < Config::kN / kTf32Block; ++n) {

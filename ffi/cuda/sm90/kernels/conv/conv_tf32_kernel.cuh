@@ -44,6 +44,7 @@ struct Tf32Config {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr bool kCooperative = kSchedule == Schedule::kCooperative;
   static constexpr int kWidth = kWidth_;
+  static constexpr bool k3d = false;
   static_assert(!kIsNarrow<kWidth>);
 
   // What one warpgroup multiplies, the warps that use a stage, and rows of the

@@ -36,6 +36,7 @@ struct SingleWaveTf32Config {
   // The multiplier is done with a small tile before the next registers come.
   static constexpr bool kAhead = (kTaps > 1 || kOneBox) && kM <= 112;
   static constexpr int kWidth = kOneGroup;
+  static constexpr bool k3d = false;
   static constexpr int kGroupN = 64, kBlocks = 1;
   static constexpr int kInputBoxes = 1;
   static constexpr int kBoxPixels = kM + (kTaps == 1 ? 0 : kTapReach);

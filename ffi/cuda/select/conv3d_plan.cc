@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "cuda/select/tile_time.h"
+#include "cuda/sm90/kernels/conv/conv3d.h"
+#include "cuda/sm90/kernels/conv/residue_k_plan.h"
+
+namespace jax_convbatch::hopper {
+namespace {
+
+// Else boxes are filled up with zeros where several taps of depth side by side
+// would fill them, and to copy these (depth.py) costs less. Of 16 bits, half a
+// box costs about half of one.
+bool FillsBoxes(const ConvGeometry& g, int64_t channels, Type type) {
+  const int64_t box = 128 / ElementBytes(type);
+  auto halves = [&](int64_t n) {
+    const bool half = type != Type::kTf32 && ResidueKChannels(n) > 0;
+    return 2 * ((n + box - 1) / box) - (half ? 1 : 0);
+  };
+  return 4 * g.T * halves(channels) <= 5 * halves(g.T * channels);
+}
+
+}  // namespace
+
+std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
+                           int multiprocessors) {
+  const int64_t inputs = op == Op::kFprop ? g.C : g.K;
+  if (op == Op::kWgrad || g.T == 1 || !IsPlain(g, type) ||
+      !FillsBoxes(g, inputs, type)) {
+    return std::nullopt;
+  }
+  const TiledConv conv(op, g, type);
+  const bool walkable =
+      std::all_of(conv.subs.begin(), conv.subs.end(), [&](const auto& sub) {
+        return IsWalkable3d(type, conv.in, conv.out, sub);
+      });
+  if (conv.subs.empty() || !walkable) return std::nullopt;
+  return CheapestTile(conv, multiprocessors,
+                      [](const Tile&) { return true; });
+}
+
+}  // namespace jax_convbatch::hopper

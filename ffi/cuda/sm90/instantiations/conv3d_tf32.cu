@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/instantiations/conv_tf32_run.cuh"
+#include "cuda/sm90/kernels/conv/conv3d.h"
+#include "cuda/sm90/kernels/conv/transposed_plan.h"
+
+namespace jax_convbatch::hopper {
+
+cudaError_t Fprop3dTf32(const ConvCall& call, Stage stage,
+                        cudaStream_t stream) {
+  return IsTransposed(call.plan) ? RunTransposedTf32<true>(call, stage, stream)
+                                 : RunFpropTf32<true>(call, stage, stream);
+}
+
+cudaError_t Dgrad3dTf32(const ConvCall& call, Stage stage,
+                        cudaStream_t stream) {
+  return RunDgradTf32<true>(call, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper

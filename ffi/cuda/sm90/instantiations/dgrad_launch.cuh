@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_DGRAD_LAUNCH_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_DGRAD_LAUNCH_CUH_
+
+#include "cuda/sm90/kernels/conv/conv_launch.cuh"
+#include "cuda/sm90/kernels/row_band/row_band_launch.cuh"
+#include "cuda/sm90/problem/dense_output.h"
+
+namespace jax_convbatch::hopper {
+
+// k3d: Is3d(call.g). A dense output is faster to write.
+template <typename T, bool k3d = false>
+cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
+  const auto subs = DgradSubproblems(call.g);
+  const Activations in = OutputOf(call.g), out = InputOf(call.g);
+  if constexpr (!k3d) {
+    if (IsRowBand(call.plan)) {
+      return subs.size() != 1 ? cudaErrorInvalidValue
+                              : RunRowBand<T, Contiguous::kReduction>(
+                                    call, in, out, subs[0], stage, stream);
+    }
+  }
+  const int box_c = call.plan.tile_n;  // all rows of a tile's filter
+  return IsDense(subs)
+             ? RunConv<T, Contiguous::kReduction, 1, k3d>(
+                   call, in, out, subs, box_c, stage, stream)
+             : RunConv<T, Contiguous::kReduction, kMaxSubproblems, k3d>(
+                   call, in, out, subs, box_c, stage, stream);
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_DGRAD_LAUNCH_CUH_
