@@ -228,16 +228,31 @@ def test_what_looks_faster_than_the_rule_is_timed_on_beside_it(monkeypatch):
 # --- on a GPU -----------------------------------------------------------------
 
 
+PLANE = ConvGeometry(
+    1, 1, 14, 13, 72, 136, 1, 3, 3, 1, 14, 13, 1, ONES, (0, 1, 1), ONES, ONES
+)
+VOLUME = ConvGeometry(1, 5, 7, 9, 96, 168, 3, 3, 3, 5, 7, 9, 1, ONES, ONES, ONES, ONES)
+TWOS = (2, 2, 2)
+GEOMETRIES = {
+    "plane": PLANE,
+    "planes": PLANE._replace(N=60),
+    "volume": VOLUME,
+    "volumes": VOLUME._replace(N=9),
+    "strided volumes": VOLUME._replace(N=3, O=3, P=4, Q=5, stride=TWOS),
+}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 60])
+@pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-def test_every_configuration_is_right_and_none_changes_bits(hopper, op, dtype, n):
-    g = ConvGeometry(
-        n, 1, 14, 13, 72, 136, 1, 3, 3, 1, 14, 13, 1, ONES, (0, 1, 1), ONES, ONES
-    )
-    numbers = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    params = tuning.ConvParams(g, numbers)
+def test_every_configuration_is_right_and_none_changes_bits(hopper, op, dtype, name):
+    g = GEOMETRIES[name]
+    if name.startswith("plane"):
+        orders = (0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)
+    else:
+        orders = (0, 4, 1, 2, 3), (4, 3, 0, 1, 2), (0, 4, 1, 2, 3)
+    params = tuning.ConvParams(g, jax.lax.ConvDimensionNumbers(*orders))
     case = tuning.Problem(op, params, dtype, dtype)
     rng = np.random.default_rng(0)
     roles = primitives.OPS[op].operands

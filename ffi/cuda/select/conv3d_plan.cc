@@ -9,12 +9,14 @@ namespace jax_convbatch::hopper {
 namespace {
 
 // Else boxes are filled up with zeros where several taps of depth side by side
-// would fill them, and to copy these (depth.py) costs less. Of 16 bits, half a
-// box costs about half of one.
-bool FillsBoxes(const ConvGeometry& g, int64_t channels, Type type) {
+// would fill them, and to copy these (depth.py) costs less. fprop and dgrad of
+// 16 bits have half a box for about half of what one costs.
+bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
+  const int64_t channels = op == Op::kDgrad ? g.K : g.C;
   const int64_t box = 128 / ElementBytes(type);
   auto halves = [&](int64_t n) {
-    const bool half = type != Type::kTf32 && ResidueKChannels(n) > 0;
+    const bool half =
+        op != Op::kWgrad && type != Type::kTf32 && ResidueKChannels(n) > 0;
     return 2 * ((n + box - 1) / box) - (half ? 1 : 0);
   };
   return 4 * g.T * halves(channels) <= 5 * halves(g.T * channels);
@@ -24,19 +26,17 @@ bool FillsBoxes(const ConvGeometry& g, int64_t channels, Type type) {
 
 std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
                            int multiprocessors) {
-  const int64_t inputs = op == Op::kFprop ? g.C : g.K;
-  if (op == Op::kWgrad || g.T == 1 || !IsPlain(g, type) ||
-      !FillsBoxes(g, inputs, type)) {
+  if (g.T == 1 || !IsPlain(g, type) || !FillsBoxes(op, g, type)) {
     return std::nullopt;
   }
+  if (op == Op::kWgrad) return PlanWgrad(g, type, multiprocessors);
   const TiledConv conv(op, g, type);
   const bool walkable =
       std::all_of(conv.subs.begin(), conv.subs.end(), [&](const auto& sub) {
         return IsWalkable3d(type, conv.in, conv.out, sub);
       });
   if (conv.subs.empty() || !walkable) return std::nullopt;
-  return CheapestTile(conv, multiprocessors,
-                      [](const Tile&) { return true; });
+  return CheapestTile(conv, multiprocessors, [](const Tile&) { return true; });
 }
 
 }  // namespace jax_convbatch::hopper

@@ -265,7 +265,9 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
                               int multiprocessors) {
   // x is read as fprop reads it. The bound is the one of a launch's blocks.
   const bool walks =
-      IsGroupTf32(g, type) || IsWgradAlone(g, type)
+      Is3d(g) ? IsPlain(g, type) && IsWalkable3d(type, InputOf(g), OutputOf(g),
+                                                 FpropSubproblem(g))
+      : IsGroupTf32(g, type) || IsWgradAlone(g, type)
           ? IsWalkable(type, InputOf(g), OutputOf(g), FpropSubproblem(g))
           : PlanFprop(g, type, multiprocessors).has_value();
   if (!walks || 1.0 * g.taps() * (g.C + 63) * (g.K + 63) >= 1e12) {

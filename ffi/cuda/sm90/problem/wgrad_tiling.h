@@ -75,13 +75,13 @@ struct WgradTiling {
     if (type == Type::kTf32 && tile_m == kTapRowTile) {
       cols = WithReach(FpropSubproblem(g)).w.count;
       channel_blocks = (inputs + 63) / 64;
-      m_tiles = filter_blocks = g.R * channel_blocks;
+      m_tiles = filter_blocks = g.T * g.R * channel_blocks;
     } else {
       channel_blocks = (inputs + block - 1) / block;
       filter_blocks = g.taps() * channel_blocks;
       m_tiles = (filter_blocks * block + tile_m - 1) / tile_m;
     }
-    steps = (g.N * g.P * cols + block - 1) / block;
+    steps = (g.N * g.O * g.P * cols + block - 1) / block;
   }
 
   int64_t tiles() const { return units * m_tiles * n_tiles; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fprop and dgrad of three spatial axes as they lie in memory: TMA walks slices
-// as it walks rows. Others are convolutions of two axes, of copies (depth.py).
+// Three spatial axes as they lie in memory: TMA walks slices as it walks rows.
+// Others are convolutions of two axes, of copies (depth.py).
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV3D_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV3D_H_
 
@@ -13,18 +13,17 @@
 
 namespace jax_convbatch::hopper {
 
-// Nothing where there is no kernel: for wgrad, one slice of taps, or what TMA
-// cannot express; and where copies cost less.
+// Nothing where there is no kernel: for one slice of taps, or what TMA cannot
+// express; and where copies cost less.
 std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
                            int multiprocessors);
 
 // Runs one; see conv.h.
 cudaError_t Fprop3d(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Dgrad3d(const ConvCall& call, Stage stage, cudaStream_t stream);
-cudaError_t Fprop3dTf32(const ConvCall& call, Stage stage,
-                        cudaStream_t stream);
-cudaError_t Dgrad3dTf32(const ConvCall& call, Stage stage,
-                        cudaStream_t stream);
+cudaError_t Wgrad3d(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t Fprop3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t Dgrad3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

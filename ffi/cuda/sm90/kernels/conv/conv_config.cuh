@@ -10,6 +10,7 @@
 #include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/in_depth.h"
 
 namespace jax_convbatch::hopper {
 
@@ -59,12 +60,6 @@ struct ConvConfig {
   static constexpr int kGroupM = kCooperative ? kM / kConsumers : kM;
   static constexpr int kWarps =
       (kCooperative ? kConsumers : 1) * (kWarpgroup / 32);
-};
-
-// Of three axes.
-template <typename Config>
-struct InDepth : Config {
-  static constexpr bool k3d = true;
 };
 
 // fprop's tiles of 160 channels with their filter in boxes of 64, of whose last

@@ -10,6 +10,7 @@
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_kernel.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_walk.cuh"
 #include "cuda/sm90/mainloop/tf32_fragments.cuh"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
@@ -23,6 +24,7 @@ namespace jax_convbatch::hopper {
 template <int kM_, int kN_, int kStages_, int kTaps_, int kWidth_ = kOneGroup>
 struct F32WgradTile {
   static constexpr int kWidth = kWidth_;
+  static constexpr bool k3d = false;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static_assert(kTaps == 1 || kM == kTapRowTile);
   static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
@@ -107,7 +109,8 @@ __device__ __forceinline__ void IssueF32WgradCopies(
     int x_boxes;
     constexpr int kMine =
         (Config::kXBoxes + Config::kIssuers - 1) / Config::kIssuers;
-    int c[kMine], offset_h[kMine], offset_w[kMine];
+    int c[kMine];
+    TapOffset offset[kMine];
     if constexpr (Config::kTaps == 1) {
       const int first = m_tile * Config::kXBoxes;
       x_boxes =
@@ -119,8 +122,8 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         const int r = tap / problem.filter_width;
         c[m] = place.input_channel +
                (block - tap * problem.channel_blocks) * kTf32Block;
-        offset_h[m] = r * problem.dilation_h;
-        offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
+        offset[m] = TapOffset::OfRow<Config::k3d>(problem, r);
+        offset[m].w = (tap - r * problem.filter_width) * problem.dilation_w;
       }
     } else {
       const int r = m_tile / problem.channel_blocks;
@@ -129,8 +132,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
           min(Config::kXBoxes,
               (problem.group_inputs - first + kTf32Block - 1) / kTf32Block);
       c[0] = place.input_channel + first + issuer * kTf32Block;
-      offset_h[0] = r * problem.dilation_h;
-      offset_w[0] = 0;
+      offset[0] = TapOffset::OfRow<Config::k3d>(problem, r);
     }
     const int bytes = x_boxes * Config::kXBoxBytes +
                       (channels + kTf32Block - 1) / kTf32Block * kTf32BoxBytes;
@@ -140,6 +142,9 @@ __device__ __forceinline__ void IssueF32WgradCopies(
       const int image = line / unsigned(problem.rows);
       const int row = line - image * problem.rows;
       const int col = pixel - line * problem.cols;
+      const auto place =
+          PixelPlace::InDy<Config::k3d>(problem, col, row, image);
+      const auto base = place.template InX<Config::k3d>(problem);
       const uint32_t full = SharedAddress(&loaded[at.stage]);
       const uint32_t x = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
@@ -159,17 +164,15 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         if constexpr (Config::kTaps == 1) {
           LoadTile2(dy, problem.dy, full, k, pixel);
         } else {
-          LoadIm2col(dy, problem.dy, full, k, col, row, image, 0, 0);
+          LoadTap<Config::k3d>(dy, problem.dy, full, k, place, {0, 0});
         }
       }
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         const int box = m * Config::kIssuers + issuer;
         if (box >= x_boxes) continue;
-        LoadIm2col(x + box * Config::kXBoxBytes, problem.x, full, c[m],
-                   problem.base_w + col * problem.step_w,
-                   problem.base_h + row * problem.step_h, image, offset_w[m],
-                   offset_h[m]);
+        LoadTap<Config::k3d>(x + box * Config::kXBoxBytes, problem.x, full,
+                             c[m], base, offset[m]);
       }
       at.Advance();
     }

@@ -10,6 +10,7 @@
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_cluster_reduce.cuh"
+#include "cuda/sm90/kernels/wgrad/wgrad_walk.cuh"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -55,6 +56,7 @@ struct WgradConfig {
   using Layout =
       WgradConfig<T_, kM_, kN_, 1, kTransposed_, kGroups_, false, kWidth_>;
   static constexpr int kWidth = kWidth_;  // see group_width.h
+  static constexpr bool k3d = false;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kBlocks = kM / 64;  // of filter rows
@@ -176,8 +178,8 @@ __device__ __forceinline__ void IssueWgradCopies(
     const int channels =
         min(Config::kN, problem.group_outputs - place.n * Config::kN);
     const int bytes = (blocks + (channels + 63) / 64) * kBoxBytes;
-    int c[Config::kBlocks], offset_h[Config::kBlocks],
-        offset_w[Config::kBlocks];
+    int c[Config::kBlocks];
+    TapOffset offset[Config::kBlocks];
 #pragma unroll
     for (int m = 0; m < Config::kBlocks; ++m) {
       const int block = place.m * Config::kBlocks + m;
@@ -185,8 +187,8 @@ __device__ __forceinline__ void IssueWgradCopies(
       const int r = problem.by_filter_width.Divide(tap);
       c[m] = place.unit * problem.group_inputs +
              (block - tap * problem.channel_blocks) * 64;
-      offset_h[m] = r * problem.dilation_h;
-      offset_w[m] = (tap - r * problem.filter_width) * problem.dilation_w;
+      offset[m] = TapOffset::OfRow<Config::k3d>(problem, r);
+      offset[m].w = (tap - r * problem.filter_width) * problem.dilation_w;
     }
     // Of each round of the classes, the partial has so many steps.
     const int width = partial.end - partial.begin;
@@ -208,8 +210,9 @@ __device__ __forceinline__ void IssueWgradCopies(
       uint32_t image = pixel;
       const int col = static_cast<int>(TakeDigit(problem.by_cols, image));
       const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
-      const int w = problem.base_w + col * problem.step_w;
-      const int h = problem.base_h + row * problem.step_h;
+      const PixelPlace base =
+          PixelPlace::InDy<Config::k3d>(problem, col, row, image)
+              .template InX<Config::k3d>(problem);
       const bool is_rest = has_rest && next == steps - 1;
       const CUtensorMap& x_map = is_rest ? problem.x_rest : problem.x;
       const CUtensorMap& dy_map = is_rest ? problem.dy_rest : problem.dy;
@@ -224,11 +227,10 @@ __device__ __forceinline__ void IssueWgradCopies(
           const uint32_t to = x + m * kBoxBytes;
           if (Config::kPair && problem.shares_x) {
             if (m % 2 != member) continue;
-            MulticastIm2col(to, x_map, full, c[m], w, h, image, offset_w[m],
-                            offset_h[m], both);
+            MulticastTap<Config::k3d>(to, x_map, full, c[m], base, offset[m],
+                                      both);
           } else {
-            LoadIm2col(to, x_map, full, c[m], w, h, image, offset_w[m],
-                       offset_h[m]);
+            LoadTap<Config::k3d>(to, x_map, full, c[m], base, offset[m]);
           }
         }
 #pragma unroll

@@ -116,21 +116,34 @@ inline bool MakeWgradProblem(const ConvCall& call, Copy copy,
   problem->step_w = walk.w.input_step;
   problem->dilation_h = walk.h.taps.offset_step;
   problem->dilation_w = walk.w.taps.offset_step;
+  problem->by_slices = FastDivmod<uint32_t>(g.O);
+  problem->by_slice_rows = FastDivmod<uint32_t>(g.R);
+  problem->base_d = static_cast<int>(walk.d.input);
+  problem->step_d = walk.d.input_step;
+  problem->dilation_d = walk.d.taps.offset_step;
+  auto encode_x = [&](CUtensorMap* x, int pixels) {
+    const Activations in = InputOf(g);
+    return Is3d(g) ? Encode3dIm2col(x, call.type, call.lhs,
+                                    InputWalk3d(in, walk, pixels), copy)
+                   : EncodeIm2col(x, call.type, call.lhs,
+                                  InputWalk(in, walk, pixels), copy);
+  };
   if (tap_rows) {
-    return EncodeIm2col(&problem->x, call.type, call.lhs,
-                        InputWalk(InputOf(g), walk, block + kTapReach), copy) &&
-           EncodeIm2col(&problem->dy, call.type, call.rhs,
-                        OutputWalk(OutputOf(g), walk, block), copy);
+    const Activations out = OutputOf(g);
+    return encode_x(&problem->x, block + kTapReach) &&
+           (Is3d(g) ? Encode3dIm2col(&problem->dy, call.type, call.rhs,
+                                     OutputWalk3d(out, walk, block), copy)
+                    : EncodeIm2col(&problem->dy, call.type, call.rhs,
+                                   OutputWalk(out, walk, block), copy));
   }
-  auto encode = [&](CUtensorMap* x, CUtensorMap* dy, int pixels) {
-    return EncodeIm2col(x, call.type, call.lhs,
-                        InputWalk(InputOf(g), walk, pixels), copy) &&
-           EncodeTiled(dy, call.type, call.rhs, {g.K, g.N * g.P * g.Q},
-                       {block, pixels}, copy);
+  const int64_t pixels = g.N * g.output_pixels();
+  auto encode = [&](CUtensorMap* x, CUtensorMap* dy, int box) {
+    return encode_x(x, box) && EncodeTiled(dy, call.type, call.rhs,
+                                           {g.K, pixels}, {block, box}, copy);
   };
   // In tiles of one warpgroup the code for it takes more than it saves.
   if (call.type != Type::kTf32 && call.plan.tile_m * call.plan.tile_n > 4096) {
-    const int64_t rest = g.N * g.P * g.Q % block;
+    const int64_t rest = pixels % block;
     problem->has_rest = rest > 0 && rest <= kRestPixels;
     problem->rest_class = (problem->steps - 1) % problem->classes;
   }

@@ -10,6 +10,7 @@
 #include "conv_geometry.h"
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/problem/conv.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
@@ -81,7 +82,8 @@ struct WgradShortTiling {
 inline bool IsShort(const ConvGeometry& g, Type type, const Plan& plan) {
   constexpr int64_t kFew = 40;          // steps of a block
   constexpr int64_t kGridMost = 65535;  // blocks, but in the first dimension
-  if (type == Type::kTf32 || g.groups > 1 || plan.pair != Pair::kNone ||
+  if (type == Type::kTf32 || g.groups > 1 || Is3d(g) ||
+      plan.pair != Pair::kNone ||
       WgradShortTileOf(plan.tile_m, plan.tile_n).stages == 0 ||
       !WgradShortTiling::Covers(g, plan.tile_m, plan.tile_n)) {
     return false;

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_IN_DEPTH_H_
+#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_IN_DEPTH_H_
+
+namespace jax_convbatch::hopper {
+
+// A kernel's configuration, of three spatial axes. The others are not k3d.
+template <typename Config>
+struct InDepth : Config {
+  static constexpr bool k3d = true;
+};
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_IN_DEPTH_H_
