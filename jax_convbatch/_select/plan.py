@@ -253,7 +253,8 @@ def configs(
         return []
     native = implicit_cuda.native_plans(problem)
     one = implicit_cuda.one_by_one(problem, native)
-    if depth.is_deep(geometry) or one:  # the convolutions of these have theirs
+    copies = depth.is_deep(geometry) and isinstance(native, str)
+    if copies or one:  # the convolutions that these are made of have theirs
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]
 

@@ -20,23 +20,11 @@ from jax_convbatch._select.rule_classes import (
 
 
 def wide_volumes(problem: Problem) -> bool:
-    """Of one step, of channels that fill the tiles of cuDNN's kernels."""
+    """Large ones of one step and one box of channels, in 16 bits."""
     g = problem.geometry
-    if not volumes(problem) or not g.stride == g.input_dilation == (1, 1, 1):
-        return False
-    outputs = g.O * g.P * g.Q
-    if problem.dtype.itemsize == 2:
-        large = g.C == g.K == 64 and outputs >= 1 << 16
-        some = problem.op == "dgrad" or outputs > 512
-        return (least(problem) >= 192 and some) or large
-    if problem.op == "fprop" and outputs <= 1024:
-        return False
-    if problem.op == "dgrad":
-        filled = g.C % 128 == 0 or g.C % 128 >= 96
-        some = filled and g.K >= 48 and least(problem) <= 256
-        return (some and g.C >= 96) or g.C == g.K == 32
-    copies = g.D * g.H * g.W * g.C * g.T * 4
-    return least(problem) >= 96 or (least(problem) >= 32 and copies >= 1 << 27)
+    one_step = g.stride == g.input_dilation == (1, 1, 1)
+    large = g.C == g.K == 64 and g.O * g.P * g.Q >= 1 << 16
+    return volumes(problem) and half(problem) and one_step and large
 
 
 def _pads_unevenly(problem: Problem) -> bool:
@@ -50,45 +38,42 @@ def _pads_unevenly(problem: Problem) -> bool:
 
 
 def copied_volumes(problem: Problem) -> bool:
-    """In 16 bits, what our kernels do not read in place, in all but small images, and
-    taps along depth alone of 16 to 31 channels on one side."""
+    """In 16 bits, channels that our kernels do not read in place or of which they fill
+    boxes up with zeros, in all but small images; dx of transposed layers; taps along
+    depth alone of 16 to 31 channels on one side."""
     g = problem.geometry
     along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g)
     if half(problem) and along and 16 <= least(problem) < 32:
         return True
     if not three_axes(problem) or not half(problem) or least(problem) < 32:
         return False
-    whole = g.C % 64 == 0 and g.K % 64 == 0
     outputs = g.O * g.P * g.Q
     if g.input_dilation != (1, 1, 1):
-        return not whole or outputs > (4095 if problem.op == "fprop" else 4096)
-    if g.stride[0] > 1 and problem.op == "dgrad" and outputs > 3000:
-        return least(problem) >= 96 or not whole
-    if whole:
-        return g.stride != (1, 1, 1) and least(problem) >= 384
-    if problem.op == "fprop" and g.stride == (1, 1, 1):
-        if g.C == g.K == 32:
-            return False  # our kernels for few channels read x once
+        return problem.op == "dgrad" and outputs > 4096
+    if g.stride != (1, 1, 1):
+        return least(problem) < 48 and outputs > 3000
+    if problem.op == "fprop":
         # cuDNN takes no padding that differs between the sides: x is copied.
-        if least(problem) < 64 and _pads_unevenly(problem):
+        if least(problem) >= 64 or _pads_unevenly(problem):
             return False
+    elif g.C % 64 == 0 and g.K % 64 == 0:
+        return False
     return outputs > 3000
 
 
 def strided_f32_volumes(problem: Problem) -> bool:
     g = problem.geometry
-    strided = g.stride[1:] != (1, 1) or g.input_dilation != (1, 1, 1)
-    some = least(problem) >= 32 or most(problem) >= 128
-    few = patches(problem) and g.C <= 16  # have kernels of their own
-    return tf32(problem) and three_axes(problem) and strided and some and not few
+    strided = g.stride[1:] != (1, 1) and g.input_dilation == (1, 1, 1)
+    some = 48 <= least(problem) <= 128 or (g.K <= 4 and g.C >= 32)
+    return tf32(problem) and three_axes(problem) and strided and some
 
 
 def few_strided_outputs(problem: Problem) -> bool:
-    """Three axes and a stride, so few outputs that columns are small."""
+    """f32 of three axes and a stride, so few outputs that columns are small."""
     g = problem.geometry
     strided = g.stride != (1, 1, 1) and g.input_dilation == (1, 1, 1)
     few = g.O * g.P * g.Q <= 64 and least(problem) >= 128
-    return volumes(problem) and strided and few
+    return tf32(problem) and volumes(problem) and strided and few
 
 
 def volumes_of_few_inputs(problem: Problem) -> bool:
@@ -103,14 +88,16 @@ def wgrad_of_volumes(problem: Problem) -> bool:
     if not volumes(problem):
         return False
     pixels = g.N * g.O * g.P * g.Q
+    transposed, strided = g.input_dilation != (1, 1, 1), g.stride != (1, 1, 1)
     if problem.dtype.itemsize == 4:
-        strided = g.stride != (1, 1, 1) and (least(problem) >= 512 or g.K <= 4)
         few = 4 < most(problem) <= 8
-        return few or strided or g.input_dilation != (1, 1, 1)
-    if g.stride != (1, 1, 1) or g.input_dilation != (1, 1, 1):
-        some = pixels >= 4096 or (least(problem) >= 128 and pixels >= 1024)
-        return some and (least(problem) >= 32 or (g.K <= 4 and g.C >= 128))
-    whole = g.C % 64 == 0 and g.K % 64 == 0 and 128 <= least(problem) <= 512
+        return few or (strided and g.K <= 4) or (transposed and pixels >= 1 << 20)
+    if transposed:
+        return least(problem) >= 32 and 4096 <= pixels < 1 << 20
+    if strided:
+        copied, wide = 32 <= least(problem) < 48, least(problem) >= 192
+        return pixels >= 4096 and (copied or wide or (g.K <= 4 and g.C >= 128))
+    whole = g.C % 64 == 0 and g.K % 64 == 0 and 256 <= least(problem) <= 512
     return whole and pixels >= 4096
 
 

@@ -134,7 +134,7 @@ CUDA = (
     _columns_first(
         DGRAD,
         three_axes.few_strided_outputs,
-        "8x8x8 320->320 3x3x3 s2 at batch 2 13 us, ours 16; f32 16, cuDNN 31",
+        "8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31",
     ),
     _columns_first(
         DGRAD,
@@ -183,25 +183,24 @@ CUDA = (
     _cudnn_first(
         BOTH,
         three_axes.wide_volumes,
-        "ours reads x, or copies of it, again for each tap: 16x16x16 256 at batch 2 "
-        "54 us, cuDNN 45; f32 125, 90; f32 17x90x80 192 fprop 826, 628",
+        "64x64x64 64 at batch 2 295 us, cuDNN 275",
     ),
     _cudnn_first(
         BOTH,
         three_axes.copied_volumes,
-        "ours copies x for each tap of depth: 12x48x48 96->192 s2 44 us, cuDNN 19; "
-        "dgrad of 32x32x32 128->256 s2 58, 39; 2x128x256 32->16 3x1x1 28, 12",
+        "96x96x96 32 at batch 2 493 us, cuDNN 477; dx of a transposed 48x48x48 "
+        "192->96 169, 163; 2x128x256 32->16 3x1x1 28, 12",
     ),
     _cudnn_first(
-        BOTH,
+        FPROP,
         three_axes.strided_f32_volumes,
-        "ours copies x for each tap of depth, 3 to 4 GB of 128x128x128 32->64",
+        "64x64x64 64->128 s2 at batch 2 115 us, cuDNN 103; 3x32x160 64->3 s2 27, 19",
     ),
     _cudnn_first(
         WGRAD,
         three_axes.wgrad_of_volumes,
-        "16x16x16 256 at batch 2 55 us, cuDNN 45; 5x128x256 1024 s2 7564, 4550; f32 "
-        "34x34x34 6 at batch 32 539, 264; 17x128x32 512 s1x2x2 3894, 3196",
+        "16x16x16 256 at batch 2 49 us, cuDNN 45; 2x128x160 192 s1x2x2 80, 58; "
+        "transposed 12x48x48 192->96 84, 68; f32 34x34x34 6 at batch 32 539, 264",
     ),
     _cudnn_first(
         BOTH,

@@ -3,23 +3,17 @@
 
 #include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/conv/conv3d.h"
-#include "cuda/sm90/kernels/conv/residue_k_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 // Else boxes are filled up with zeros where several taps of depth side by side
-// would fill them, and to copy these (depth.py) costs less. fprop and dgrad of
-// 16 bits have half a box for about half of what one costs.
+// would fill them, and to copy these (depth.py) costs less.
 bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
   const int64_t channels = op == Op::kDgrad ? g.K : g.C;
   const int64_t box = 128 / ElementBytes(type);
-  auto halves = [&](int64_t n) {
-    const bool half =
-        op != Op::kWgrad && type != Type::kTf32 && ResidueKChannels(n) > 0;
-    return 2 * ((n + box - 1) / box) - (half ? 1 : 0);
-  };
-  return 4 * g.T * halves(channels) <= 5 * halves(g.T * channels);
+  auto boxes = [&](int64_t n) { return (n + box - 1) / box; };
+  return 3 * g.T * boxes(channels) <= 4 * boxes(g.T * channels);
 }
 
 }  // namespace

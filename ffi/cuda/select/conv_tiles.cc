@@ -25,12 +25,17 @@ bool TapsShareIn(const TiledConv& conv, const Tile& tile) {
                                     : tile.m == 256 && TapsShare(subs[0].w);
 }
 
+// Of three axes, there are none of several sub-problems.
+bool HasSingleWaves(const TiledConv& conv) {
+  return TakesSingleWave(conv.type, conv.in, conv.out, conv.subs) &&
+         (!Is3d(conv.g) || conv.subs.size() == 1);
+}
+
 // Of 16-bit types.
 std::vector<Tile> HalfTiles(const TiledConv& conv) {
   std::vector<Tile> tiles = {
       {64, 64}, {64, 128}, {128, 128}, {128, 256, kCooperative}, {256, 64}};
-  if (!Is3d(conv.g) &&
-      TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
+  if (HasSingleWaves(conv)) {
     for (const int pixels : kSingleWavePixels) {
       tiles.push_back({pixels, 64, kSingleWave});
       tiles.push_back({pixels, 128, kSingleWave});
@@ -64,8 +69,7 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
     tiles.push_back({160, 128, kCooperative});
     tiles.push_back({fprop ? 224 : 192, 128, kCooperative});
   }
-  if (!Is3d(conv.g) &&
-      TakesSingleWave(conv.type, conv.in, conv.out, conv.subs)) {
+  if (HasSingleWaves(conv)) {
     for (const int pixels : kSingleWaveTf32Pixels) {
       tiles.push_back({pixels, 64, kSingleWave});
       tiles.push_back({pixels, 128, kSingleWave});
@@ -107,8 +111,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
     // The others have no taps, and the blocks of the first store their zeros.
     if (tile.kernel == kSingleWave && &sub != &conv.subs[0]) break;
     const int64_t columns = share ? WithReach(sub).w.count : sub.w.count;
-    const int64_t pixels =
-        conv.out.n * sub.d.count * sub.h.count * columns;
+    const int64_t pixels = conv.out.n * sub.d.count * sub.h.count * columns;
     const auto count = static_cast<double>(
         (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n));
     const double stages = static_cast<double>(sub.taps()) * tap_stages;

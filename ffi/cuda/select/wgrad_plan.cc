@@ -165,7 +165,7 @@ Tiles HaloTiles(const ConvGeometry& g) {
   return {kHaloM,
           kHaloN,
           1,
-          tiling.channel_blocks,
+          tiling.depth_taps * tiling.channel_blocks,
           tiling.n_tiles,
           tiling.steps,
           kHaloM,

@@ -248,8 +248,7 @@ class Tf32Store {
         Store3dIm2col(sub.output, box, c, at_pixel.w, at_pixel.h, at_pixel.d,
                       at_pixel.image);
       } else {
-        StoreIm2col(sub.output, box, c, at_pixel.w, at_pixel.h,
-                    at_pixel.image);
+        StoreIm2col(sub.output, box, c, at_pixel.w, at_pixel.h, at_pixel.image);
       }
     }
   }

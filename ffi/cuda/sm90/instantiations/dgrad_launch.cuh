@@ -22,8 +22,8 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   }
   const int box_c = call.plan.tile_n;  // all rows of a tile's filter
   return IsDense(subs)
-             ? RunConv<T, Contiguous::kReduction, 1, k3d>(
-                   call, in, out, subs, box_c, stage, stream)
+             ? RunConv<T, Contiguous::kReduction, 1, k3d>(call, in, out, subs,
+                                                          box_c, stage, stream)
              : RunConv<T, Contiguous::kReduction, kMaxSubproblems, k3d>(
                    call, in, out, subs, box_c, stage, stream);
 }

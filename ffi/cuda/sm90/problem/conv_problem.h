@@ -54,7 +54,7 @@ struct ConvProblem {
   int group_inputs;
   Divisor subs;
   Divisor sub_tiles;  // of each, where they come one after another
-  int tiles;  // of all sub-problems, as many of each
+  int tiles;          // of all sub-problems, as many of each
   ConvSubproblem sub[kSubs];
 };
 

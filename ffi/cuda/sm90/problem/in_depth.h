@@ -2,6 +2,8 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_IN_DEPTH_H_
 #define JAX_CONVBATCH_CUDA_SM90_PROBLEM_IN_DEPTH_H_
 
+#include <type_traits>
+
 namespace jax_convbatch::hopper {
 
 // A kernel's configuration, of three spatial axes. The others are not k3d.
@@ -9,6 +11,9 @@ template <typename Config>
 struct InDepth : Config {
   static constexpr bool k3d = true;
 };
+
+template <typename Config, bool k3d>
+using MaybeInDepth = std::conditional_t<k3d, InDepth<Config>, Config>;
 
 }  // namespace jax_convbatch::hopper
 

@@ -117,9 +117,9 @@ SubproblemAxes FpropSubproblem(const ConvGeometry& g) {
   return {
       FpropAxis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h),
       FpropAxis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w),
-      Is3d(g) ? FpropAxis(g.D, g.O, g.T, g.stride.d, g.pad.d,
-                          g.filter_dilation.d)
-              : kOneSlice,
+      Is3d(g)
+          ? FpropAxis(g.D, g.O, g.T, g.stride.d, g.pad.d, g.filter_dilation.d)
+          : kOneSlice,
   };
 }
 
@@ -214,8 +214,8 @@ bool SumsInKSlices(const Activations& in, const Activations& out,
 
 bool StoresFullRows(const Activations& in, const Activations& out,
                     const SubproblemAxes& sub) {
-  return sub.taps() == 1 && in.c <= 64 &&
-         out.c % 64 == 0 && 128 < out.c && out.c <= 8 * kFullRowTileChannels;
+  return sub.taps() == 1 && in.c <= 64 && out.c % 64 == 0 && 128 < out.c &&
+         out.c <= 8 * kFullRowTileChannels;
 }
 
 namespace {

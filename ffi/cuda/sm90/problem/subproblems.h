@@ -95,8 +95,8 @@ SubproblemAxes WithReach(const SubproblemAxes& sub);
 // would be more than kMaxSubproblems.
 std::vector<SubproblemAxes> DgradSubproblems(const ConvGeometry& g);
 
-// How a sub-problem reads and writes, in boxes of so many pixels. Of three axes,
-// a slice's.
+// How a sub-problem reads and writes, in boxes of so many pixels. Of three
+// axes, a slice's.
 Im2colWalk InputWalk(const Activations& in, const SubproblemAxes& sub,
                      int pixels, int64_t groups = 1);
 Im2colWalk OutputWalk(const Activations& out, const SubproblemAxes& sub,

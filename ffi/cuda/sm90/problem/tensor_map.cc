@@ -101,8 +101,7 @@ bool IsPlaneEncodable(Type type, const Im2colWalk& walk, int rank) {
 bool Encode(CUtensorMap* map, Type type, Copy copy, const void* data, int rank,
             const cuuint64_t* sizes, const cuuint64_t* strides,
             const int* lower, const int* upper, int pixels,
-            const cuuint32_t* steps, int channels,
-            CUtensorMapSwizzle swizzle) {
+            const cuuint32_t* steps, int channels, CUtensorMapSwizzle swizzle) {
   static const auto encode = DriverFunction<decltype(cuTensorMapEncodeIm2col)>(
       "cuTensorMapEncodeIm2col");
   if (encode == nullptr) return false;
@@ -178,8 +177,7 @@ bool EncodeWalk3d(CUtensorMap* map, Type type, const void* data,
 
 // Of lines of so many channels of 16 bits.
 CUtensorMapSwizzle NarrowSwizzle(int channels) {
-  return channels == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                        : CU_TENSOR_MAP_SWIZZLE_32B;
+  return channels == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
 }
 
 }  // namespace

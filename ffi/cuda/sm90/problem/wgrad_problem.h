@@ -80,7 +80,10 @@ struct HaloProblem : WgradTiles {
   int rows;    // P
   int height;  // H
   int pad_h, pad_w;
-  int dilation;   // from one row of taps to the next
+  int dilation;  // from one row of taps to the next
+  // Of three axes, in whose maps x is [N, H, W, D, C], and dy like it: groups
+  // of slices of an image, and the padding before the first.
+  int slice_groups, pad_d;
   int tap_bytes;  // from a pixel to the next tap's
   int x_bytes, dy_bytes;
   int stages;

@@ -128,7 +128,8 @@ struct Sharing {
 };
 
 // A multiplication takes 16 pixels: those of 16 images at one place, or of 8 at
-// two. A step is a row of a strip.
+// two. A step is a row of a strip. Of three axes (16 bits alone), slices of dy
+// take the place of images, and each tap of depth has tiles of its own.
 struct HaloTiling {
   static constexpr int kMaxStages = 8;
   static constexpr int kSharedBytes = 225 << 10;
@@ -137,17 +138,23 @@ struct HaloTiling {
   int64_t channel_blocks, n_tiles;  // of all groups; of one
   int images, strip, reach;         // reach: columns that taps add to a strip
   int64_t image_groups, strips, steps;
+  int64_t depth_taps;
 
   static bool Covers(const ConvGeometry& g, Type type) {
     // f32 has kernels for 16 images and whole boxes of channels.
     const bool boxes = g.C % 32 == 0 && g.K % 32 == 0 &&
                        (IsNarrowTf32(g, type) || GroupWidth(g) != kAnyGroups);
-    return (type != Type::kTf32 || (g.N > 8 && boxes)) && g.T == 1 &&
+    const double pixels = 1.0 * g.O * g.P * g.Q;
+    return (type != Type::kTf32 || (g.N > 8 && boxes && !Is3d(g))) &&
            g.R == 3 && g.S == 3 && g.stride.all(1) &&
            (g.filter_dilation.all(1) ||
-            (type != Type::kTf32 && CoversDilation(g))) &&
+            (type != Type::kTf32 && !Is3d(g) && CoversDilation(g))) &&
            // What TMA can stride over.
-           1.0 * g.P * g.Q * g.K * ElementBytes(type) < kMaxImageBytes;
+           pixels * static_cast<double>(g.K) * ElementBytes(type) <
+               kMaxImageBytes &&
+           1.0 * g.D * g.H * g.W * static_cast<double>(g.C) *
+                   ElementBytes(type) <
+               kMaxImageBytes;
   }
 
   HaloTiling(const ConvGeometry& g, Type type)
@@ -157,11 +164,17 @@ struct HaloTiling {
         images(Images(g, type)),
         strip(Strip(g.Q, images)),
         reach(static_cast<int>(2 * g.filter_dilation.w)),
-        image_groups((g.N + images - 1) / images),
+        image_groups(Is3d(g) ? g.N * slice_groups(g)
+                             : (g.N + images - 1) / images),
         strips((g.Q + strip - 1) / strip),
-        steps(image_groups * strips * g.P) {}
+        steps(image_groups * strips * g.P),
+        depth_taps(g.T) {}
 
-  int64_t tiles() const { return channel_blocks * n_tiles; }
+  int64_t tiles() const { return depth_taps * channel_blocks * n_tiles; }
+  // Of three axes: of an image.
+  int64_t slice_groups(const ConvGeometry& g) const {
+    return (g.O + images - 1) / images;
+  }
   int multiplications() const { return strip * images / 16; }
   int pixel_bytes() const { return images * 128; }
   int stage_bytes() const { return (2 * strip + reach) * pixel_bytes(); }
@@ -184,7 +197,7 @@ struct HaloTiling {
   // Strips of 8 images are twice as wide, so that fewer columns of x are read
   // twice; more of them may hang over.
   static int Images(const ConvGeometry& g, Type type) {
-    if (g.N <= 8) return 8;
+    if ((Is3d(g) ? g.O : g.N) <= 8) return 8;
     if (type == Type::kTf32) return 16;
     return Covered(g.Q, Strip(g.Q, 8)) <= Covered(g.Q, Strip(g.Q, 16)) ? 8 : 16;
   }
@@ -237,8 +250,8 @@ struct HaloRounds {
 
   static HaloRounds Of(const ConvGeometry& g, Type type, const Plan& plan) {
     constexpr int64_t kMostLeft = 14;
-    if (g.groups > 1 || type == Type::kTf32 || plan.tile_m != kHaloM ||
-        plan.tile_n != kHaloN || plan.cluster > 1) {
+    if (g.groups > 1 || type == Type::kTf32 || Is3d(g) ||
+        plan.tile_m != kHaloM || plan.tile_n != kHaloN || plan.cluster > 1) {
       return {0, 0};
     }
     const HaloTiling tiling(g, type);

@@ -22,6 +22,10 @@ std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
 cudaError_t Fprop3d(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Dgrad3d(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Wgrad3d(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t SingleWave3d(Op op, const ConvCall& call, Stage stage,
+                         cudaStream_t stream);
+cudaError_t SingleWave3dTf32(Op op, const ConvCall& call, Stage stage,
+                             cudaStream_t stream);
 cudaError_t Fprop3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Dgrad3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 

@@ -225,8 +225,7 @@ __device__ __forceinline__ void IssueCopies(
   RingPosition<Config::kStages> at;
   int first = kFirstStages;
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
-    CopyStages<Config, kOperand>(problem, tile,
-                                 FirstStage<Config>(tile), first,
+    CopyStages<Config, kOperand>(problem, tile, FirstStage<Config>(tile), first,
                                  tile.iterations, ring, barriers, at);
     first = 0;
   });

@@ -245,8 +245,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     problem.sub_tiles = problem.tiles / int(problem.subs);
   }
   auto launch = [&](auto config) {
-    using Config = std::conditional_t<k3d, InDepth<decltype(config)>,
-                                      decltype(config)>;
+    using Config = MaybeInDepth<decltype(config), k3d>;
     return LaunchConv<Config, kSubs>(problem, epilogue, call.plan.blocks, stage,
                                      stream);
   };

@@ -118,8 +118,8 @@ __device__ __forceinline__ void CopyTf32Weights(
 #pragma unroll
   for (int tap = 0; tap < Config::kTaps; ++tap) {
     const uint32_t to_tap = weights + tap * Config::kTapBytes;
-    const int filter_tap = FilterTap<Config>(problem, sub, walk) +
-                           tap * sub.taps_w.tap_step;
+    const int filter_tap =
+        FilterTap<Config>(problem, sub, walk) + tap * sub.taps_w.tap_step;
     if constexpr (kRows) {
 #pragma unroll
       for (int n = 0; n < Config::kN / kTf32Block; ++n) {

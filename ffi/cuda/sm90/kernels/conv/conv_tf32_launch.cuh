@@ -43,8 +43,7 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   constexpr Schedule kPingPong = Schedule::kPingPong,
                      kCooperative = Schedule::kCooperative;
   auto launch = [&](auto config, const auto& walked) {
-    using Config = std::conditional_t<k3d, InDepth<decltype(config)>,
-                                      decltype(config)>;
+    using Config = MaybeInDepth<decltype(config), k3d>;
     return LaunchConvTf32<Config, kSubs>(call, in, out, walked, box_c, stage,
                                          stream, epilogue);
   };

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
       const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-      const StageWalk walk(*tile.sub, tile.pixel);
+      const StageWalk walk = FirstStage<Config>(tile);
       if (ElectOne()) {
         CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
                                 barriers.ring);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                           barriers.ring, at);
     } else {
       const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-      const StageWalk walk(*tile.sub, tile.pixel);
+      const StageWalk walk = FirstStage<Config>(tile);
       NamedBarrier(kFirstBarrier, Config::kThreads);
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
                                             tile.iterations, shared,

@@ -63,13 +63,10 @@ __device__ __forceinline__ void CopySingleWaveWeights(
     const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
   if constexpr (Config::kOneBox) {
     static_assert(Config::kTaps == 1);
-    const ConvSubproblem& sub = *tile.sub;
-    const int filter_row = sub.taps_h.tap + walk.r * sub.taps_h.tap_step;
-    const int filter_column = sub.taps_w.tap + walk.s * sub.taps_w.tap_step;
     BarrierArriveExpect(full, Config::kTapBytes);
     LoadTile4(weights, problem.weights, full, 0, walk.block * kTf32Block,
               tile.channel / kTf32Block,
-              filter_row * problem.filter_width + filter_column);
+              FilterTap<Config>(problem, *tile.sub, walk));
   } else {
     CopyTf32Weights<Config>(problem, tile, walk, boxes, weights, full);
   }

@@ -28,6 +28,17 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   const HaloHelpers helpers = HaloHelpers::Of(g, call.type, call.plan);
   problem->own_steps = static_cast<int>(helpers.own_steps);
   problem->helpers = static_cast<int>(helpers.count);
+  if (Is3d(g)) {
+    const int64_t x_slice = g.H * g.W * g.C, dy_slice = g.P * g.Q * g.K;
+    return EncodeStrided(&problem->x, call.type, call.lhs,
+                         {g.C, g.D, g.W, g.H, g.N},
+                         {x_slice, g.C, g.W * g.C, g.D * x_slice},
+                         {64, tiling.images, columns, 1, 1}) &&
+           EncodeStrided(&problem->dy, call.type, call.rhs,
+                         {g.K, g.O, g.Q, g.P, g.N},
+                         {dy_slice, g.K, g.Q * g.K, g.O * dy_slice},
+                         {64, tiling.images, tiling.strip, 1, 1});
+  }
   return EncodeStrided(&problem->x, call.type, call.lhs, {g.C, g.N, g.W, g.H},
                        {g.H * g.W * g.C, g.C, g.W * g.C},
                        {64, tiling.images, columns, 1}) &&
@@ -76,15 +87,17 @@ cudaError_t LaunchRounds(const ConvCall& call, const HaloProblem& problem,
                       stream, problem);
 }
 
-template <typename T, int kMultiplications, int kWidth>
+template <typename T, int kMultiplications, int kWidth, bool k3d>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  using Config = HaloConfig<T, kMultiplications, kWidth>;
+  using Config = HaloConfig<T, kMultiplications, kWidth, k3d>;
   HaloProblem problem{};
   if (!MakeHaloProblem(call, &problem)) return cudaErrorInvalidValue;
   if constexpr (kWidth == kOneGroup) {
     if (problem.helpers > 0) {
       return LaunchWithHelpers<Config>(problem, stage, stream);
     }
+  }
+  if constexpr (kWidth == kOneGroup && !k3d) {
     if (problem.whole_tiles > 0) {
       return LaunchRounds<Config>(call, problem, stage, stream);
     }
@@ -94,11 +107,11 @@ cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
                              stream);
 }
 
-template <typename T, int kWidth>
+template <typename T, int kWidth, bool k3d = false>
 cudaError_t RunHalo(const ConvCall& call, Stage stage, cudaStream_t stream) {
   return HaloTiling(call.g, call.type).multiplications() == 7
-             ? RunHalo<T, 7, kWidth>(call, stage, stream)
-             : RunHalo<T, 8, kWidth>(call, stage, stream);
+             ? RunHalo<T, 7, kWidth, k3d>(call, stage, stream)
+             : RunHalo<T, 8, kWidth, k3d>(call, stage, stream);
 }
 
 // Of several groups.
@@ -144,10 +157,12 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
         return RunGroups<T, kAnyGroups>(call, stage, stream);
     }
   }
-  if (Is3d(call.g)) return Wgrad3d(call, stage, stream);
-  if (call.plan.tile_m == kHaloM && call.plan.tile_n == kHaloN) {
-    return RunHalo<T, kOneGroup>(call, stage, stream);
+  const bool halo = call.plan.tile_m == kHaloM && call.plan.tile_n == kHaloN;
+  if (Is3d(call.g)) {
+    return halo ? RunHalo<T, kOneGroup, true>(call, stage, stream)
+                : Wgrad3d(call, stage, stream);
   }
+  if (halo) return RunHalo<T, kOneGroup>(call, stage, stream);
   return RunTiles<T>(call, stage, stream);
 }
 

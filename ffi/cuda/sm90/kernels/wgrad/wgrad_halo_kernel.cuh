@@ -20,6 +20,7 @@
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
 
 #include "cuda/common/dependent_launch.cuh"
+#include "cuda/sm90/arch/tensor_copies_5d.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_halo_cluster_reduce.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_halo_scheduler.cuh"
@@ -27,10 +28,25 @@
 
 namespace jax_convbatch::hopper {
 
-template <int kWidth>
+// Of three axes, where a tile's tap of depth and its block of channels are.
+struct HaloDepth {
+  int t, c;
+
+  __device__ HaloDepth(const WgradTiles& tiles, int tile) {
+    const int block = tile / tiles.n_tiles;
+    t = block / tiles.channel_blocks;
+    c = block - t * tiles.channel_blocks;
+  }
+};
+
+template <int kWidth, bool k3d = false>
 __device__ __forceinline__ BlockOrigin HaloOrigin(const WgradTiles& tiles,
                                                   int tile, int tap) {
   const int c = tile / tiles.n_tiles, n = tile % tiles.n_tiles;
+  if constexpr (k3d) {
+    const HaloDepth at(tiles, tile);
+    return {at.t * 9 + tap, at.c * 64, n * 64, tiles.K};
+  }
   if constexpr (kWidth == kOneGroup) return {tap, c * 64, n * 64, tiles.K};
   const int group = c / tiles.group_blocks, first = group * tiles.group_outputs;
   return {tap, (c - group * tiles.group_blocks) * 64, first + n * 64,
@@ -47,11 +63,13 @@ __device__ __forceinline__ int HaloInput(const WgradTiles& tiles, int tile) {
 }
 
 // kWidth: see group_width.h.
-template <typename T_, int kMultiplications_, int kWidth_ = kOneGroup>
+template <typename T_, int kMultiplications_, int kWidth_ = kOneGroup,
+          bool k3d_ = false>
 struct HaloConfig {
   using T = T_;
-  using Layout = HaloConfig<T_, 7, kWidth_>;  // AddWgradPartials'
+  using Layout = HaloConfig<T_, 7, kWidth_, k3d_>;  // AddWgradPartials'
   static constexpr int kWidth = kWidth_;
+  static constexpr bool k3d = k3d_;
   static constexpr int kMultiplications = kMultiplications_;  // of a step
   static constexpr int kTaps = 3;  // of a filter row; and filter rows
   static constexpr int kThreads = (kTaps + 1) * kWarpgroup;
@@ -71,7 +89,8 @@ struct HaloConfig {
 
   __device__ static BlockOrigin Origin(const WgradTiles& tiles, int tile,
                                        int block, int thread) {
-    return HaloOrigin<kWidth>(tiles, tile, thread / kWarpgroup * kTaps + block);
+    return HaloOrigin<kWidth, k3d>(tiles, tile,
+                                   thread / kWarpgroup * kTaps + block);
   }
 };
 
@@ -108,11 +127,24 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
   HaloRing at{problem.stages};
   HaloWalk<kRole> walk(problem);
   for (WgradPartial partial; walk.Next(&partial);) {
-    const int c = HaloInput<Config::kWidth>(problem, partial.tile);
+    int c = 0, slice = 0;
+    if constexpr (Config::k3d) {
+      const HaloDepth depth(problem, partial.tile);
+      c = depth.c * 64;
+      slice = depth.t - problem.pad_d;
+    } else {
+      c = HaloInput<Config::kWidth>(problem, partial.tile);
+    }
     const int k = Config::Origin(problem, partial.tile, 0, 0).k;
     for (int step = partial.begin; step < partial.end;) {
-      const HaloRun run = RunAt(problem, step, partial.end);
+      HaloRun run = RunAt(problem, step, partial.end);
       step += run.count;
+      int image = 0;  // of three axes, whose slices are the run's images
+      if constexpr (Config::k3d) {
+        const int group = run.image / problem.images;
+        image = group / problem.slice_groups;
+        run.image -= image * problem.slice_groups * problem.images;
+      }
       for (int row = 0; row < run.count + 2; ++row) {
         const uint32_t full = SharedAddress(&barriers.ring.full[at.stage]);
         const uint32_t x =
@@ -125,13 +157,20 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
         const bool has_dy = row < run.count;
         BarrierArriveExpect(
             full, inside * problem.x_bytes + has_dy * problem.dy_bytes);
+        auto load = [&](uint32_t to, const CUtensorMap& map, int channel,
+                        int slice, int col, int of_row) {
+          if constexpr (Config::k3d) {
+            LoadTile5(to, map, full, channel, slice, col, of_row, image);
+          } else {
+            LoadTile4(to, map, full, channel, slice, col, of_row);
+          }
+        };
         if (inside) {
-          LoadTile4(x, problem.x, full, c, run.image, run.col - problem.pad_w,
-                    h);
+          load(x, problem.x, c, run.image + slice, run.col - problem.pad_w, h);
         }
         if (has_dy) {
-          LoadTile4(x + problem.x_bytes, problem.dy, full, k, run.image,
-                    run.col, run.row + row * problem.dilation);
+          load(x + problem.x_bytes, problem.dy, k, run.image, run.col,
+               run.row + row * problem.dilation);
         }
         at.Advance();
       }

@@ -85,6 +85,8 @@ inline HaloProblem HaloProblemOf(const ConvCall& call,
   problem.pad_h = static_cast<int>(g.pad.h);
   problem.pad_w = static_cast<int>(g.pad.w);
   problem.dilation = static_cast<int>(g.filter_dilation.h);
+  problem.slice_groups = static_cast<int>(tiling.slice_groups(g));
+  problem.pad_d = static_cast<int>(g.pad.d);
   return problem;
 }
 

@@ -21,8 +21,7 @@ cudaError_t RunTf32Tiles(const ConvCall& call, Stage stage,
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
-    using Config =
-        std::conditional_t<k3d, InDepth<decltype(config)>, decltype(config)>;
+    using Config = MaybeInDepth<decltype(config), k3d>;
     const bool whole = problem.tiles % problem.blocks == 0;
     const auto kernel = &WgradTf32Kernel<Config>;
     const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);

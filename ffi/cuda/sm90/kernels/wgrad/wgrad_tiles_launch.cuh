@@ -56,8 +56,7 @@ cudaError_t RunTiles(const ConvCall& call, Stage stage, cudaStream_t stream) {
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
-    using Config =
-        std::conditional_t<k3d, InDepth<decltype(config)>, decltype(config)>;
+    using Config = MaybeInDepth<decltype(config), k3d>;
     return LaunchWgrad<Config>(&WgradKernel<Config>, Config::kThreads,
                                Config::kSharedBytes, problem, stage, stream);
   };
