@@ -4,6 +4,7 @@
 import functools
 
 import jax
+import numpy as np
 import pytest
 from problems import whole
 from promises import (
@@ -19,6 +20,7 @@ from test_hopper_plan import H200
 import jax_convbatch as jc
 from jax_convbatch._shapes.geometry import ConvGeometry
 
+ENGINES = ("implicit_gemm", "im2col_gemm")
 CASES = {
     "one box": volume(2, (5, 6, 7), 64, 64, (3, 3, 3)),
     "odd channels": volume(3, (4, 7, 5), 120, 184, (3, 3, 3)),
@@ -57,6 +59,36 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):
 def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
     assert_batch_invariant(CASES[name], dtype)
     assert_a_hundred_runs_agree(CASES[name], dtype, algorithm="implicit_gemm")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", ["one box", "odd channels", "stride 2", "many tiles"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("more", [False, True])
+def test_a_layer_is_what_follows_its_convolution(hopper, name, dtype, activation, more):
+    """Whole numbers: sums are exact, so both engines round the same ones."""
+    case = CASES[name]
+    x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)
+    bias = np.arange(case.w[-1]).astype(dtype) % 5 - 2
+    rest = dict(residual=dy, scale=1 + np.abs(bias)) if more else {}
+
+    def layer(algorithm, x, w):
+        return jc.conv_bias_act(
+            *(x, w, bias),
+            activation=activation,
+            strides=case.conv.strides,
+            padding=case.conv.padding,
+            algorithm=algorithm,
+            **rest,
+        )
+
+    def run(algorithm):
+        y, pullback = jax.vjp(functools.partial(layer, algorithm), x, w)
+        return y, layer(algorithm, x, w), pullback(dy) if activation != "gelu" else ()
+
+    for a, b in zip(*map(jax.tree.leaves, map(run, ENGINES)), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.gpu
@@ -118,7 +150,7 @@ def test_what_they_leave_to_copies(native):
     assert plan("fprop")["workspace"] == plan("dgrad")["workspace"] == 0
     for op in ("fprop", "dgrad", "wgrad"):
         for dtype in ("bfloat16", "float16", "float32"):
-            assert plan(op, dtype)
+            assert plan(op, dtype)["epilogue"] == (op == "fprop")
             assert plan(op, dtype, stride=(2, 2, 2), O=8, P=14, Q=14)
 
     # Side by side, the taps of few channels fill a box.

@@ -80,8 +80,8 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
                       [](const Tile&) { return true; });
 }
 
-Plan NotTransposed(const Plan& plan, const ConvGeometry& g, Type type) {
-  return IsTransposed(plan) ? PlanFprop(g, type, plan.blocks).value_or(plan)
+Plan NotTransposed(const Plan& plan, const ConvGeometry& g) {
+  return IsTransposed(plan) ? FpropTf32Tile(g, FpropSubproblem(g), plan.blocks)
                             : plan;
 }
 

@@ -90,7 +90,7 @@ TiledConv::TiledConv(Op op, const ConvGeometry& g, Type type)
                             : DgradSubproblems(g)) {}
 
 bool TiledConv::sums_whole() const {
-  return type == Type::kTf32 || Is3d(g) || subs.size() != 1 ||
+  return type == Type::kTf32 || subs.size() != 1 ||
          !SumsInKSlices(in, out, subs[0]);
 }
 

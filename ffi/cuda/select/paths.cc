@@ -174,7 +174,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
-  if (g.groups > 1 || Is3d(g)) return false;
+  if (g.groups > 1) return false;
   switch (plan.path) {
     case Path::kCopies:
     case Path::kSmall:
@@ -191,6 +191,7 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
 }
 
 bool HasReluBitmask(const Plan& plan, const ConvGeometry& given, Type type) {
+  if (Is3d(given)) return false;
   const ConvGeometry g = Fold(Op::kFprop, given, type);
   return (plan.path != Path::kFewChannels || type == Type::kTf32) &&
          g.K % 8 == 0 && HasEpilogue(plan, g, type);
@@ -200,7 +201,7 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
                     Stage stage, cudaStream_t stream) {
   const ConvGeometry g = Fold(op, given.g, given.type);
   const Plan plan = op == Op::kFprop && given.epilogue != nullptr
-                        ? NotTransposed(given.plan, g, given.type)
+                        ? NotTransposed(given.plan, g)
                         : given.plan;
   const ConvCall call = {g,
                          given.type,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_launch.cuh"
@@ -16,6 +17,9 @@ cudaError_t SingleWaveFpropActTf32(const ConvCall& given, Stage stage,
   PlainEpilogue<false> plain{};
   plain.bias = epilogue.bias;
   plain.relu = epilogue.activation == Activation::kRelu;
+  if (Is3d(given.g)) {
+    return SingleWavePlain3dTf32(given, plain, stage, stream);
+  }
   return RunSingleWaveTf32<Contiguous::kRows, 1>(
       given, InputOf(given.g), OutputOf(given.g), {FpropSubproblem(given.g)},
       stage, stream, plain);

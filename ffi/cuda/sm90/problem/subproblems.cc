@@ -209,7 +209,9 @@ Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
 
 bool SumsInKSlices(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub) {
-  return sub.taps() * ((in.c + 63) / 64) >= 64 && out.h * out.w <= 64;
+  const bool one_slice = in.d == 1 && out.d == 1 && sub.d.taps.count == 1;
+  return one_slice && sub.taps() * ((in.c + 63) / 64) >= 64 &&
+         out.h * out.w <= 64;
 }
 
 bool StoresFullRows(const Activations& in, const Activations& out,

@@ -117,7 +117,7 @@ bool StoresFullRows(const Activations& in, const Activations& out,
 
 // Whether the sums of the only sub-problem are formed in K slices
 // (conv_k_slices.cuh): long ones of few outputs an image, whatever the number
-// of images. Not for TF32.
+// of images. Not for TF32, nor in three axes.
 bool SumsInKSlices(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub);
 

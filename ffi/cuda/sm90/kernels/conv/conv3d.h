@@ -18,16 +18,28 @@ namespace jax_convbatch::hopper {
 std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
                            int multiprocessors);
 
-// Runs one; see conv.h.
+// Run one; see conv.h. Those of Tf32 and single waves are called by the others.
 cudaError_t Fprop3d(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Dgrad3d(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Wgrad3d(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t Fprop3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t Dgrad3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t SingleWave3d(Op op, const ConvCall& call, Stage stage,
                          cudaStream_t stream);
 cudaError_t SingleWave3dTf32(Op op, const ConvCall& call, Stage stage,
                              cudaStream_t stream);
-cudaError_t Fprop3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
-cudaError_t Dgrad3dTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+
+// With an epilogue, but for the ReLU bitmask: of any kind, in 16 bits with the
+// map of its residual; plain.
+cudaError_t FpropAct3d(const ConvCall& call, const Epilogue& epilogue,
+                       Stage stage, cudaStream_t stream);
+cudaError_t FpropAct3dTf32(const ConvCall& call, Stage stage,
+                           cudaStream_t stream);
+cudaError_t FpropPlain3d(const ConvCall& call, Stage stage,
+                         cudaStream_t stream);
+cudaError_t SingleWavePlain3dTf32(const ConvCall& call,
+                                  const PlainEpilogue<false>& epilogue,
+                                  Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

@@ -35,7 +35,7 @@ cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream);
 
 // What runs a call with an epilogue, which those that are transposed lack.
-Plan NotTransposed(const Plan& plan, const ConvGeometry& g, Type type);
+Plan NotTransposed(const Plan& plan, const ConvGeometry& g);
 
 }  // namespace jax_convbatch::hopper
 
