@@ -62,7 +62,7 @@ EDGES = {
     **{
         f"deep, {name}": case
         for name, case in test_deep.CASES.items()
-        if max(case.conv.strides) == 1 and name != "channels first"
+        if name not in ("channels first", "tiles of all taps", "tails of tiles")
     },
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
@@ -117,7 +117,7 @@ def dtypes(name):
     single = ("one channel", "lines", "quads", "large tiles", "true f32", "thin strips")
     if name.startswith(single):
         return ("float32",)
-    both = name.startswith(("copied", "thin"))
+    both = name.startswith(("copied", "deep", "thin"))
     return ("bfloat16", "float32") if both else ("bfloat16",)
 
 
@@ -251,7 +251,7 @@ def runs():
         ops = {}
         if name.startswith("wgrad"):
             ops = {"ops": ("wgrad",)}
-        if name.startswith(("deep", "wave")):  # wgrad is another's, or of XLA's copies
+        if name.startswith("wave"):  # wgrad is another's
             ops = {"ops": ("fprop", "dgrad")}
         for dtype in dtypes(name):
             call = functools.partial(convolution, case, dtype, precision, **ops)

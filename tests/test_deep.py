@@ -36,6 +36,8 @@ CASES = {
     "channels first": volume(2, (4, 6, 5), 64, 128, (3, 3, 3), specs=NCDHW),
     "many tiles": volume(5, (9, 31, 33), 64, 184, (3, 3, 3)),
     "many narrow tiles": volume(9, (13, 34, 39), 48, 64, (3, 2, 1), pad=0),
+    # Of f32's widest tile, the last one's second box begins past the tensor.
+    "tails of tiles": volume(3, (7, 31, 45), 64, 64, (3, 3, 3)),
     "tiles of all taps": volume(2, (13, 30, 44), 128, 128, (3, 3, 3), pad=(2, 1, 0)),
 }
 
@@ -89,6 +91,34 @@ def test_a_layer_is_what_follows_its_convolution(hopper, name, dtype, activation
 
     for a, b in zip(*map(jax.tree.leaves, map(run, ENGINES)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", ["scale", "gelu"])
+@pytest.mark.parametrize(
+    "sizes", [(16, (2, 32, 32), 64, 32), (2, (1, 64, 64), 48, 160)], ids=str
+)
+def test_any_epilogue_of_narrow_tiles(hopper, sizes, epilogue):
+    """Rows of one slice of these would be bands of few channels in two axes."""
+    case = volume(*sizes, (3, 3, 3))
+    x, w, _ = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    of_channels = (np.arange(sizes[-1]) % 3).astype(x.dtype)
+    rest = {"scale": of_channels} if epilogue == "scale" else {"activation": "gelu"}
+    y, right = (jc.conv_bias_act(x, w, algorithm=a, **rest) for a in ENGINES)
+    np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", [256, 320])
+def test_wgrad_with_all_taps_of_a_slice_in_a_tile(hopper, c):
+    """A cluster for each tile, and helpers for all."""
+    case = volume(1, (6, 28, 28), c, 320, (3, 3, 3))
+    x, _, dy = arrays(case, functools.partial(whole, most=1), "bfloat16")
+    dw, right = (
+        jc.ops.wgrad(x, dy, case.w, padding=1, algorithm=algorithm)
+        for algorithm in ENGINES
+    )
+    np.testing.assert_array_equal(dw, right)
 
 
 @pytest.mark.gpu
@@ -162,6 +192,9 @@ def test_what_they_leave_to_copies(native):
     assert of_inputs("fprop", 48) and of_inputs("wgrad", 48)
     assert of_inputs("fprop", 16, "float32") is None
     assert of_inputs("fprop", 32, "float32")
+    # Rows of which three taps share their pixels are walked further.
+    wide = dict(pad=(1, 1, 16), Q=58)
+    assert plan("fprop", **wide) and plan("fprop", "float32", **wide) is None
     # The engine's corners are of five bits, its offsets of five without a sign.
     assert plan("fprop", pad=(17, 1, 1), O=48) is None
     assert plan("fprop", filter_dilation=(16, 1, 1), pad=(16, 1, 1)) is None

@@ -52,11 +52,9 @@ def planned(problem: Problem) -> Plan:
     if dtype not in DTYPES or problem.out_dtype != problem.dtype:
         raise Unable(f"operands of {dtype} and a result of {problem.out_dtype.name}")
     native = native_plans(problem)
-    if depth.is_deep(g) and isinstance(native, str):
+    if copies_slices(problem, native):
         return _deep(problem)
-    # Groups are multiplied in true float32.
-    high = dtype == "float32" and problem.precision == _HIGH and g.groups == 1
-    if high and not _by_six_products(native):
+    if _is_high(problem) and not _by_six_products(native):
         return tf32x3.plan(problem, planned)
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
@@ -88,6 +86,21 @@ def native_plans(problem: Problem) -> list[dict[str, Any]] | str:
     # Groups are multiplied in true float32 at HIGH, too.
     exact = problem.precision >= (_HIGHEST if g.groups == 1 else _HIGH)
     return targets.implicit_gemm_plans(op, g, dtype, exact)
+
+
+def copies_slices(problem: Problem, native: list[dict[str, Any]] | str) -> bool:
+    """Whether three spatial axes run by kernels of two; `native`: plans of three.
+
+    At HIGH, too: six products by one kernel are of two axes alone.
+    """
+    deep = depth.is_deep(problem.geometry)
+    return deep and (isinstance(native, str) or _is_high(problem))
+
+
+def _is_high(problem: Problem) -> bool:
+    """Groups are multiplied in true float32."""
+    f32 = problem.dtype.itemsize == 4
+    return f32 and problem.precision == _HIGH and problem.geometry.groups == 1
 
 
 def one_by_one(

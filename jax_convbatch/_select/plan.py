@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch._native import targets
-from jax_convbatch._plans import depth, planners
+from jax_convbatch._plans import planners
 from jax_convbatch._plans.kinds import InXla, OneCall, Plan
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Problem, Unable
@@ -253,8 +253,8 @@ def configs(
         return []
     native = implicit_cuda.native_plans(problem)
     one = implicit_cuda.one_by_one(problem, native)
-    copies = depth.is_deep(geometry) and isinstance(native, str)
-    if copies or one:  # the convolutions that these are made of have theirs
+    # The convolutions that these are made of have theirs.
+    if one or implicit_cuda.copies_slices(problem, native):
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]
 

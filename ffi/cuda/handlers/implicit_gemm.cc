@@ -26,6 +26,7 @@
 #include "cuda/select/paths.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "epilogue_call.h"
 #include "ffi_checks.h"
 
@@ -178,19 +179,28 @@ ffi::Error Run(const CallKey& key, Operation operation,
                                    lhs, rhs, result, parts),
                    where);
   }
-  return RunPlan(operation, buffers, g, config,
-                 ProcessMemo<std::optional<hopper::Plan>>().Get(
-                     key,
-                     [&] {
-                       return hopper::FindConfig(hopper_op, g, *hopper_type,
-                                                 multiprocessors, config);
-                     }),
-                 [&](const hopper::Plan& plan, void* pieces) {
-                   return hopper::RunPath(hopper_op,
-                                          {g, *hopper_type, plan, lhs, rhs,
-                                           result, pieces, epilogue},
-                                          multiprocessors, stage, stream);
-                 });
+  return RunPlan(
+      operation, buffers, g, config,
+      ProcessMemo<std::optional<hopper::Plan>>().Get(
+          key,
+          [&] {
+            auto plan = hopper::FindConfig(hopper_op, g, *hopper_type,
+                                           multiprocessors, config);
+            // Here, as it takes longer than a launch.
+            if (plan && epilogue != nullptr &&
+                plan->path == hopper::Path::kCopies) {
+              const hopper::Type type = *hopper_type;
+              plan = hopper::WithEpilogue(hopper::Fold(hopper_op, g, type),
+                                          type, *plan, *epilogue);
+            }
+            return plan;
+          }),
+      [&](const hopper::Plan& plan, void* pieces) {
+        return hopper::RunPath(
+            hopper_op,
+            {g, *hopper_type, plan, lhs, rhs, result, pieces, epilogue},
+            multiprocessors, stage, stream);
+      });
 }
 
 // As above; a call that was prepared once needs nothing more.

@@ -206,8 +206,11 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
   return HalfPlan(Op::kFprop, g, type, multiprocessors);
 }
 
-Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan) {
-  if (!IsSingleWave(type, plan) && !IsResidueNTile(plan)) return plan;
+Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
+                  const Epilogue& epilogue) {
+  if (type == Type::kTf32) return WithTf32Epilogue(g, plan, epilogue);
+  const bool any = !IsSingleWave(type, plan) && !IsResidueNTile(plan);
+  if (any || HasPlainKernels(g, epilogue)) return plan;
   return HalfTile(
       TiledConv(Op::kFprop, g, type), plan.blocks, [](const Tile& tile) {
         return tile.kernel != TileKernel::kSingleWave && tile.n % 64 == 0;

@@ -50,6 +50,13 @@ Plan GroupTf32Tile(const Activations& in, const Activations& out,
   return {32, 64, multiprocessors, 0};
 }
 
+// Whether a tile of the other kernel has an epilogue: with one, those that
+// leave less of the last wave empty would be as many kernels again.
+bool HasTf32Epilogue(const Plan& plan) {
+  return plan.tile_n == 64 ? plan.tile_m <= 64 || plan.tile_m == 256
+                           : plan.tile_m == 192 || plan.tile_m == 256;
+}
+
 }  // namespace
 
 Plan FpropTf32Tile(const ConvGeometry& g, const SubproblemAxes& sub,
@@ -80,17 +87,13 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
                       [](const Tile&) { return true; });
 }
 
-Plan NotTransposed(const Plan& plan, const ConvGeometry& g) {
-  return IsTransposed(plan) ? FpropTf32Tile(g, FpropSubproblem(g), plan.blocks)
-                            : plan;
-}
-
-bool HasTf32Epilogue(const Plan& plan) {
-  return plan.tile_n == 64 ? plan.tile_m <= 64 || plan.tile_m == 256
-                           : plan.tile_m == 192 || plan.tile_m == 256;
-}
-
-Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan) {
+Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& given,
+                      const Epilogue& epilogue) {
+  const Plan plan = IsTransposed(given)
+                        ? FpropTf32Tile(g, FpropSubproblem(g), given.blocks)
+                        : given;
+  const bool plain = epilogue.is_plain() && epilogue.bitmask == nullptr;
+  if (IsSingleWaveTf32(plan) ? plain : HasTf32Epilogue(plan)) return plan;
   return CheapestTile(
       TiledConv(Op::kFprop, g, Type::kTf32), plan.blocks, [](const Tile& tile) {
         return !tile.transposed() && tile.kernel != TileKernel::kSingleWave &&

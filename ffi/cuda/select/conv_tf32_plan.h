@@ -18,6 +18,10 @@ Plan DgradTf32Tile(const ConvGeometry& g,
                    const std::vector<SubproblemAxes>& subs,
                    int multiprocessors);
 
+// WithEpilogue of single_wave_plan.h.
+Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan,
+                      const Epilogue& epilogue);
+
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_

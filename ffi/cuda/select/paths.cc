@@ -200,17 +200,9 @@ bool HasReluBitmask(const Plan& plan, const ConvGeometry& given, Type type) {
 cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
                     Stage stage, cudaStream_t stream) {
   const ConvGeometry g = Fold(op, given.g, given.type);
-  const Plan plan = op == Op::kFprop && given.epilogue != nullptr
-                        ? NotTransposed(given.plan, g)
-                        : given.plan;
-  const ConvCall call = {g,
-                         given.type,
-                         plan,
-                         given.lhs,
-                         given.rhs,
-                         given.result,
-                         given.workspace,
-                         given.epilogue};
+  const ConvCall call = {
+      g,         given.type,   given.plan,      given.lhs,
+      given.rhs, given.result, given.workspace, given.epilogue};
   if (op == Op::kFprop && call.epilogue != nullptr &&
       (!HasEpilogue(call.plan, g, call.type) ||
        (call.epilogue->bitmask != nullptr &&

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "cuda/sm90/kernels/conv/conv3d.h"
+#include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_launch.cuh"
 
 namespace jax_convbatch::hopper {

@@ -25,16 +25,10 @@ Plan TileOf(const ConvCall& call) {
   return plan;
 }
 
-// Whether kernels of a plain epilogue alone run it.
-bool IsPlain(const ConvCall& call) {
-  return call.epilogue->is_plain() &&
-         !SumsInKSlices(InputOf(call.g), OutputOf(call.g),
-                        FpropSubproblem(call.g));
-}
-
 template <typename T>
 cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
-  if (IsPlain(given)) return FpropPlain(given, stage, stream);
+  if (HasPlainKernels(given.g, *given.epilogue))
+    return FpropPlain(given, stage, stream);
   const Activations out = OutputOf(given.g);
   ConvCall call = given;
   call.plan = TileOf(given);
@@ -52,9 +46,7 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
 
 cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
   ConvCall call = given;
-  if (!IsPlain(given)) {
-    call.plan = WithEpilogue(given.g, given.type, given.plan);
-  }
+  call.plan = WithEpilogue(given.g, given.type, given.plan, *given.epilogue);
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

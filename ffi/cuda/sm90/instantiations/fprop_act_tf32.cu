@@ -9,14 +9,10 @@
 
 namespace jax_convbatch::hopper {
 
-cudaError_t FpropActTf32(const ConvCall& given, Stage stage,
+cudaError_t FpropActTf32(const ConvCall& call, Stage stage,
                          cudaStream_t stream) {
-  ConvCall call = given;
-  if (!IsSingleWaveTf32(given.plan) && !HasTf32Epilogue(given.plan)) {
-    call.plan = WithTf32Epilogue(given.g, given.plan);
-  }
   if (IsSingleWaveTf32(call.plan))
-    return SingleWaveFpropActTf32(call, stage, stream);
+    return SingleWaveFpropPlainTf32(call, stage, stream);
   if (Is3d(call.g)) return FpropAct3dTf32(call, stage, stream);
   const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),

@@ -251,8 +251,13 @@ bool IsWalkable(Type type, const Activations& in, const Activations& out,
 
 bool IsWalkable3d(Type type, const Activations& in, const Activations& out,
                   const SubproblemAxes& sub) {
+  // Tiles of f32 may walk so far that three taps share their pixels.
+  const TapAxis& taps = sub.w.taps;
+  const bool may_share = type == Type::kTf32 && taps.count == 3 &&
+                         (taps.count - 1) * taps.offset_step <= kTapReach;
+  const SubproblemAxes& walk = may_share ? WithReach(sub) : sub;
   return IsCountable(out, sub, 1, kReachOfFive) &&
-         IsEncodable(type, InputWalk3d(in, sub, 64)) &&
+         IsEncodable(type, InputWalk3d(in, walk, 64)) &&
          IsEncodable(type, OutputWalk3d(out, sub, 64));
 }
 

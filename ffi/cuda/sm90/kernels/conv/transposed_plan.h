@@ -34,9 +34,6 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
 cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream);
 
-// What runs a call with an epilogue, which those that are transposed lack.
-Plan NotTransposed(const Plan& plan, const ConvGeometry& g);
-
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_

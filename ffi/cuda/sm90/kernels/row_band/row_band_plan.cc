@@ -32,6 +32,7 @@ std::optional<RowBandTiling> TileRowBand(const ConvGeometry& g, Type type,
                                          const Activations& out,
                                          const SubproblemAxes& sub,
                                          int pixels) {
+  if (Is3d(g)) return std::nullopt;
   const SubproblemAxis &h = sub.h, &w = sub.w;
   const bool in_strips = pixels == kColumnStripPixels;
   const bool narrow = pixels == kGroupRowBandPixels;

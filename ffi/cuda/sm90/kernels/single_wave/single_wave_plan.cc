@@ -9,13 +9,6 @@
 #include "cuda/sm90/mainloop/k_slices.h"
 
 namespace jax_convbatch::hopper {
-namespace {
-
-int64_t Taps(const SubproblemAxes& sub) {
-  return int64_t{sub.h.taps.count} * sub.w.taps.count;
-}
-
-}  // namespace
 
 bool IsSingleWave(Type type, const Plan& plan) {
   return type != Type::kTf32 && (plan.tile_n == 64 || plan.tile_n == 128) &&
@@ -27,7 +20,7 @@ bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
                      const std::vector<SubproblemAxes>& subs) {
   if (subs.empty() || subs.size() > kMaxSingleWaveSubproblems) return false;
   return std::all_of(subs.begin() + 1, subs.end(),
-                     [](const SubproblemAxes& sub) { return Taps(sub) == 0; });
+                     [](const SubproblemAxes& sub) { return sub.taps() == 0; });
 }
 
 Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,

@@ -31,10 +31,17 @@ bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
 Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
                const std::vector<SubproblemAxes>& subs, int multiprocessors);
 
-// What has an epilogue that is not plain in place of a plan of the kernel, or
-// of a tile of an odd width: a plan of conv_kernel.cuh or row_band_kernel.cuh,
-// with the same bits.
-Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan);
+// Whether kernels of a plain epilogue alone run fprop in 16 bits: those of all
+// tiles but for K slices.
+inline bool HasPlainKernels(const ConvGeometry& g, const Epilogue& epilogue) {
+  return epilogue.is_plain() &&
+         !SumsInKSlices(InputOf(g), OutputOf(g), FpropSubproblem(g));
+}
+
+// What runs a call with an epilogue: a plan of fprop, or if its kernel does not
+// have it, one that has, with the same bits. It takes microseconds to choose.
+Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
+                  const Epilogue& epilogue);
 
 }  // namespace jax_convbatch::hopper
 

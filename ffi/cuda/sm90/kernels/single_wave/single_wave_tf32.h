@@ -9,12 +9,12 @@
 
 namespace jax_convbatch::hopper {
 
-// As Fprop, FpropAct and Dgrad of conv.h, of one group. An epilogue that is not
-// plain, or asks for a bitmask, has another kernel.
+// As Fprop, FpropAct and Dgrad of conv.h, of one group; an epilogue is plain
+// and asks for no bitmask.
 cudaError_t SingleWaveFpropTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream);
-cudaError_t SingleWaveFpropActTf32(const ConvCall& call, Stage stage,
-                                   cudaStream_t stream);
+cudaError_t SingleWaveFpropPlainTf32(const ConvCall& call, Stage stage,
+                                     cudaStream_t stream);
 cudaError_t SingleWaveDgradTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream);
 

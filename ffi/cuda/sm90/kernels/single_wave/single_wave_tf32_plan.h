@@ -22,13 +22,6 @@ bool IsSingleWaveTf32(const Plan& plan);
 // stages would be two or three.
 bool TapsShareInSingleWave(const SubproblemAxis& w, int channels);
 
-// Whether the other kernel's tile has an epilogue: with one, those that leave
-// less of the last wave empty would be as many kernels again.
-bool HasTf32Epilogue(const Plan& plan);
-
-// What has an epilogue in place of a plan that has none, with the same bits.
-Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan);
-
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
