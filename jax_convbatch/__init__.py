@@ -4,6 +4,7 @@
     conv_general_dilated  in the place of `jax.lax.conv_general_dilated`
     conv, conv_transpose  channels last, with a bias
     conv_bias_act         a layer: scale, bias, residual and activation in one piece
+    norm_act_conv         norm and activation before a convolution; `norms` has the rest
     deform_conv           deformable convolution; `deform.from_torch` moves axes
     explain               which engine runs each convolution of a function, and why
     tune                  measures them on this device, and keeps the fastest ways
@@ -16,7 +17,7 @@ Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
 """
 
-from jax_convbatch import _register, deform, ops
+from jax_convbatch import _register, deform, norms, ops
 from jax_convbatch._api.checkpoint import convs_saveable
 from jax_convbatch._api.conv import conv, conv_general_dilated, conv_transpose
 from jax_convbatch._api.export import export_checks
@@ -25,6 +26,7 @@ from jax_convbatch._api.layer import conv_bias_act
 from jax_convbatch._version import __version__ as __version__
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
+from jax_convbatch.norms import norm_act_conv
 from jax_convbatch.tune import tune
 
 _register.everything()
@@ -41,6 +43,8 @@ __all__ = [
     "explain",
     "export_checks",
     "install",
+    "norm_act_conv",
+    "norms",
     "ops",
     "tune",
     "uninstall",

@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen, nnx
 
 import jax_convbatch as jcb
-from jax_convbatch import deform, ops
+from jax_convbatch import deform, norms, ops
 from jax_convbatch.flax import linen as jlinen
 from jax_convbatch.flax import nnx as jnnx
 
@@ -69,6 +69,12 @@ def main() -> None:
     assert_type(y, jax.Array)
     offset, mask = jnp.zeros((2, 8, 8, 18)), jnp.ones((2, 8, 8, 9))
     assert_type(jcb.deform_conv(x, offset, w, mask=mask), jax.Array)
+    sums = norms.statistics_of(x, "channels")
+    assert_type(sums, norms.Statistics)
+    scale, shift = norms.scale_and_shift(sums, x.shape)
+    assert_type(scale, jax.Array)
+    y = jcb.norm_act_conv(x, w, scale=scale, shift=shift)
+    y, sums = jcb.norm_act_conv(y, w, statistics="channels")
     moved, *_ = deform.from_torch(jnp.ones((2, 3, 8, 8)))
     params = (jnp.ones((3, 3, 4, 4)), jnp.zeros(4))
     table = jcb.explain(jax.grad(loss), params, moved)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""norm_act_conv: a norm and an activation before a convolution, and sums for the next.
+
+Batch, group, instance and feature-wise norms are scale * x + shift, by channel or by
+sample and channel, once their statistics are known. `statistics_of` sums an array,
+`norm_act_conv` its result; `scale_and_shift` makes of these what the next call takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_convbatch._api.arguments import check_arrays, spatial_axes
+from jax_convbatch._api.canonical import operand
+from jax_convbatch._api.conv import conv
+from jax_convbatch._api.layer import conv_bias_act
+from jax_convbatch._api.near_misses import with_hints
+from jax_convbatch._api.types import (
+    Activation,
+    ArrayLike,
+    Ints,
+    Padding,
+    PrecisionLike,
+)
+from jax_convbatch._layers import activations, channel_sums
+from jax_convbatch._shapes.geometry import accumulator
+
+__all__ = ["Statistics", "norm_act_conv", "scale_and_shift", "statistics_of"]
+
+
+class Statistics(NamedTuple):
+    """Sums of an array over its pixels, in f32 (f64 of f64).
+
+    Attributes:
+      sum, squares: of the numbers and of their squares. [K], over all samples and
+        pixels of each channel; or [N, groups], over the pixels and channels of each
+        group of each sample.
+    """
+
+    sum: jax.Array
+    squares: jax.Array
+
+
+@overload
+def norm_act_conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    scale: ArrayLike | None = None,
+    shift: ArrayLike | None = None,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    statistics: None = None,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    dilation: Ints = 1,
+    groups: int = 1,
+    precision: PrecisionLike = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> jax.Array: ...
+@overload
+def norm_act_conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    scale: ArrayLike | None = None,
+    shift: ArrayLike | None = None,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    statistics: str | int,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    dilation: Ints = 1,
+    groups: int = 1,
+    precision: PrecisionLike = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> tuple[jax.Array, Statistics]: ...
+@with_hints()
+def norm_act_conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    scale: ArrayLike | None = None,
+    shift: ArrayLike | None = None,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    statistics: str | int | None = None,
+    strides: Ints = 1,
+    padding: Padding = "SAME",
+    dilation: Ints = 1,
+    groups: int = 1,
+    precision: PrecisionLike = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+) -> jax.Array | tuple[jax.Array, Statistics]:
+    """conv(activation(scale * x + shift), w) + bias + residual.
+
+    Scale, shift and activation are formed in f32 (f64 of f64) and rounded to x's dtype,
+    in one pass over x. Padding with zeros pads what they give. The backward pass keeps
+    x, and forms it again. Every derivative works, those through the statistics too.
+
+        sums = norms.statistics_of(x, 32)
+        scale, shift = norms.scale_and_shift(sums, x.shape, gamma, beta)
+        y, sums = norm_act_conv(
+            x, w, bias, scale=scale, shift=shift, activation="silu", statistics=32
+        )
+
+    Args:
+      x: [N, *spatial, C], 1 to 3 spatial axes.
+      w: [*spatial, C / groups, K], dtype of x.
+      bias: [K] in a floating dtype, or None.
+      scale, shift: [C], or [N, C] by sample, in a floating dtype; or None, for 1 and 0.
+      activation: None, a name that `conv_bias_act` knows, or an elementwise function
+        of an array in f32.
+      residual: an array with the shape and dtype of the result, or None.
+      statistics: None; "channels", for sums of the result by channel, as batch norms
+        take them; or a number of groups of its channels, for sums by sample and group,
+        as group norms do (as many as channels: instance norms).
+      strides, padding, dilation, groups, precision, algorithm, workspace_limit: as in
+        `conv`.
+
+    Returns:
+      y: [N, *output, K], dtype of x. With `statistics`, (y, Statistics), of y as it is
+      rounded.
+
+    Raises:
+      ValueError: scale or shift of another shape; statistics that are neither
+        "channels" nor a number that divides K; as `conv`.
+      TypeError: one of them, or x, that is not an array of floating numbers; as `conv`.
+    """
+    x, w = operand(x), operand(w)
+    spatial_axes(x, w)
+    _check_floating("x", x)
+    given = (operand(scale), operand(shift))
+    for name, a in zip(("scale", "shift"), given, strict=True):
+        _check_factor(name, a, x)
+    _check_statistics(statistics, w.shape[-1])
+    fn = activation if callable(activation) else _function(activation)
+    options: dict[str, Any] = dict(
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        precision=precision,
+        algorithm=algorithm,
+        workspace_limit=workspace_limit,
+    )
+
+    def layer(
+        x: jax.Array, w: jax.Array, factors: Any, bias: Any, residual: Any
+    ) -> jax.Array:
+        h = _activated(fn, x, *factors)
+        if residual is None:
+            return conv(h, w, bias, **options)
+        return conv_bias_act(h, w, bias, residual=residual, **options)
+
+    # Of the two in one, the backward pass keeps what is given: the convolution is
+    # linear, so that h is all that is formed again.
+    if fn is not None or given != (None, None):
+        layer = jax.checkpoint(layer)
+    y = layer(x, w, given, operand(bias), operand(residual))
+    return y if statistics is None else (y, _statistics_of(y, statistics))
+
+
+def statistics_of(x: ArrayLike, statistics: str | int) -> Statistics:
+    """Sums of x [N, *spatial, K], as `norm_act_conv` forms them of its result.
+
+        sums = norms.statistics_of(x, "channels")
+
+    Args:
+      x: an array of floating numbers.
+      statistics: "channels" or a number of groups, as in `norm_act_conv`.
+
+    Raises:
+      ValueError: x without batch and channels; statistics that are neither "channels"
+        nor a number that divides K.
+      TypeError: x that is not an array of floating numbers.
+    """
+    x = operand(x)
+    check_arrays(x=x)
+    if x.ndim < 2:
+        raise ValueError(f"x must be [N, *spatial, C], got shape {tuple(x.shape)}")
+    _check_floating("x", x)
+    _check_statistics(statistics, x.shape[-1])
+    return _statistics_of(x, statistics)
+
+
+def scale_and_shift(
+    statistics: Statistics,
+    shape: tuple[int, ...],
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    *,
+    epsilon: float = 1e-5,
+) -> tuple[jax.Array, jax.Array]:
+    """The scale and shift that (x - mean) / sqrt(variance + epsilon) * gamma + beta is.
+
+        scale, shift = norms.scale_and_shift(sums, y.shape, gamma, beta)
+
+    The variance is the mean of squares less the squared mean, and no less than 0, as
+    Flax's norms have it with `use_fast_variance`.
+
+    Args:
+      statistics: of an array.
+      shape: of that array, [N, *spatial, K].
+      gamma, beta: [K], a trained norm's scale and bias, or None, for 1 and 0.
+      epsilon: added to the variance.
+
+    Returns:
+      scale, shift: [K], or of sums by sample [N, K], in the dtype of the sums.
+
+    Raises:
+      ValueError: sums, gamma or beta of shapes that do not fit `shape`.
+    """
+    total, squares = statistics
+    n, channels = shape[0], shape[-1]
+    by_sample = total.ndim == 2
+    parts = total.shape[-1]
+    fits = total.shape == squares.shape and (
+        n == total.shape[0] and parts > 0 and channels % parts == 0
+        if by_sample
+        else total.shape == (channels,)
+    )
+    if not fits:
+        raise ValueError(
+            f"statistics must be [K] or [N, groups] of an array of shape {shape}, got "
+            f"shapes {total.shape} and {squares.shape}"
+        )
+    count = max(1, math.prod(shape) // max(1, total.size))
+    mean = total / count
+    variance = jnp.maximum(0.0, squares / count - mean * mean)
+    factor = jax.lax.rsqrt(variance + epsilon)
+    if by_sample:
+        mean, factor = (jnp.repeat(a, channels // parts, -1) for a in (mean, factor))
+    for name, a in (("gamma", gamma), ("beta", beta)):
+        if a is not None and np.shape(a) != (channels,):
+            raise ValueError(
+                f"{name} must have shape ({channels},), one number for each channel, "
+                f"got {np.shape(a)}"
+            )
+    scale = factor if gamma is None else factor * jnp.asarray(gamma, factor.dtype)
+    shift = -mean * scale
+    return scale, shift if beta is None else shift + jnp.asarray(beta, shift.dtype)
+
+
+def _function(name: str | None) -> Callable[[jax.Array], jax.Array] | None:
+    found = activations.lookup(name)
+    return found.fn if found else None
+
+
+def _activated(
+    fn: Callable[[jax.Array], jax.Array] | None,
+    x: jax.Array,
+    scale: jax.Array | None,
+    shift: jax.Array | None,
+) -> jax.Array:
+    """fn(scale * x + shift), in x's dtype."""
+    wide = accumulator(x.dtype)
+
+    def of_pixels(a: jax.Array) -> jax.Array:
+        samples = a.shape[:-1] or (1,)
+        return a.reshape(*samples, *(1,) * (x.ndim - 2), a.shape[-1]).astype(wide)
+
+    z = x.astype(wide)
+    if scale is not None:
+        z = z * of_pixels(scale)
+    if shift is not None:
+        z = z + of_pixels(shift)
+    return (fn(z) if fn else z).astype(x.dtype)
+
+
+def _statistics_of(y: jax.Array, statistics: str | int) -> Statistics:
+    wide = y.astype(accumulator(y.dtype))
+    last = y.ndim - 1
+    if statistics == "channels":
+        return Statistics(*channel_sums.sums(wide, wide, (last,), y.dtype))
+    # By channel first: two levels of sums.
+    found = channel_sums.sums(wide, wide, (0, last), y.dtype)
+    parts = int(statistics)
+    return Statistics(*(a.reshape(len(a), parts, -1).sum(-1) for a in found))
+
+
+def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:
+    if a is None:
+        return
+    check_arrays(**{name: a})
+    shapes = ((x.shape[-1],), (x.shape[0], x.shape[-1]))
+    if a.shape not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(
+            f"{name} must have shape {wanted}, one number for each input channel, or "
+            f"for each sample and channel, got {a.shape}"
+        )
+    _check_floating(name, a)
+
+
+def _check_floating(name: str, a: jax.Array) -> None:
+    if not jnp.issubdtype(a.dtype, np.floating):
+        raise TypeError(f"{name} must be of a floating dtype, got {a.dtype.name}")
+
+
+def _check_statistics(statistics: str | int | None, channels: int) -> None:
+    if statistics is None or statistics == "channels":
+        return
+    whole = isinstance(statistics, int | np.integer) and statistics > 0
+    if isinstance(statistics, str | bool) or not whole or channels % statistics:
+        raise ValueError(
+            'statistics must be None, "channels" or a number of groups that divides '
+            f"the {channels} channels, got {statistics!r}"
+        )
