@@ -238,8 +238,7 @@ def scale_and_shift(
             f"shapes {total.shape} and {squares.shape}"
         )
     count = max(1, math.prod(shape) // max(1, total.size))
-    mean = total / count
-    variance = jnp.maximum(0.0, squares / count - mean * mean)
+    mean, variance = channel_sums.moments(total, squares, count)
     factor = jax.lax.rsqrt(variance + epsilon)
     if by_sample:
         mean, factor = (jnp.repeat(a, channels // parts, -1) for a in (mean, factor))

@@ -54,6 +54,14 @@ def spread(
     return spread_p.bind(g1, g2, b, kept=tuple(kept), narrow=np.dtype(narrow))
 
 
+def moments(
+    total: jax.Array, squares: jax.Array, count: int
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance, of sums of `count` numbers and of their squares."""
+    mean = total / count
+    return mean, jnp.maximum(0.0, squares / count - mean * mean)
+
+
 def normalized(
     x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -71,8 +79,7 @@ def normalized(
     kept, narrow = (x.ndim - 1,), x.dtype
     count = math.prod(x.shape[:-1])
     s1, s2 = sums(wide, wide, kept, narrow)
-    mean = s1 / count
-    var = jnp.maximum(0.0, s2 / count - mean * mean)
+    mean, var = moments(s1, s2, count)
     scale = scale * jax.lax.rsqrt(var + epsilon)
     y = spread(bias - mean * scale, scale, wide, kept, narrow)
     return y.astype(x.dtype), mean, var

@@ -28,7 +28,7 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
   for (const TimedTile& each : TimedTiles(conv, multiprocessors)) {
     tiles.push_back(each.tile);
   }
-  if (type == Type::kTf32 || Is3d(g) || conv.subs.size() != 1) return tiles;
+  if (type == Type::kTf32 || conv.subs.size() != 1) return tiles;
   for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
     if (TileRowBand(g, type, conv.in, conv.out, conv.subs[0], pixels)) {
       tiles.push_back({pixels, kRowBandChannels});
