@@ -16,6 +16,7 @@ COMMANDS = {
     "layer": "conv, bias and activation, forward and backward, beside stock",
     "sofie": "one GEMM a batch against one GEMM a sample",
     "transposed": "transposed convolutions, beside jax.lax",
+    "norms": "a norm and an activation before a convolution, beside stock",
     "deform": "deformable convolution, beside torchvision",
     "models": "training and inference steps of whole networks",
     "profile": "what kernels of a row do on the GPU, by Nsight Compute",

@@ -216,9 +216,10 @@ def small_images(image, c, k):
     return forward_and_backward(test_small_images.layer, args, dy)
 
 
-def sums_of_channels(shape, dtype):
+def sums_of_channels(shape, dtype, samples=0):
     a, b = test_channel_sums.operands(shape, dtype)
-    return jax.jit(test_channel_sums.both, static_argnums=2)(a, b, dtype)
+    jitted = jax.jit(test_channel_sums.both, static_argnums=(2, 3))
+    return jitted(a, b, dtype, samples)
 
 
 def bias_gradient(dtype, k):
@@ -282,6 +283,9 @@ def runs():
         for dtype in ("bfloat16", "float32"):
             call = functools.partial(sums_of_channels, shape, dtype)
             found[f"kernel, channel sums, {dtype}, {shape}"] = call
+    for shape, samples in test_channel_sums.BY_SAMPLE:
+        call = functools.partial(sums_of_channels, shape, "bfloat16", samples)
+        found[f"kernel, channel sums, bfloat16, {shape}, {samples} by sample"] = call
     for name in deform_oracle.PROBLEMS:
         call = functools.partial(deformable, name, "float32")
         found[f"im2col_gemm, deformable, {name}"] = call

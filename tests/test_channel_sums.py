@@ -24,18 +24,20 @@ def operands(shape, dtype):
     return [jnp.asarray(a, dtype) for a in x]
 
 
-def both(a, b, narrow):
+def both(a, b, narrow, samples=0):
+    """`samples`: how many of the first axes stay."""
     wide = [c.astype(jnp.float32) for c in (a, b)]
-    return channel_sums.sums(*wide, (a.ndim - 1,), narrow)
+    return channel_sums.sums(*wide, (*range(samples), a.ndim - 1), narrow)
 
 
-def assert_sums_are_exact(shape, dtype, same):
+def assert_sums_are_exact(shape, dtype, same, samples=0):
     a, b = operands(shape, dtype)
     b = a if same else b
-    got = jax.jit(both, static_argnums=2)(a, b, dtype)
-    a, b = (np.asarray(c, np.float64).reshape(-1, shape[-1]) for c in (a, b))
-    np.testing.assert_array_equal(got[0], a.sum(0))
-    np.testing.assert_array_equal(got[1], (a * b).sum(0))
+    got = jax.jit(both, static_argnums=(2, 3))(a, b, dtype, samples)
+    kept = shape[:samples]
+    a, b = (np.asarray(c, np.float64).reshape(*kept, -1, shape[-1]) for c in (a, b))
+    np.testing.assert_array_equal(got[0], a.sum(samples))
+    np.testing.assert_array_equal(got[1], (a * b).sum(samples))
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -52,10 +54,37 @@ def test_sums_of_whole_numbers_are_exact_on_a_gpu(shape, same, dtype):
     assert_sums_are_exact(shape, dtype, same)
 
 
+BY_SAMPLE = [((3, 5, 7, 8), 1), ((2, 3, 9, 64), 2), ((5, 33), 1), ((9, 700, 640), 1)]
+
+
+@pytest.mark.parametrize("shape, samples", BY_SAMPLE)
+def test_sums_by_sample_are_exact(shape, samples):
+    assert_sums_are_exact(shape, "float32", True, samples)
+
+
 @pytest.mark.gpu
-def test_a_gpu_adds_by_one_call_of_narrow_operands():
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("shape, samples", [*BY_SAMPLE, ((70000, 2, 3), 1)])
+def test_sums_by_sample_are_exact_on_a_gpu(shape, samples, same, dtype):
+    assert_sums_are_exact(shape, dtype, same, samples)
+
+
+@pytest.mark.gpu
+def test_the_sums_of_a_sample_do_not_depend_on_the_others():
+    rng = np.random.default_rng(2)
+    a = jnp.asarray(rng.standard_normal((7, 3001, 96)), "bfloat16")
+    run = jax.jit(partial(both, narrow="bfloat16", samples=1))
+    for got, alone in zip(run(a, a), run(a[4:5], a[4:5]), strict=True):
+        np.testing.assert_array_equal(got[4:5], alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("samples", [0, 1])
+def test_a_gpu_adds_by_one_call_of_narrow_operands(samples):
     a, b = operands((2, 9, 64), "bfloat16")
-    text = jax.jit(both, static_argnums=2).lower(a, b, "bfloat16").compile().as_text()
+    jitted = jax.jit(both, static_argnums=(2, 3))
+    text = jitted.lower(a, b, "bfloat16", samples).compile().as_text()
     target = 'custom_call_target="jax_convbatch_channel_sums"'
     (call,) = [line for line in text.splitlines() if target in line]
     assert "f32[2,9,64]" not in text, call

@@ -38,6 +38,11 @@ CASES = {
     "many narrow tiles": volume(9, (13, 34, 39), 48, 64, (3, 2, 1), pad=0),
     # Of f32's widest tile, the last one's second box begins past the tensor.
     "tails of tiles": volume(3, (7, 31, 45), 64, 64, (3, 3, 3)),
+    # Pixels of a stride along rows as channels.
+    "folded": volume(2, (6, 8, 10), 32, 64, (2, 2, 2), 2, 0),
+    "folded, more taps": volume(
+        2, (7, 6, 12), 32, 72, (3, 2, 4), (1, 2, 2), (1, 0, (2, 0))
+    ),
     "tiles of all taps": volume(2, (13, 30, 44), 128, 128, (3, 3, 3), pad=(2, 1, 0)),
 }
 

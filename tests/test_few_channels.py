@@ -84,6 +84,17 @@ EDGES = {
         2, (13, 30), 128, 3, (5, 3), padding=((2, 1), (1, 0))
     ),
     "strided, many of few": problem(2, (21, 135), 7, 72, (3, 4), (2, 2), SAME),
+    # Row bands that are parts of rows.
+    "long": problem(3, (1, 5003), 4, 72, (1, 15), padding=((0, 0), (7, 7))),
+    "long, causal": problem(2, (1, 2560), 1, 32, (1, 7), padding=((0, 0), (6, 0))),
+    "long, strided": problem(2, (1, 9001), 3, 40, (1, 8), (1, 3), ((0, 0), (9, 1))),
+    "long, dilated": problem(
+        2, (1, 4001), 16, 16, (1, 7), padding=((0, 0), (27, 27)), dilation=(1, 9)
+    ),
+    "long to few": problem(2, (1, 3000), 136, 5, (1, 3), padding=((0, 0), (-3, 8))),
+    "long, of three rows": problem(
+        2, (3, 2222), 4, 16, (3, 5), padding=((0, 0), (2, 2))
+    ),
 }
 
 

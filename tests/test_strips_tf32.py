@@ -43,6 +43,10 @@ WIDE = {
     "6->72": problem(3, (19, 14), 6, 72, (4, 3), padding=SAME),
     "3->4 of one pixel": problem(1, (1, 1), 3, 4, (7, 7), padding=THREE),
     "past the image": problem(2, (5, 4), 5, 20, (5, 5), padding=((6, 7), (5, 5))),
+    "long": problem(3, (1, 5003), 4, 72, (1, 15), padding=((0, 0), (7, 7))),
+    "long, dilated": problem(
+        2, (1, 3001), 6, 40, (1, 9), padding=((0, 0), (70, 0)), dilation=(1, 9)
+    ),
 }
 FORWARD |= WIDE
 # And of dgrad.
@@ -64,6 +68,12 @@ FILTERS = {
     "a column": problem(3, (31, 7), 3, 32, (3, 7)),
     "negative": problem(2, (14, 14), 3, 16, (3, 3), padding=((-2, 1), (1, -2))),
     "one pixel": problem(2, (1, 1), 3, 16, (3, 3), padding=SAME),
+    # Of few outputs: x and dy change places.
+    "20->1": problem(3, (37, 70), 20, 1, (3, 3), padding=SAME),
+    "72->3, dilated": problem(2, (23, 24), 72, 3, (5, 5), (1, 1), THREE, (2, 3)),
+    "16->8, negative": problem(
+        2, (14, 14), 16, 8, (3, 2), padding=((-2, 1), (1, -2))
+    ),
     **{name: FORWARD[name] for name in ("3->20, strided", "4->328", "7->16")},
 }
 CASES = [("fprop", name) for name in FORWARD] + [("dgrad", name) for name in BACKWARD]
@@ -92,6 +102,8 @@ def test_this_kernel_is_the_plan_of_wgrad(native, name):
         assert plan["path"] == "strips" and plan["preferred"]
         # A column's elements, of which tiles hold 32, 80 or 160, by 64 channels.
         elements, k = np.prod(case.w[:-1]), case.w[-1]
+        if k < case.w[-2]:
+            elements, k = elements // case.w[-2] * k, case.w[-2]
         tile = next(t for t in (32, 80, 160) if elements <= t or t == 160)
         splits, rest = divmod(plan["blocks"], -(-elements // tile) * -(-k // 64))
         assert rest == 0

@@ -21,7 +21,8 @@ def module(native, monkeypatch):
 def tiles_of(op, dtype):
     """Of all geometries that have some, with the geometry."""
     found = [
-        (g, targets.implicit_gemm_tiles(op, g, dtype)) for g in geometries().values()
+        (g, targets.implicit_gemm_tiles(op, g, dtype, fit.MULTIPROCESSORS))
+        for g in geometries().values()
     ]
     return [(g, tiles) for g, tiles in found if tiles]
 
@@ -79,7 +80,7 @@ def test_every_tile_has_work(module):
 
 def test_what_has_no_such_tiles(module):
     g = next(iter(geometries().values()))
-    assert targets.implicit_gemm_tiles("wgrad", g, "float32") == []
+    assert targets.implicit_gemm_tiles("wgrad", g, "float32", fit.MULTIPROCESSORS) == []
 
 
 def test_a_fit_finds_the_constants_again():

@@ -90,7 +90,7 @@ def normalized(
 
 def _chunk_rows(rows: int, channels: int, itemsize: int) -> int:
     """Rows that one block sums: two or four blocks for each multiprocessor of a
-    large GPU, from the sizes alone."""
+    large GPU, were there one sample, from its sizes alone."""
     vector = 16 // itemsize if channels % (16 // itemsize) == 0 else 1
     tiles = -(-channels // (32 * vector))
     blocks = 528 if rows * channels * itemsize > 8 << 20 else 264
@@ -123,26 +123,30 @@ def _local_sums(
 ) -> list[jax.Array]:
     if a.size == 0:
         return _stock_sums(a, b, kept=kept)
-    channels = a.shape[kept[-1]]
-    rows = a.size // channels
+    *samples, channels = (a.shape[i] for i in kept)
+    count = math.prod(samples)
+    rows = a.size // (count * channels)
     chunk = _chunk_rows(rows, channels, narrow.itemsize)
     summed = tuple(i for i in range(a.ndim) if i not in kept)
-    layout = (*summed, *kept)
+    layout = (*kept[:-1], *summed, kept[-1])
+    order = tuple(range(len(kept)))
     s1, s2, _ = native.ffi_call(
         names.of_channels("conv_channel_sums", channels, narrow),
         "jax_convbatch_channel_sums",
         [
-            jax.ShapeDtypeStruct((channels,), np.float32),
-            jax.ShapeDtypeStruct((channels,), np.float32),
+            jax.ShapeDtypeStruct((*samples, channels), np.float32),
+            jax.ShapeDtypeStruct((*samples, channels), np.float32),
             jax.ShapeDtypeStruct(
-                (planners.aligned(-(-rows // chunk) * 2 * channels, 4),), np.uint8
+                (planners.aligned(count * -(-rows // chunk) * 2 * channels, 4),),
+                np.uint8,
             ),
         ],
         input_layouts=[layout, layout],
-        output_layouts=[(0,), (0,), (0,)],
+        output_layouts=[order, order, (0,)],
     )(
         a.astype(narrow),
         b.astype(narrow),
+        samples=np.int64(count),
         rows=np.int64(rows),
         K=np.int64(channels),
         chunk_rows=np.int64(chunk),
@@ -160,7 +164,7 @@ def _sums_lowering(
     narrow: np.dtype,
 ) -> list[Any]:
     aval = ctx.avals_in[0]
-    native &= narrow.name in _NATIVE and aval.dtype == np.float32 and len(kept) == 1
+    native &= narrow.name in _NATIVE and aval.dtype == np.float32
     fun: Callable[..., Any]
     if not native or targets.problem("cuda"):
         fun = partial(_stock_sums, kept=kept)

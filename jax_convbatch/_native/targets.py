@@ -144,7 +144,7 @@ def implicit_gemm_plans(
 
 
 def implicit_gemm_tiles(
-    op: str, geometry: ConvGeometry, dtype: str
+    op: str, geometry: ConvGeometry, dtype: str, multiprocessors: int
 ) -> list[dict[str, Any]]:
     """The tiles of a convolution of one group that the CUDA kernels choose among.
 
@@ -152,6 +152,7 @@ def implicit_gemm_tiles(
       op: "fprop" or "dgrad".
       geometry: a `ConvGeometry`.
       dtype: as in `implicit_gemm_plans`; float32 is multiplied as TF32.
+      multiprocessors: of the GPU to plan for.
 
     Returns:
       [{"config": name, "us": what it is reckoned to take, ...}, ...], empty where the
@@ -161,7 +162,6 @@ def implicit_gemm_tiles(
     if module is None:
         return []
     fields = {name: int(value) for name, value in geometry.attribute().items()}
-    multiprocessors = _gpu().multiprocessors
     return module.implicit_gemm_tiles(op, fields, dtype, multiprocessors)
 
 

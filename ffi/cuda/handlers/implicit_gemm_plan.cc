@@ -164,6 +164,10 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
        hopper::Configs(operation, g, type, multiprocessors)) {
     plans.append(FieldsOf(operation, g, type, plan, multiprocessors));
   }
+  if (g.groups == 1 && hopper && type != hopper::Type::kTf32) {
+    plans.extend(DirectPlans(OpOf<direct::Op>(op.c_str()), g, type,
+                             multiprocessors, hopper));
+  }
   return plans;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// s1[k] = the sum of a[row, k], s2[k] = that of a[row, k] b[row, k], in f32:
-// what a batch's statistics and a norm's gradients are made of. Two launches:
-// each block sums a chunk of rows for a tile of channels, then the chunks' sums
-// are added. Which thread adds what, and in which order, follows from the
-// sizes.
+// s1[n, k] = the sum of a[n, row, k], s2[n, k] = that of a[n, row, k]
+// b[n, row, k], in f32: what a norm's statistics and its gradients are made of.
+// Two launches: each block sums a chunk of a sample's rows for a tile of
+// channels, then the chunks' sums are added. Which thread adds what, and in
+// which order, follows from the sizes of a sample.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_
 
@@ -21,11 +21,11 @@ inline constexpr int kMaxChannelLanes = 32;  // of a tile, in vectors
 inline constexpr int kFinalColumns = 32, kFinalTeams = 32;
 
 struct ChannelSums {
-  int64_t rows, K, chunk_rows;
+  int64_t rows, K, chunk_rows;  // of a sample
   int columns, lanes, tiles, chunks;  // K / vector = columns
 };
 
-// partials: [chunks, 2, K]. kSame: b is a.
+// partials: [samples, chunks, 2, K]. kSame: b is a.
 template <typename T, int kVector, bool kSame>
 __global__ void __launch_bounds__(kChannelThreads)
     ChannelSumsKernel(const ChannelSums s, const T* __restrict__ a,
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kChannelThreads)
   constexpr int kUnroll = kVector == 1 ? 8 : 4;
   // From the end, which whoever made the matrix wrote last.
   const int block = gridDim.x - 1 - blockIdx.x;
-  const int chunk = block / s.tiles, tile = block - chunk * s.tiles;
+  const int part = block / s.tiles, tile = block - part * s.tiles;
+  const int sample = part / s.chunks, chunk = part - sample * s.chunks;
   const int teams = kChannelThreads / s.lanes;
   const int team = threadIdx.x / s.lanes;
   const int lane = threadIdx.x - team * s.lanes;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kChannelThreads)
     int64_t row = chunk * s.chunk_rows + team;
     const Loaded* from = reinterpret_cast<const Loaded*>(a);
     const Loaded* with = reinterpret_cast<const Loaded*>(b);
-    int64_t at = row * s.columns + column;
+    int64_t at = (sample * s.rows + row) * s.columns + column;
     for (; row + (kUnroll - 1) * teams < end; row += kUnroll * teams) {
       Loaded u[kUnroll], v[kUnroll];
 #pragma unroll
@@ -86,18 +87,23 @@ __global__ void __launch_bounds__(kChannelThreads)
     float total = 0;
     for (int j = 0; j < teams; ++j) total += shared[i][j * s.lanes + l];
     const int64_t which = i / kVector;
-    partials[(2 * int64_t{chunk} + which) * s.K + int64_t{c} * kVector +
+    partials[(2 * int64_t{part} + which) * s.K + int64_t{c} * kVector +
              i % kVector] = total;
   }
 }
 
-// sums: [2, K] as two arrays. A thread adds some chunks of one column.
+// sums: [samples, 2, K] as two arrays. A thread adds some chunks of one column
+// of a sample.
 __global__ void __launch_bounds__(kFinalColumns* kFinalTeams)
-    AddChannelSums(int64_t K, int chunks, const float* __restrict__ partials,
-                   float* __restrict__ s1, float* __restrict__ s2) {
+    AddChannelSums(int64_t K, int chunks, int tiles,
+                   const float* __restrict__ partials, float* __restrict__ s1,
+                   float* __restrict__ s2) {
   const int lane = threadIdx.x % kFinalColumns;
   const int team = threadIdx.x / kFinalColumns;
-  const int64_t column = int64_t{blockIdx.x} * kFinalColumns + lane;
+  const int sample = blockIdx.x / tiles;
+  const int tile = blockIdx.x - sample * tiles;
+  const int64_t column = int64_t{tile} * kFinalColumns + lane;
+  partials += int64_t{sample} * chunks * 2 * K;
   float sum = 0;
   if (column < 2 * K) {
 #pragma unroll 8
@@ -112,30 +118,35 @@ __global__ void __launch_bounds__(kFinalColumns* kFinalTeams)
   float total = 0;
 #pragma unroll
   for (int t = 0; t < kFinalTeams; ++t) total += shared[t][lane];
-  (column < K ? s1[column] : s2[column - K]) = total;
+  const int64_t at = sample * K + column;
+  (column < K ? s1[at] : s2[at - K]) = total;
 }
 
 template <typename T, int kVector>
-cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t rows, int64_t K,
-                              int64_t chunk_rows, const void* a, const void* b,
-                              void* partials, float* s1, float* s2) {
+cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t samples,
+                              int64_t rows, int64_t K, int64_t chunk_rows,
+                              const void* a, const void* b, void* partials,
+                              float* s1, float* s2) {
   ChannelSums s;
   s.rows = rows, s.K = K, s.chunk_rows = chunk_rows;
   s.columns = static_cast<int>(K / kVector);
   s.lanes = std::min(s.columns, kMaxChannelLanes);
   s.tiles = (s.columns + s.lanes - 1) / s.lanes;
   s.chunks = static_cast<int>((rows + chunk_rows - 1) / chunk_rows);
-  const int64_t blocks = int64_t{s.tiles} * s.chunks;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const int64_t blocks = samples * s.tiles * s.chunks;
+  const int64_t tiles = (2 * K + kFinalColumns - 1) / kFinalColumns;
+  const int64_t finals = samples * tiles;
+  if (blocks > INT32_MAX || finals > INT32_MAX) {
+    return cudaErrorInvalidConfiguration;
+  }
   const auto kernel = a == b ? &ChannelSumsKernel<T, kVector, true>
                              : &ChannelSumsKernel<T, kVector, false>;
   kernel<<<static_cast<unsigned>(blocks), kChannelThreads, 0, stream>>>(
       s, static_cast<const T*>(a), static_cast<const T*>(b),
       static_cast<float*>(partials));
-  const int64_t finals = (2 * K + kFinalColumns - 1) / kFinalColumns;
   AddChannelSums<<<static_cast<unsigned>(finals), kFinalColumns * kFinalTeams,
-                   0, stream>>>(K, s.chunks, static_cast<float*>(partials), s1,
-                                s2);
+                   0, stream>>>(K, s.chunks, static_cast<int>(tiles),
+                                static_cast<float*>(partials), s1, s2);
   return cudaGetLastError();
 }
 

@@ -49,9 +49,13 @@ ConvGeometry SamplesAsRows(const ConvGeometry& g) {
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
                              int multiprocessors, bool hopper) {
   const ConvGeometry g = SamplesAsRows(given);
-  if (g.groups < 2 || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
+  if (g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
-  if (IsDepthwise(g)) {
+  if (g.groups == 1) {
+    if (type != Type::kF32 && std::max(g.C, g.K) <= 64) {
+      plan = PlanGrouped(op, g, multiprocessors);
+    }
+  } else if (IsDepthwise(g)) {
     if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
     if (hopper && !plan)
       plan = PlanDepthwisePlanes(op, g, type, multiprocessors);
@@ -74,6 +78,13 @@ std::string PlanName(Op op, const Plan& plan) {
                      std::to_string(plan.tile_channels);
   if (op == Op::kWgrad) name += "/" + std::to_string(plan.workers);
   return name;
+}
+
+bool IsName(std::string_view name) {
+  const size_t first = name.find('x');
+  const size_t second = name.find('x', first + 1);
+  return second != name.npos && second + 1 < name.size() &&
+         name[second + 1] >= '0' && name[second + 1] <= '9';
 }
 
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,

@@ -106,9 +106,10 @@ cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
 }  // namespace
 
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
-  if (Is3d(g)) return g;
   // Patches are folded where their pixels are read; dgrad writes them.
-  if (type == Type::kTf32 || !IsPatches(g)) return FoldColumns(g, type);
+  if (Is3d(g) || type == Type::kTf32 || !IsPatches(g)) {
+    return FoldColumns(g, type);
+  }
   return op == Op::kDgrad ? g : FoldPatches(g, type);
 }
 
@@ -129,8 +130,8 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                ? PlanCopies(op, geometry, type, multiprocessors)
                : std::nullopt;
   }
-  if (Is3d(geometry)) return Plan3d(op, geometry, type, multiprocessors);
   const ConvGeometry g = Fold(op, geometry, type);
+  if (Is3d(g)) return Plan3d(op, g, type, multiprocessors);
   if (type == Type::kTf32 && IsPlain2d(g, type) && !PrefersCopies(op, g)) {
     const auto plan = ByOp(op, PlanSmallFprop, PlanSmallDgrad, PlanSmallWgrad);
     if (const auto small = plan(g, multiprocessors)) return small;

@@ -56,6 +56,9 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
 // "16x16x32" (rows, columns and channels of a tile), and in wgrad also the
 // workers, "16x16x32/396": its bits depend on them.
 std::string PlanName(Op op, const Plan& plan);
+// Whether it has the form of such a name: two sizes of pixels and one of
+// channels, where tiles of matrices have two.
+bool IsName(std::string_view name);
 
 // The plan, or nothing where it has another name; an empty one is any.
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,

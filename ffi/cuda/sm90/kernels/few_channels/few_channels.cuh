@@ -104,7 +104,8 @@ __device__ __forceinline__ void FillTable(const FewChannelsProblem& problem,
     const int p = problem.Q.Divide(pixel);
     const int q = pixel - p * int(problem.Q.divisor());
     const int at = (p - first_p) * problem.stride_h * layout.pitch +
-                   q * problem.pixel_step + layout.first;
+                   q * problem.pixel_step - tile.pixel * problem.part_step +
+                   layout.first;
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(table + 4 * i),
                  "r"(pixel <= last ? 2 * at : -1)
                  : "memory");
@@ -122,6 +123,7 @@ __device__ __forceinline__ void FillBand(const FewChannelsProblem& problem,
   const int first_p = problem.Q.Divide(tile.pixel);
   const int last_p = problem.Q.Divide(last);
   const int first_h = first_p * problem.stride_h - problem.pad_h;
+  const int origin = layout.origin + tile.pixel * problem.part_step;
   const int rows = problem.rows -
                    (problem.rows_p - 1 - (last_p - first_p)) * problem.stride_h;
   for (int row = thread / 32; row < rows; row += kThreads / 32) {
@@ -133,7 +135,7 @@ __device__ __forceinline__ void FillBand(const FewChannelsProblem& problem,
     auto copy = [&](auto vector) {
       constexpr int kVector = decltype(vector)::value;
       for (int e = thread % 32 * kVector; e < layout.pitch; e += 32 * kVector) {
-        const int v = layout.origin + e;
+        const int v = origin + e;
         const bool in = in_image && unsigned(v) < unsigned(problem.image_row);
         if constexpr (kVector == 1) {
           const uint16_t element = in ? __ldg(from + v) : uint16_t{0};

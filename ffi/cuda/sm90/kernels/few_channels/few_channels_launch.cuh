@@ -18,24 +18,27 @@ inline FewChannelsProblem MakeFewChannelsProblem(const ConvCall& call,
   const ConvGeometry& g = call.g;
   const FewChannelsShape shape(g);
   const int64_t tile = call.plan.tile_m;
+  const int64_t pitch = shape.Pitch(g, tile);
   FewChannelsProblem problem{};
   problem.x = static_cast<const uint16_t*>(call.lhs);
   problem.H = static_cast<int>(g.H);
   problem.image_row = static_cast<int>(g.W * g.C);
   problem.vector = CommonVector(g.W * g.C);
   problem.layout = {
-      static_cast<int>(shape.origin),    static_cast<int>(shape.pitch),
+      static_cast<int>(shape.origin),    static_cast<int>(pitch),
       static_cast<int>(shape.first),     static_cast<int>(shape.runs),
       static_cast<int>(shape.length),    static_cast<int>(shape.lead),
       FastDivmod<uint32_t>(shape.pairs), FastDivmod<uint32_t>(shape.run_cols),
-      static_cast<int>(shape.run_row),   static_cast<int>(shape.run_col)};
+      static_cast<int>(shape.step_h * pitch),
+      static_cast<int>(shape.run_col)};
   problem.copied_row =
-      static_cast<int>(std::min(g.W * g.C, shape.pitch + shape.origin));
+      static_cast<int>(std::min(g.W * g.C, pitch + shape.origin));
   problem.Q = FastDivmod<uint32_t>(g.Q);
   problem.pixels = static_cast<int>(g.P * g.Q);
   problem.pad_h = static_cast<int>(g.pad.h);
   problem.stride_h = static_cast<int>(g.stride.h);
-  problem.pixel_step = static_cast<int>(g.stride.w * g.C);
+  problem.pixel_step = static_cast<int>(shape.step);
+  problem.part_step = HasPartsOfRows(g) ? problem.pixel_step : 0;
   problem.K = static_cast<int>(g.K);
   problem.tile = static_cast<int>(tile);
   problem.rows = static_cast<int>(FewChannelsShape::Rows(g, tile));

@@ -40,18 +40,21 @@ FewChannelsShape::FewChannelsShape(const ConvGeometry& g) {
   runs = x.count;
   length = x.length;
   run_cols = x.cols;
-  const int64_t step = g.stride.w * g.C;
+  step = g.stride.w * g.C;
   const int64_t start = -g.pad.w * g.C;
   odd = (step | x.step_w) % 2 != 0;
   origin = (start >= 0 ? start : start - 7) / 8 * 8;
   lead = odd ? 0 : (start - origin) % 2;
   first = start - origin - lead;
   pairs = (lead + length + 1) / 2;
-  const int64_t end =
-      first + (g.Q - 1) * step + (x.cols - 1) * x.step_w + 2 * pairs + 2;
-  pitch = RoundUp(end, 8);
-  run_row = x.step_h * pitch;
+  span = (x.cols - 1) * x.step_w + 2 * pairs + 2;
+  step_h = x.step_h;
   run_col = x.step_w;
+}
+
+int64_t FewChannelsShape::Pitch(const ConvGeometry& g, int64_t tile) const {
+  const int64_t pixels = HasPartsOfRows(g) ? tile : g.Q;
+  return RoundUp(first + (pixels - 1) * step + span, 8);
 }
 
 int64_t FewChannelsShape::RowsOfY(const ConvGeometry& g, int64_t tile) {
@@ -66,7 +69,7 @@ int64_t FewChannelsShape::Rows(const ConvGeometry& g, int64_t tile) {
 
 int64_t FewChannelsShape::StageBytes(const ConvGeometry& g, int64_t tile,
                                      bool dy) const {
-  const int64_t band = RoundUp(Rows(g, tile) * pitch * 2, 128);
+  const int64_t band = RoundUp(Rows(g, tile) * Pitch(g, tile) * 2, 128);
   return RoundUp(band + tile * 4, 1024) + (dy ? (tile + 63) / 64 * kBox : 0);
 }
 
@@ -95,7 +98,8 @@ int64_t FewChannelsShortBytes(const ConvGeometry& g, int64_t tile) {
 
 bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks) {
   const int64_t n_tiles = (g.K + 63) / 64;
-  return blocks == g.N * ((g.P * g.Q + tile - 1) / tile) * n_tiles &&
+  return !HasPartsOfRows(g) &&
+         blocks == g.N * ((g.P * g.Q + tile - 1) / tile) * n_tiles &&
          tile <= kFewChannelsShortBoxes * 64 &&
          FewChannelsShortBytes(g, tile) <= kMostShared;
 }

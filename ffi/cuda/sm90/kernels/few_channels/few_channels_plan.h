@@ -13,10 +13,21 @@ namespace jax_convbatch::hopper {
 // The longest columns that fprop takes: these have no padding.
 inline constexpr int kFullFewChannelsSteps = 16;
 
+// Boxes of 64 pixels of dy that wgrad may have in shared memory at once.
+inline constexpr int kFewChannelsShortBoxes = 28;
+
+// Whether a row band is the part of an image row that a tile reads, and not the
+// whole row: that of long sequences.
+inline bool HasPartsOfRows(const ConvGeometry& g) {
+  return g.P == 1 && g.Q > 64 * kFewChannelsShortBoxes;
+}
+
 // The numbers of FewChannelsLayout, and what follows from a tile's size.
 struct FewChannelsShape {
-  int64_t origin, pitch, first, runs, length, lead, pairs, run_cols;
-  int64_t run_row, run_col;
+  int64_t origin, first, runs, length, lead, pairs, run_cols, run_col;
+  // Elements from pixel to pixel, and beyond a row's last pixel's first; image
+  // rows from run to run.
+  int64_t step, span, step_h;
   bool odd;
 
   explicit FewChannelsShape(const ConvGeometry& g);
@@ -31,6 +42,8 @@ struct FewChannelsShape {
   // Rows of y that a tile may touch, and rows of its row band.
   static int64_t RowsOfY(const ConvGeometry& g, int64_t tile);
   static int64_t Rows(const ConvGeometry& g, int64_t tile);
+  // Elements of a row of a row band.
+  int64_t Pitch(const ConvGeometry& g, int64_t tile) const;
   // Of a stage without dy and with it; multiples of 1024.
   int64_t StageBytes(const ConvGeometry& g, int64_t tile, bool dy) const;
 };
@@ -52,7 +65,8 @@ int64_t BestFewChannelsTile(const ConvGeometry& g, int64_t blocks,
     if (!fits(tile)) continue;
     const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
     const int64_t waves = (tiles + blocks - 1) / blocks;
-    const double band = FewChannelsShape::Rows(g, tile) * shape.pitch * 2.0;
+    const double band =
+        FewChannelsShape::Rows(g, tile) * shape.Pitch(g, tile) * 2.0;
     const double time =
         waves *
         (std::max(tile / 64 * costs.box, band * costs.byte) + costs.tile);
@@ -73,9 +87,7 @@ ConvGeometry DgradAsFprop(const ConvGeometry& g);
 // channels than input channels, at unit strides.
 bool BandsOfDy(const ConvGeometry& g);
 
-// Whether wgrad has a tile a block, all of it in shared memory at once, and the
-// boxes of dy that it may have there.
-inline constexpr int kFewChannelsShortBoxes = 28;
+// Whether wgrad has a tile a block, all of it in shared memory at once.
 bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks);
 
 // Shared memory of a block.

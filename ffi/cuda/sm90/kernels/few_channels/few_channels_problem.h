@@ -34,6 +34,9 @@ struct FewChannelsProblem {
   FastDivmod<uint32_t> Q;
   int pixels;                       // of an image, P Q
   int pad_h, stride_h, pixel_step;  // pixel_step: elements from pixel to pixel
+  // The same where row bands are parts of image rows, which begin with the
+  // tile's first pixel; else 0.
+  int part_step;
   int K;
   // Tiles of `tile` pixels of an image, a multiple of 64, or of 16 in
   // few_channels_wgrad_short.cuh.

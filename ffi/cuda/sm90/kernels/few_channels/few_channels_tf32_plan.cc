@@ -6,6 +6,7 @@
 
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
+#include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_tiling.h"
 
 namespace jax_convbatch::hopper {
@@ -90,8 +91,9 @@ FewChannelsTf32Shape FewChannelsTf32WgradShape(const ConvGeometry& g) {
   return shape;
 }
 
-std::optional<Plan> PlanFewChannelsTf32Wgrad(const ConvGeometry& g,
+std::optional<Plan> PlanFewChannelsTf32Wgrad(const ConvGeometry& given,
                                              int multiprocessors) {
+  const ConvGeometry g = BandsOfDy(given) ? DgradAsFprop(given) : given;
   if (!TakesCpAsync(g) || g.taps() == 1 || g.C > kFewChannelsTf32WgradInputs ||
       g.K % 4 != 0 || g.K < kFewChannelsTf32FewestOutputs ||
       g.taps() * g.C > kFewChannelsTf32WgradElements) {

@@ -3,6 +3,7 @@
 #include "cuda/common/most_shared.h"
 #include "cuda/sm80/direct/add_partials.cuh"
 #include "cuda/sm90/arch/launch.cuh"
+#include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_launch.cuh"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_wgrad.cuh"
 #include "cuda/sm90/problem/tensor_map.h"
@@ -10,8 +11,10 @@
 namespace jax_convbatch::hopper {
 namespace {
 
+// `flipped`: see FewChannelsTf32WgradProblem.
 template <typename Config>
-cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
+cudaError_t Launch(const ConvCall& call, int flipped, Stage stage,
+                   cudaStream_t stream) {
   static_assert(FewChannelsTf32WgradTile(Config::kElements) ==
                 Config::kElements);
   const bool prepares = stage == Stage::kPrepare;
@@ -29,6 +32,7 @@ cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
   }
   p.partials = static_cast<float*>(call.workspace);
   p.elements = static_cast<int>(g.taps() * g.C);
+  p.flipped = flipped;
   p.eights = FastDivmod<uint32_t>(shape.cols / 8);
   const int m_tiles = (p.elements - 1) / Config::kElements + 1;
   const int n_tiles = static_cast<int>((g.K + 63) / 64);
@@ -50,20 +54,32 @@ cudaError_t Launch(const ConvCall& call, Stage stage, cudaStream_t stream) {
       prepares ? direct::Stage::kPrepare : direct::Stage::kLaunch, stream);
 }
 
+cudaError_t Run(const ConvCall& call, int flipped, Stage stage,
+                cudaStream_t stream) {
+  switch (call.plan.tile_m) {
+    case 32:
+      return Launch<FewChannelsTf32WgradConfig<2, 1>>(call, flipped, stage,
+                                                      stream);
+    case 80:
+      return Launch<FewChannelsTf32WgradConfig<5, 1>>(call, flipped, stage,
+                                                      stream);
+    case 160:
+      return Launch<FewChannelsTf32WgradConfig<5, 2>>(call, flipped, stage,
+                                                      stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
 }  // namespace
 
 cudaError_t FewChannelsTf32Wgrad(const ConvCall& call, Stage stage,
                                  cudaStream_t stream) {
-  switch (call.plan.tile_m) {
-    case 32:
-      return Launch<FewChannelsTf32WgradConfig<2, 1>>(call, stage, stream);
-    case 80:
-      return Launch<FewChannelsTf32WgradConfig<5, 1>>(call, stage, stream);
-    case 160:
-      return Launch<FewChannelsTf32WgradConfig<5, 2>>(call, stage, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  if (!BandsOfDy(call.g)) return Run(call, 0, stage, stream);
+  const ConvGeometry g = DgradAsFprop(call.g);
+  return Run({g, call.type, call.plan, call.rhs, call.lhs, call.result,
+              call.workspace},
+             static_cast<int>(g.C), stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -21,8 +21,11 @@ namespace jax_convbatch::hopper {
 struct FewChannelsTf32WgradProblem {
   FewChannelsTf32Problem band;
   CUtensorMap dy;               // boxes of 32 channels of a tile
-  float* partials;              // [splits, elements, K]
+  // [splits, elements, K]; or, where x and dy have changed places, [splits,
+  // taps from the last, K, flipped].
+  float* partials;
   int elements;                 // of a column
+  int flipped;                  // channels of dy there, else 0
   int stage;                    // floats: dy of a tile, then its row band
   FastDivmod<uint32_t> eights;  // of pixels, in a tile's row
   FastDivmod<uint32_t> m_tiles, n_tiles;
@@ -262,11 +265,23 @@ __global__ void __launch_bounds__(kFewChannelsTf32Threads, 1)
   const int k = channel + threadIdx.x % 16 * 4;
   for (int i = threadIdx.x / 16; i < Config::kElements;
        i += kFewChannelsTf32Threads / 16) {
-    if (element + i < p.elements && k < s.out_c) {
+    if (element + i >= p.elements || k >= s.out_c) continue;
+    const float4 v = reinterpret_cast<const float4*>(
+        few_channels_tf32_wgrad_shared)[i * 16 + threadIdx.x % 16];
+    if (p.flipped == 0) {
       *reinterpret_cast<float4*>(partial + int64_t{element + i} * s.out_c + k) =
-          reinterpret_cast<const float4*>(
-              few_channels_tf32_wgrad_shared)[i * 16 + threadIdx.x % 16];
+          v;
+      continue;
     }
+    const int taps = p.elements / p.flipped;
+    const int tap = (element + i) / p.flipped;
+    float* const to = partial +
+                      (int64_t{taps - 1 - tap} * s.out_c + k) * p.flipped +
+                      (element + i - tap * p.flipped);
+    to[0] = v.x;
+    to[p.flipped] = v.y;
+    to[2 * p.flipped] = v.z;
+    to[3 * p.flipped] = v.w;
   }
 }
 

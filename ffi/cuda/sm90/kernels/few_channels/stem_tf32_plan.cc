@@ -14,11 +14,13 @@ namespace {
 // The most channels: of more, boxes of 32 channels are less than mostly zeros.
 constexpr int64_t kMostChannels = 7;
 
-// Where in a row band a column's last element lies fits 16 bits.
-bool IsNear(const FewChannelsShape& shape) {
-  const int64_t rows = (shape.runs - 1) / shape.run_cols;
+// Where in a tile's row band a column's last element lies fits 16 bits.
+bool IsNear(const ConvGeometry& halves, int64_t tile) {
+  const FewChannelsShape shape(halves);
+  const int64_t rows = (shape.runs - 1) / shape.run_cols * shape.step_h;
   const int64_t cols = shape.run_cols - 1;
-  return 2 * (rows * shape.run_row + cols * shape.run_col + shape.length) <
+  return 2 * (rows * shape.Pitch(halves, tile) + cols * shape.run_col +
+              shape.length) <
          1 << 16;
 }
 
@@ -67,16 +69,16 @@ int StemApart(const ConvGeometry& g) {
 std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors) {
   const ConvGeometry halves = InHalves(g);
   if (!TakesCpAsync(halves) || !IsStem(g) || g.taps() == 1 ||
-      g.C > kMostChannels || g.K % 4 != 0 || StemSteps(g) == 0 ||
-      !IsNear(FewChannelsShape(halves))) {
+      g.C > kMostChannels || g.K % 4 != 0 || StemSteps(g) == 0) {
     return std::nullopt;
   }
   const int64_t shares = (g.K + 63) / 64;
   const int64_t at_once = std::max<int64_t>(1, multiprocessors / shares);
   const FewChannelsCosts costs = {StemSteps(g) * 40.0 + 300, 1 / 20.0, 1200};
   const int64_t tile = BestFewChannelsTile(
-      halves, at_once, costs,
-      [&](int64_t pixels) { return StemBytes(g, pixels) <= kMostShared; });
+      halves, at_once, costs, [&](int64_t pixels) {
+        return IsNear(halves, pixels) && StemBytes(g, pixels) <= kMostShared;
+      });
   if (tile == 0) return std::nullopt;
   const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
   return Plan{static_cast<int>(tile), 64,
