@@ -130,7 +130,7 @@ def test_both_sides_have_the_same_loss_and_gradients(name):
 
 def test_losses_are_drawn_one_over_the_other(tmp_path, capsys):
     stem = tmp_path / "curves"
-    models.main(f"--small --model unet --curves 3 --out {stem}".split())
+    models.main(f"--small --model mnist --curves 3 --out {stem}".split())
     (row,) = json.loads(stem.with_suffix(".json").read_text())["rows"]
     assert len(row["ours"]) == len(row["stock"]) == 3
     apart = np.abs(np.subtract(row["ours"], row["stock"]))

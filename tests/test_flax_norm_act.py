@@ -32,7 +32,9 @@ class Stock(nn.Module):
     param_dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, x, residual=None, modulation=None):
+    def __call__(self, x, residual=None, modulation=None, offset=None):
+        if offset is not None:
+            x = x + offset[:, None, None]
         options = dict(dtype=self.dtype, param_dtype=self.param_dtype, name="norm")
         if self.kind in ("batch", "frozen"):
             x = nn.BatchNorm(self.kind == "frozen", **options)(x)
@@ -203,24 +205,38 @@ def test_checkpoints_load_both_ways():
         assert_close(call(), want, 2e-5)
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_modulation_is_by_sample_and_channel(kind):
-    x, modulation = normal(3, 6, 6, C), (normal(3, C), normal(3, C, seed=1))
+def test_offset_and_modulation_are_by_sample_and_channel(kind, known):
+    """With the statistics of x alone, where they are known."""
+    if known and kind in ("frozen", None):
+        pytest.skip("needs no statistics")
+    x = normal(3, 6, 6, C)
+    by_sample = [normal(3, C, seed=seed) for seed in (1, 2, 3)]
     theirs = Stock(kind)
     ours = linen.NormActConv(K, (3, 3), **of_kind(kind))
     variables = perturbed(theirs.init(KEY, x))
 
-    def mine(variables, x, *pair):
-        call = partial(ours.apply, variables, mutable=["batch_stats"])
-        return call(x, modulation=pair)
+    def mine(variables, x, offset, *pair):
+        return ours.apply(
+            variables,
+            x,
+            offset=offset,
+            modulation=pair,
+            statistics=norms.statistics_of(x, C) if known else None,
+            mutable=["batch_stats"],
+        )
 
-    def stock(variables, x, *pair):
-        return theirs.apply(variables, x, None, pair, mutable=["batch_stats"])
+    def stock(variables, x, offset, *pair):
+        return theirs.apply(variables, x, None, pair, offset, mutable=["batch_stats"])
 
     got, want = (
-        value_and_gradients(f, variables, x, *modulation) for f in (mine, stock)
+        value_and_gradients(f, variables, x, *by_sample) for f in (mine, stock)
     )
-    assert_close(got, want, 2e-5)
+    assert_close(got, want, 3e-5)
+    layer = nnx_layer(variables, kind)
+    y = layer(x, offset=by_sample[0], modulation=by_sample[1:])
+    assert_close(y, want[0], 3e-5)
 
 
 @pytest.mark.parametrize("kind", ["batch", "group", "instance"])
@@ -336,6 +352,19 @@ BAD = {
         dict(norm=None),
         dict(modulation=(jnp.ones(8), jnp.ones((2, 1, 1, 8)))),
         r"the shift of modulation must have shape \(8,\) or \(2, 8\), got \(2, 1, 1, 8",
+    ),
+    "an offset by pixel": (
+        dict(norm=None),
+        dict(offset=jnp.ones((2, 5, 5, 8))),
+        r"offset must have shape \(8,\) or \(2, 8\), got \(2, 5, 5, 8\)",
+    ),
+    "statistics that an offset cannot be added to": (
+        dict(norm="group", num_groups=4),
+        dict(
+            offset=jnp.ones((2, 8)),
+            statistics=norms.Statistics(jnp.ones((2, 4)), jnp.ones((2, 4))),
+        ),
+        r"of shape \(2, 8\), as there is an offset",
     ),
     "statistics asked by a wrong name": (
         dict(norm=None),

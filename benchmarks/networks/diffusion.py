@@ -7,13 +7,21 @@ Both without attention, which has no convolution to compare.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from benchmarks.networks.layers import STOCK, Layers
+from jax_convbatch.norms import Statistics
+
+
+class Pixels(NamedTuple):
+    """An array, and its statistics by sample and channel, where they are known."""
+
+    array: jax.Array
+    sums: Statistics | None
 
 
 class ResBlock(nn.Module):
@@ -26,22 +34,39 @@ class ResBlock(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, time=None):
-        options = dict(
-            norm="group",
-            num_groups=self.groups,
-            epsilon=self.epsilon,
-            activation="silu",
-            dtype=self.dtype,
-        )
-        layer, conv = self.layers.norm_act_conv, self.layers.conv
-        y = layer(self.features, (3, 3), **options, name="first")(x)
+    def __call__(self, x: Pixels, time=None) -> Pixels:
+        def layer(name):
+            return self.layers.norm_act_conv(
+                self.features,
+                (3, 3),
+                norm="group",
+                num_groups=self.groups,
+                epsilon=self.epsilon,
+                activation="silu",
+                dtype=self.dtype,
+                name=name,
+            )
+
+        shortcut, sums = x
         if time is not None:
             time = nn.Dense(self.features, dtype=self.dtype, name="time")(nn.silu(time))
-            y = y + time[:, None, None, :]
-        if x.shape[-1] != self.features:
-            x = conv(self.features, (1, 1), dtype=self.dtype, name="shortcut")(x)
-        return layer(self.features, (3, 3), **options, name="second")(y, x)
+        y, sums = layer("first")(
+            shortcut, statistics=sums, return_statistics=self.features
+        )
+        if shortcut.shape[-1] != self.features:
+            conv = self.layers.conv(
+                self.features, (1, 1), dtype=self.dtype, name="shortcut"
+            )
+            shortcut = conv(shortcut)
+        return Pixels(
+            *layer("second")(
+                y,
+                shortcut,
+                offset=time,
+                statistics=sums,
+                return_statistics=self.features,
+            )
+        )
 
 
 class UNet(nn.Module):
@@ -72,33 +97,32 @@ class UNet(nn.Module):
         def block(features):
             return ResBlock(features, self.layers, self.groups, 1e-5, self.dtype)
 
-        def conv(features, strides=1):
-            return self.layers.conv(features, (3, 3), strides, dtype=self.dtype)
+        def conv(x, features, strides=1):
+            return _convolved(self, x, features, (3, 3), strides)
 
         time = _embedding(time * 1000, self.width).astype(self.dtype)
         for activation in (nn.silu, lambda z: z):
             dense = nn.Dense(4 * self.width, dtype=self.dtype)
             time = activation(dense(time))
         widths = [self.width * m for m in self.multipliers]
-        x = conv(widths[0])(x.astype(self.dtype))
+        x = conv(x.astype(self.dtype), widths[0])
         skips = [x]
         for level, features in enumerate(widths):
             for _ in range(self.blocks):
                 x = block(features)(x, time)
                 skips.append(x)
             if level + 1 < len(widths):
-                x = conv(features, 2)(x)
+                x = conv(x.array, features, 2)
                 skips.append(x)
         for _ in range(2):
             x = block(widths[-1])(x, time)
         for level, features in reversed(list(enumerate(widths))):
             for _ in range(self.blocks + 1):
-                x = jnp.concatenate([x, skips.pop()], -1)
+                x = _joined(x, skips.pop())
                 x = block(features)(x, time)
             if level:
-                x = conv(features)(_doubled(x))
-        x = _head(self, self.channels, 1e-5)(x)
-        return x.astype(jnp.float32)
+                x = conv(_doubled(x.array), features)
+        return _head(self, x, self.channels, 1e-5)
 
 
 class Decoder(nn.Module):
@@ -121,24 +145,32 @@ class Decoder(nn.Module):
         def block(features):
             return ResBlock(features, self.layers, self.groups, 1e-6, self.dtype)
 
-        def conv(features, size=3):
-            return self.layers.conv(features, (size, size), dtype=self.dtype)
-
         widths = [self.width * m for m in self.multipliers]
-        x = conv(widths[-1])(conv(self.channels, 1)(x.astype(self.dtype)))
+        x = _convolved(self, x.astype(self.dtype), self.channels, (1, 1))
+        x = _convolved(self, x.array, widths[-1])
         for _ in range(2):
             x = block(widths[-1])(x)
         for level, features in reversed(list(enumerate(widths))):
             for _ in range(self.blocks):
                 x = block(features)(x)
             if level:
-                x = conv(features)(_doubled(x))
-        return _head(self, 3, 1e-6)(x).astype(jnp.float32)
+                x = _convolved(self, _doubled(x.array), features)
+        return _head(self, x, 3, 1e-6)
 
 
-def _head(network: UNet | Decoder, features: int, epsilon: float) -> nn.Module:
-    """Norm, SiLU and 3x3 to the result."""
-    return network.layers.norm_act_conv(
+def _convolved(
+    network: UNet | Decoder, x, features: int, size=(3, 3), strides: int = 1
+) -> Pixels:
+    """A convolution alone, with the sums for the norm after it."""
+    layer = network.layers.norm_act_conv(
+        features, size, strides, norm=None, dtype=network.dtype
+    )
+    return Pixels(*layer(x, return_statistics=features))
+
+
+def _head(network: UNet | Decoder, x: Pixels, features: int, epsilon: float):
+    """Norm, SiLU and 3x3 to the result, in f32."""
+    layer = network.layers.norm_act_conv(
         features,
         (3, 3),
         norm="group",
@@ -148,6 +180,12 @@ def _head(network: UNet | Decoder, features: int, epsilon: float) -> nn.Module:
         dtype=network.dtype,
         name="head",
     )
+    return layer(x.array, statistics=x.sums).astype(jnp.float32)
+
+
+def _joined(x: Pixels, skip: Pixels) -> Pixels:
+    """Their channels one after the other, and so their sums."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), x, skip)
 
 
 def _doubled(x):

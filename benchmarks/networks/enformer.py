@@ -48,8 +48,8 @@ class Enformer(nn.Module):
         x = self.layers.conv(self.stem, (15,), dtype=self.dtype)(x.astype(self.dtype))
         x = _pooled(block(self.stem, (1,))(x, x))
         for features in self.features:
-            x = block(features, (5,))(x)
-            x = _pooled(block(features, (1,))(x, x))
+            x, sums = block(features, (5,))(x, return_statistics="channels")
+            x = _pooled(block(features, (1,))(x, x, statistics=sums))
         x = nn.softplus(block(1, (1,))(x).astype(jnp.float32))
         return x
 

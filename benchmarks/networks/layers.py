@@ -18,12 +18,15 @@ ACTIVATIONS = {None: lambda z: z, "gelu": nn.gelu, "relu": nn.relu, "silu": nn.s
 
 
 class NormActConv(nn.Module):
-    """`jax_convbatch.flax.linen.NormActConv` in Flax's own layers."""
+    """`jax_convbatch.flax.linen.NormActConv` in Flax's own layers.
+
+    It forms statistics again: those it returns are None.
+    """
 
     features: int
     kernel_size: Sequence[int]
     strides: Any = 1
-    norm: str = "batch"
+    norm: str | None = "batch"
     num_groups: int = 32
     use_running_average: bool | None = None
     momentum: float = 0.99
@@ -32,15 +35,20 @@ class NormActConv(nn.Module):
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, x, residual=None):
+    def __call__(
+        self, x, residual=None, *, offset=None, statistics=None, return_statistics=None
+    ):
         options = dict(epsilon=self.epsilon, dtype=self.dtype, name="norm")
+        if offset is not None:
+            x = x + offset[:, None, None]
         if self.norm == "batch":
             norm = nn.BatchNorm(
                 self.use_running_average, momentum=self.momentum, **options
             )
-        else:
-            norm = nn.GroupNorm(self.num_groups, **options)
-        x = ACTIVATIONS[self.activation](norm(x))
+            x = norm(x)
+        elif self.norm == "group":
+            x = nn.GroupNorm(self.num_groups, **options)(x)
+        x = ACTIVATIONS[self.activation](x)
         y = nn.Conv(
             self.features,
             tuple(self.kernel_size),
@@ -48,7 +56,8 @@ class NormActConv(nn.Module):
             dtype=self.dtype,
             name="conv",
         )(x)
-        return y if residual is None else y + residual
+        y = y if residual is None else y + residual
+        return y if return_statistics is None else (y, None)
 
 
 class Layers(NamedTuple):

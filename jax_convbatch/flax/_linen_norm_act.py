@@ -88,6 +88,7 @@ class NormActConv(nn.Module):
         inputs: jax.Array,
         residual: jax.Array | None = None,
         *,
+        offset: jax.Array | None = None,
         modulation: tuple[jax.Array, jax.Array] | None = None,
         statistics: Statistics | None = None,
         return_statistics: str | int | None = None,
@@ -98,12 +99,15 @@ class NormActConv(nn.Module):
         Args:
           inputs: [*batch, *spatial, C]; [N, *spatial, C] for a group or instance norm.
           residual: like the result, which it is added to; or None.
-          modulation: (scale, shift), each [C] or [*batch, C]: the norm's result is
-            norm(inputs) * (1 + scale) + shift (FiLM); or None.
+          offset: [C] or [*batch, C], added to the inputs, as the time of a diffusion
+            model is; or None. The sum is not written to memory.
+          modulation: (scale, shift), each [C] or [*batch, C]: what is activated is
+            norm(inputs + offset) * (1 + scale) + shift (FiLM); or None.
           statistics: `jax_convbatch.norms.Statistics` of inputs, where they are known,
             as from the `return_statistics` of the layer before; or None. Those by
-            sample and channel, [N, C], serve every norm. A batch norm also takes
-            [C], a group norm [N, G] where its number of groups divides G.
+            sample and channel, [N, C], serve every norm, and an offset needs them.
+            Without one, a batch norm also takes [C], and a group norm [N, G] where its
+            number of groups divides G.
           return_statistics: "channels" or a number of groups, as the `statistics` of
             `jax_convbatch.norm_act_conv`, of the result; or None.
           use_running_average: as the attribute.
@@ -117,13 +121,14 @@ class NormActConv(nn.Module):
             None if self.is_initializing() else self.axis_name,
         )
         x, batch = _norm_act.pixels(self, self.norm, inputs)
+        offset = _norm_act.by_sample("offset", offset, x, batch)
         factors: _norm_act.Factors = (None, None)
         if norm.kind is not None:
             frozen = norm.kind == "batch" and nn.merge_param(
                 "use_running_average", self.use_running_average, use_running_average
             )
             layer = _Factors(norm, self.scale_init, self.param_dtype, name="norm")
-            factors = layer(x, statistics, frozen)
+            factors = layer(x, statistics, offset, frozen)
         conv = _Convolution(
             self.features,
             self.kernel_size,
@@ -143,7 +148,7 @@ class NormActConv(nn.Module):
             workspace_limit=self.workspace_limit,
             name="conv",
         )
-        factors = _norm_act.modulated(factors, modulation, x, batch)
+        factors = _norm_act.composed(factors, offset, modulation, x, batch)
         return conv(x, batch, factors, residual, return_statistics)
 
 
@@ -156,19 +161,23 @@ class _Factors(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, statistics: Statistics | None, frozen: bool
+        self,
+        x: jax.Array,
+        statistics: Statistics | None,
+        offset: jax.Array | None,
+        frozen: bool,
     ) -> _norm_act.Factors:
         norm, shape = self.norm, (self.norm.channels,)
         gamma = self.param("scale", self.scale_init, shape, self.param_dtype)
         zeros = nn.initializers.zeros_init()
         beta = self.param("bias", zeros, shape, self.param_dtype)
         if norm.kind != "batch":
-            return norm.of_sums(norm.sums(x, statistics), x, gamma, beta)
+            return norm.of_sums(norm.sums(x, statistics, offset), x, gamma, beta)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         if frozen:
             return norm.of_moments(mean.value, var.value, gamma, beta)
-        found = norm.sums(x, statistics)
+        found = norm.sums(x, statistics, offset)
         if not self.is_initializing():
             mean.value, var.value = norm.running(x, found, mean.value, var.value)
         return norm.of_sums(found, x, gamma, beta)

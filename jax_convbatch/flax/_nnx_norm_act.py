@@ -121,6 +121,7 @@ class NormActConv(nnx.Module):
         inputs: jax.Array,
         residual: jax.Array | None = None,
         *,
+        offset: jax.Array | None = None,
         modulation: tuple[jax.Array, jax.Array] | None = None,
         statistics: Statistics | None = None,
         return_statistics: str | int | None = None,
@@ -129,6 +130,7 @@ class NormActConv(nnx.Module):
         """[*batch, *output, K], or that and its statistics; arguments as in linen."""
         norm = _norm_of(self.norm, inputs.shape[-1])
         x, batch = _norm_act.pixels(self.conv, norm.kind, inputs)
+        offset = _norm_act.by_sample("offset", offset, x, batch)
         factors: _norm_act.Factors = (None, None)
         if norm.kind is not None:
             gamma, beta = self.norm.scale[...], self.norm.bias[...]
@@ -136,11 +138,11 @@ class NormActConv(nnx.Module):
                 mean, var = self.norm.mean[...], self.norm.var[...]
                 factors = norm.of_moments(mean, var, gamma, beta)
             else:
-                found = norm.sums(x, statistics)
+                found = norm.sums(x, statistics, offset)
                 factors = norm.of_sums(found, x, gamma, beta)
                 if norm.kind == "batch":
                     self._update(norm, x, found)
-        factors = _norm_act.modulated(factors, modulation, x, batch)
+        factors = _norm_act.composed(factors, offset, modulation, x, batch)
         x, kernel, bias = arrays(self.conv, x)
         return _norm_act.value(
             self.conv, x, batch, kernel, bias, factors, residual, return_statistics

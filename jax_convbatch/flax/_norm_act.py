@@ -7,6 +7,7 @@ in both.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -67,31 +68,45 @@ class Norm(NamedTuple):
         groups = num_groups if kind == "group" else channels
         return cls(kind, channels, groups, epsilon, momentum, axis_name)
 
-    def sums(self, x: jax.Array, given: Statistics | None) -> Statistics:
-        """Those that the norm is made of: of x, or made of `given`.
+    def sums(
+        self, x: jax.Array, given: Statistics | None, offset: jax.Array | None
+    ) -> Statistics:
+        """Those that the norm is made of: of x + offset.
+
+        Args:
+          x: [N, *spatial, C].
+          given: of x, where they are known.
+          offset: [C] or [N, C], or None.
 
         Raises:
           ValueError: statistics that this norm cannot be made of.
         """
         batch, n = self.kind == "batch", len(x)
+        by_channel = offset is not None
         if given is None:
-            found = statistics_of(x, "channels" if batch else self.groups)
+            own = "channels" if batch else self.groups
+            found = statistics_of(x, self.channels if by_channel else own)
         else:
-            self._check(given, n)
+            self._check(given, n, by_channel)
             found = Statistics(*given)
-            if batch and found.sum.ndim == 2:
-                found = Statistics(*(a.sum(0) for a in found))
-            elif not batch:
-                shape = (n, self.groups, -1)
-                found = Statistics(*(a.reshape(shape).sum(-1) for a in found))
+        if offset is not None:
+            found = _moved(found, offset, math.prod(x.shape[1:-1]))
+        if batch and found.sum.ndim == 2:
+            found = Statistics(*(a.sum(0) for a in found))
+        elif not batch:
+            shape = (n, self.groups, found.sum.shape[1] // self.groups)
+            found = Statistics(*(a.reshape(shape).sum(-1) for a in found))
         if self.axis_name is not None:
             # Means are averaged, as in Flax: the count stays that of one device.
             found = Statistics(*jax.lax.pmean(tuple(found), self.axis_name))
         return found
 
-    def _check(self, given: Statistics, n: int) -> None:
+    def _check(self, given: Statistics, n: int, by_channel: bool) -> None:
         shape = given[0].shape
-        if self.kind == "batch":
+        if by_channel:
+            wanted = f"({n}, {self.channels}), as there is an offset"
+            fits = shape == (n, self.channels)
+        elif self.kind == "batch":
             wanted = f"({self.channels},) or ({n}, {self.channels})"
             fits = shape in ((self.channels,), (n, self.channels))
         else:
@@ -148,35 +163,55 @@ def pixels(
     return x, batch
 
 
-def modulated(
+def by_sample(
+    name: str, a: jax.Array | None, x: jax.Array, batch: tuple[int, ...]
+) -> jax.Array | None:
+    """a as [C] or [N, C], in f32 (f64 of f64).
+
+    Raises:
+      ValueError: an array that is neither [C] nor [*batch, C].
+    """
+    if a is None:
+        return None
+    channels = x.shape[-1]
+    shapes = ((channels,), (*batch, channels))
+    if a.shape not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have shape {wanted}, got {a.shape}")
+    wide = a.astype(jnp.promote_types(a.dtype, jnp.float32))
+    return wide if a.ndim == 1 else wide.reshape(-1, channels)
+
+
+def composed(
     factors: Factors,
+    offset: jax.Array | None,
     modulation: tuple[jax.Array, jax.Array] | None,
     x: jax.Array,
     batch: tuple[int, ...],
 ) -> Factors:
-    """Factors of norm(x) * (1 + scale) + shift.
+    """Factors of x that make norm(x + offset) * (1 + scale) + shift.
 
     Raises:
       ValueError: scale or shift that are neither [C] nor [*batch, C].
     """
-    if modulation is None:
-        return factors
-    channels = x.shape[-1]
-    shapes = ((channels,), (*batch, channels))
-    flat = []
-    for name, a in zip(("scale", "shift"), modulation, strict=True):
-        if a.shape not in shapes:
-            wanted = " or ".join(map(str, shapes))
-            raise ValueError(
-                f"the {name} of modulation must have shape {wanted}, got {a.shape}"
-            )
-        wide = a.astype(jnp.promote_types(a.dtype, jnp.float32))
-        flat.append(wide if a.ndim == 1 else wide.reshape(-1, channels))
     scale, shift = factors
-    more, shift_after = 1 + flat[0], flat[1]
-    if scale is None or shift is None:
-        return more, shift_after
-    return scale * more, shift * more + shift_after
+    if offset is not None:
+        if scale is not None and shift is not None:
+            shift = shift + scale * offset
+        else:
+            shift = offset
+    if modulation is None:
+        return scale, shift
+    more, after = (
+        by_sample(f"the {name} of modulation", a, x, batch)
+        for name, a in zip(("scale", "shift"), modulation, strict=True)
+    )
+    assert more is not None and after is not None
+    more = 1 + more
+    return (
+        more if scale is None else scale * more,
+        after if shift is None else shift * more + after,
+    )
 
 
 def value(
@@ -218,6 +253,15 @@ def value(
         return y.reshape(*batch, *y.shape[1:])
     y, found = norm_act_conv(x, kernel, bias, **options, statistics=statistics)
     return y.reshape(*batch, *y.shape[1:]), found
+
+
+def _moved(found: Statistics, offset: jax.Array, count: int) -> Statistics:
+    """By sample and channel, of an array and offset, from those of the array."""
+    total, squares = found
+    return Statistics(
+        total + count * offset,
+        squares + offset * (2 * total + count * offset),
+    )
 
 
 def _rank(layer: Any) -> int:
