@@ -287,7 +287,7 @@ def main(arguments=None) -> None:
         }
         ready = compiled(partial(prepare, states=states, places=places), todo, progress)
         todo = list(zip(todo, ready, strict=True))
-        for case, sides in progress.track(todo, description="timing"):
+        for case, sides in progress.track(todo, description="running"):
             rows.append(work(case, sides, states[case.name]))
     several = f"-{options.devices}-devices" if options.devices > 1 else ""
     kind = "curves" if options.curves else "models"

@@ -23,6 +23,10 @@ class Task(Protocol):
     def loss(self, outputs: jax.Array, targets: Any) -> jax.Array: ...
 
 
+# Classes that images are drawn of: so few that some hundred steps learn them.
+SEEN = 16
+
+
 class Classification(NamedTuple):
     """Images of a class: a coarse pattern, the same for all of the class, and noise."""
 
@@ -32,8 +36,9 @@ class Classification(NamedTuple):
     def draw(self, key, batch, dtype):
         height, width, channels = self.image
         keys = jax.random.split(key)
-        labels = jax.random.randint(keys[0], (batch,), 0, self.classes, "int32")
-        coarse = (self.classes, -(-height // 8), -(-width // 8), channels)
+        seen = min(SEEN, self.classes)
+        labels = jax.random.randint(keys[0], (batch,), 0, seen, "int32")
+        coarse = (seen, -(-height // 8), -(-width // 8), channels)
         pattern = jax.random.normal(_fixed(), coarse, dtype)[labels]
         pattern = pattern.repeat(8, 1).repeat(8, 2)[:, :height, :width]
         noise = jax.random.normal(keys[1], (batch, *self.image), dtype)
