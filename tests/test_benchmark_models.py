@@ -128,6 +128,18 @@ def test_both_sides_have_the_same_loss_and_gradients(name):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * scale)
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_both_sides_infer_the_same(name):
+    model = SMALL[name]
+    variables = State.of(model).variables
+    inputs, _ = model.batch(jax.random.key(1), model.batches[0])
+    got, want = (
+        jax.jit(model.network(made_of, "infer").apply)(variables, *inputs)
+        for made_of in (layers.ours(), layers.STOCK)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_losses_are_drawn_one_over_the_other(tmp_path, capsys):
     stem = tmp_path / "curves"
     models.main(f"--small --model mnist --curves 3 --out {stem}".split())

@@ -158,8 +158,8 @@ class _Scaled(Conv):
         scale: jax.Array,
         bias: jax.Array,
     ) -> Any:
-        channels = (inputs.shape[-1], self.features)
-        inputs, kernel, _ = arrays(self, inputs, channels)
+        channels = _call.group_features(self, inputs.shape[-1])
+        inputs, kernel, _ = arrays(self, inputs, (channels, self.features))
         bias = bias.astype(kernel.dtype)
         return _call.conv(self, inputs, kernel, bias, None, residual, scale)
 
