@@ -127,6 +127,21 @@ def test_values_gradients_and_statistics_are_those_of_flax(kind, dtype):
     assert_close(got, want, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("kind", ["batch", "frozen", "group", "instance"])
+def test_epsilon_is_that_of_flax(kind):
+    """Seen where the variance is as small."""
+    x = 2e-3 * normal(3, 6, 6, C)
+    theirs, ours = Stock(kind), linen.NormActConv(K, (3, 3), **of_kind(kind))
+    variables = theirs.init(KEY, x)
+    small = jax.tree.map(lambda a: 4e-6 * a, variables.get("batch_stats", {}))
+    variables = {**variables, "batch_stats": small}
+    call = partial(nnx_layer(variables, kind), x)
+    want = theirs.apply(variables, x, mutable=["batch_stats"])[0]
+    got = ours.apply(variables, x, mutable=["batch_stats"])[0]
+    assert_close(got, want, 2e-5)
+    assert_close(call(), want, 2e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nnx_is_linen(kind, dtype):
