@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole networks: training and inference steps with our layers and with Flax's.
 
-    python -m benchmarks models [--model resnet50,mnist] [--mode train,infer]
+    python -m benchmarks models [--model resnet50,unet] [--mode train,infer]
                                 [--batch 8,64,256] [--engine auto] [--devices 1]
+                                [--small] [--curves 200]
 
-A training step is loss, gradients, batch statistics and SGD with momentum, jitted,
-its state donated, so that steps follow each other as in training. Both sides start
-from the same parameters, and their losses of the first steps are compared before
-anything is timed. `--devices` that share each batch make a data-parallel program, with
-ours and with Flax's layers. Writes STEM.json and prints a table; interrupted, of the
-rows that are done.
+A training step is loss, gradients, batch statistics and the optimizer, jitted, its
+state donated, so that steps follow each other as in training. Both sides start from
+the same parameters, and their losses of the first steps are compared before anything
+is timed. `--devices` that share each batch make a data-parallel program, with ours and
+with Flax's layers. Writes STEM.json and prints a table; interrupted, of the rows that
+are done. `--curves` trains both sides on the same batches instead, and draws their
+losses.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ import sys
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,56 +34,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import jax_convbatch.flax.linen as jcb_linen
-from benchmarks import record
+from benchmarks import model_curves, record
 from benchmarks.jax_side import compiled
-from examples.networks import MnistCnn, ResNet
+from benchmarks.model_list import MODELS, SMALL, Model, State
+from benchmarks.networks import layers
 from jax_convbatch._select import plan
 from jax_convbatch._tune import timing
 
 CHECKED_STEPS = 3
-
-
-class Model(NamedTuple):
-    make: type
-    dtype: str
-    image: tuple[int, int, int]
-    classes: int
-    batches: tuple[int, ...]
-    options: dict
-
-
-MODELS = {
-    "resnet50": Model(
-        ResNet, "bfloat16", (224, 224, 3), 1000, (8, 64, 256), {"classes": 1000}
-    ),
-    "mnist": Model(MnistCnn, "float32", (28, 28, 1), 10, (8, 128, 1024), {}),
-}
-
-
-class State(NamedTuple):
-    """What the steps of a model start from, one for all sides and batches."""
-
-    variables: dict
-    moments: tuple
-
-    @classmethod
-    def of(cls, model: Model) -> State:
-        network = _network(model, nn.Conv, "train")
-        keys = jax.random.split(jax.random.key(0, impl="rbg"), 2)
-        x = jnp.ones((1, *model.image), model.dtype)
-        variables = jax.jit(network.init)(keys[0], x)
-        moments = jax.jit(_optimizer(model).init)(variables["params"])
-        return cls(variables, moments)
-
-
-def _network(model: Model, conv, mode: str):
-    dtype = jnp.dtype(model.dtype)
-    return model.make(conv=conv, dtype=dtype, train=mode == "train", **model.options)
-
-
-def _optimizer(model: Model):
-    return optax.sgd(0.01 if model.make is ResNet else 0.1, momentum=0.9)
 
 
 class Places(NamedTuple):
@@ -109,7 +68,7 @@ class Steps(timing.Side):
         self,
         name: str,
         model: Model,
-        conv,
+        made_of: layers.Layers,
         batch: int,
         mode: str,
         state: State,
@@ -117,48 +76,52 @@ class Steps(timing.Side):
     ):
         self.name, self._model, self._batch = name, model, batch
         self._state, self._out, self._places = None, None, places
-        network = _network(model, conv, mode)
-        of_batch = partial(jax.ShapeDtypeStruct, sharding=places.batch)
-        x = of_batch((batch, *model.image), model.dtype)
-        self._trains = mode == "train"
-        if self._trains:
-            step = jax.jit(
-                partial(_train, network, _optimizer(model)), donate_argnums=0
-            )
-            labels = of_batch((batch,), "int32")
-            self._step = step.lower(state, x, labels).compile()
+        network = model.network(made_of, mode)
+        shapes = jax.eval_shape(partial(model.batch, size=batch), _key())
+        inputs, targets = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=places.batch),
+            shapes,
+        )
+        self.trains = mode == "train"
+        if self.trains:
+            step = jax.jit(partial(_train, network, model), donate_argnums=0)
+            self._step = step.lower(state, inputs, targets).compile()
         else:
-            self._step = jax.jit(network.apply).lower(state.variables, x).compile()
+            step = jax.jit(network.apply)
+            self._step = step.lower(state.variables, *inputs).compile()
 
     def start(self, state: State) -> None:
-        keys = jax.random.split(jax.random.key(0, impl="rbg"))
-        shape = (self._batch, *self._model.image)
-        x = jax.random.normal(keys[0], shape, self._model.dtype)
-        labels = jax.random.randint(
-            keys[1], (self._batch,), 0, self._model.classes, "int32"
-        )
-        self._x, self._labels = jax.device_put((x, labels), self._places.batch)
-        self._state = _copied(state) if self._trains else state.variables
+        draw = jax.jit(partial(self._model.batch, size=self._batch))
+        self.take(draw(_key()))
+        self._state = _copied(state) if self.trains else state.variables
+
+    def take(self, batch: tuple[tuple, Any]) -> None:
+        """Inputs and targets of the next steps."""
+        self._inputs, self._targets = jax.device_put(batch, self._places.batch)
 
     def release(self) -> None:
-        self._state = self._out = self._x = None
+        self._state = self._out = self._inputs = self._targets = None
 
     def queue(self) -> None:
-        if not self._trains:
+        if not self.trains:
             self._out = None
-            self._out = self._step(self._state, self._x)
+            self._out = self._step(self._state, *self._inputs)
             return
-        self._state, self._out = self._step(self._state, self._x, self._labels)
+        self._state, self._out = self._step(self._state, self._inputs, self._targets)
 
     def wait(self) -> None:
         timing.wait_for((self._state, self._out))
 
+    def result(self) -> np.ndarray:
+        """The loss of the last step, or what the network gave."""
+        return np.asarray(self._out, np.float64)
+
     def first(self) -> np.ndarray:
-        """The logits, or the losses of the first steps."""
+        """The results of the first steps."""
         results = []
         for _ in range(CHECKED_STEPS):
             self.queue()
-            results.append(np.asarray(self._out, np.float64))
+            results.append(self.result())
         return np.stack(results)
 
     def memory(self) -> int | None:
@@ -167,50 +130,60 @@ class Steps(timing.Side):
         return getattr(analysis, "temp_size_in_bytes", None)
 
 
+def _key() -> jax.Array:
+    return jax.random.key(0, impl="rbg")
+
+
 @jax.jit
 def _copied(state):
     """As a step overwrites its state."""
     return jax.tree.map(jnp.copy, state)
 
 
-def _train(network, optimizer, state: State, x, labels):
+def _train(network, model: Model, state: State, inputs: tuple, targets):
     variables, moments = state
     params = variables["params"]
     rest = {k: v for k, v in variables.items() if k != "params"}
 
     def loss_of(params):
-        logits, updated = network.apply(
-            {"params": params, **rest}, x, mutable=list(rest)
+        outputs, updated = network.apply(
+            {"params": params, **rest}, *inputs, mutable=list(rest)
         )
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return loss.mean(), updated
+        return model.task.loss(outputs, targets), updated
 
     (loss, updated), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
-    updates, moments = optimizer.update(grads, moments)
+    updates, moments = model.optimizer.update(grads, moments, params)
     params = optax.apply_updates(params, updates)
     return State({"params": params, **updated}, moments), loss
 
 
+class Case(NamedTuple):
+    """A row of the result."""
+
+    name: str
+    model: Model
+    mode: str
+    batch: int
+    engine: str
+
+
 def prepare(
-    case, states: dict[str, State], places: Places, stock: Executor
+    case: Case, states: dict[str, State], places: Places, stock: Executor
 ) -> list[Steps]:
-    """Both sides of a (model, mode, batch, engine), compiled."""
-    name, mode, batch, engine = case
-    model, state = MODELS[name], states[name]
-    conv = partial(jcb_linen.Conv, algorithm=engine)
-    rest = (batch, mode, state, places)
-    theirs = stock.submit(Steps, "stock", model, nn.Conv, *rest)
-    return [Steps("ours", model, conv, *rest), theirs.result()]
+    """Both sides of a row, compiled."""
+    rest = (case.batch, case.mode, states[case.name], places)
+    theirs = stock.submit(Steps, "stock", case.model, layers.STOCK, *rest)
+    ours = Steps("ours", case.model, layers.ours(case.engine), *rest)
+    return [ours, theirs.result()]
 
 
-def measure(case, sides: list[Steps], state: State) -> dict:
+def measure(case: Case, sides: list[Steps], state: State) -> dict:
     """One row of the result.
 
     Raises:
-      SystemExit: the sides' losses or logits differ.
+      SystemExit: the sides' losses or results differ.
     """
-    name, mode, batch, engine = case
-    model = MODELS[name]
+    name, model, mode, batch, engine = case
     for side in sides:
         side.start(state)
     outputs = [side.first() for side in sides]
@@ -267,46 +240,62 @@ def main(arguments=None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="resnet50,mnist")
-    parser.add_argument("--mode", default="train,infer")
+    parser.add_argument(
+        "--model", default="resnet50,mnist", help=f"of {', '.join(MODELS)}"
+    )
+    parser.add_argument("--mode", help="train, infer (default: each model's own)")
     parser.add_argument("--batch", help="batch sizes (default: each model's own)")
     parser.add_argument("--engine", default="auto", choices=plan.ALGORITHMS)
     parser.add_argument("--devices", type=int, default=1, help="that share a batch")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
+    parser.add_argument(
+        "--curves", type=int, metavar="STEPS", help="train, and draw the losses"
+    )
     parser.add_argument(
         "--out", type=Path, help="path without suffix (default: benchmarks/results/...)"
     )
     options = parser.parse_args(arguments)
-    names, modes = options.model.split(","), options.mode.split(",")
-    if unknown := (set(names) - set(MODELS)) | (set(modes) - {"train", "infer"}):
+    models = SMALL if options.small else MODELS
+    names = options.model.split(",")
+    modes = options.mode.split(",") if options.mode else []
+    if options.curves:
+        modes = ["train"]
+    if unknown := (set(names) - set(models)) | (set(modes) - {"train", "infer"}):
         parser.error(f"no {', '.join(sorted(unknown))}")
     if not 1 <= options.devices <= jax.device_count():
         parser.error(f"there are {jax.device_count()} devices")
     own = options.batch and [int(n) for n in options.batch.split(",")]
     todo = [
-        (name, mode, batch, options.engine)
+        Case(name, models[name], mode, batch, options.engine)
         for name in names
-        for mode in modes
-        for batch in (own or MODELS[name].batches)
+        for mode in (modes or models[name].modes)
+        for batch in (own or models[name].batches)
     ]
-    if any(batch % options.devices for _, _, batch, _ in todo):
+    if any(case.batch % options.devices for case in todo):
         parser.error(f"{options.devices} devices cannot share such a batch evenly")
     places = Places.over(options.devices)
     environment = record.environment() | {"devices": str(options.devices)}
     console = Console(width=None if Console().is_terminal else 120, soft_wrap=True)
     rows = []
+    work = measure
+    if options.curves:
+        work = partial(model_curves.train, steps=options.curves)
     progress = Progress(console=console, transient=True)
     with progress, contextlib.suppress(KeyboardInterrupt):
         states = {
-            name: jax.device_put(State.of(MODELS[name]), places.state) for name in names
+            name: jax.device_put(State.of(models[name]), places.state) for name in names
         }
         ready = compiled(partial(prepare, states=states, places=places), todo, progress)
         todo = list(zip(todo, ready, strict=True))
-        for case, sides in progress.track(todo, description="timing"):
-            rows.append(measure(case, sides, states[case[0]]))
+        for case, sides in progress.track(todo, description="running"):
+            rows.append(work(case, sides, states[case.name]))
     several = f"-{options.devices}-devices" if options.devices > 1 else ""
-    name = f"models{several}-{record.slug(environment)}"
+    kind = "curves" if options.curves else "models"
+    name = f"{kind}{several}-{record.slug(environment)}"
     stem = options.out or record.RESULTS / name
     path = record.save({"environment": environment, "rows": rows}, stem)
     console.print(", ".join(f"{k} {v}" for k, v in environment.items()))
-    console.print(table(rows))
+    console.print(model_curves.table(rows) if options.curves else table(rows))
+    if options.curves:
+        console.print(f"wrote {model_curves.draw(rows, environment, stem)}")
     console.print(f"wrote {path}")

@@ -3,10 +3,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import flax.linen as nn
-import jax
 import numpy as np
 import pytest
 
@@ -18,7 +15,6 @@ from benchmarks import (
     layer,
     layers,
     markdown,
-    models,
     plans,
     sofie,
     transposed,
@@ -29,59 +25,6 @@ from jax_convbatch._select import choices
 from jax_convbatch._tune import tune
 
 TINY = cases.cases("tiny", cases.OPS)
-
-
-class OneLayer(nn.Module):
-    """Stands in for a network: those of the benchmark take long to compile."""
-
-    conv: Any
-    dtype: Any
-    train: bool
-
-    @nn.compact
-    def __call__(self, x):
-        return self.conv(4, (3, 3), (2, 2), dtype=self.dtype)(x).mean((1, 2))
-
-
-@pytest.fixture
-def one_layer(monkeypatch):
-    model = models.Model(OneLayer, "float32", (6, 6, 3), 4, (2,), {})
-    monkeypatch.setattr(models, "MODELS", {"one": model})
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_models_times_steps_with_our_layers_and_stock_ones(
-    one_layer, tmp_path, capsys, devices
-):
-    options = f"--model one --devices {devices} --out {tmp_path / 'models'}"
-    models.main(options.split())
-    result = json.loads((tmp_path / "models.json").read_text())
-    assert [row["mode"] for row in result["rows"]] == ["train", "infer"]
-    assert result["environment"]["devices"] == str(devices)
-    for row in result["rows"]:
-        ours, stock = (row[side]["median_us"] for side in ("ours", "stock"))
-        assert row["over_stock"] == pytest.approx(stock / ours, abs=1e-3)
-    assert "whole steps" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("devices", "words"), [(3, "cannot share"), (99, "there are 8 devices")]
-)
-def test_models_refuses_devices_that_cannot_share_a_batch(
-    one_layer, capsys, devices, words
-):
-    with pytest.raises(SystemExit):
-        models.main(["--model", "one", "--devices", str(devices)])
-    assert words in capsys.readouterr().err
-
-
-def test_models_refuses_a_network_that_differs(one_layer, monkeypatch):
-    first = models.Steps.first
-    monkeypatch.setattr(
-        models.Steps, "first", lambda self: first(self) + (self.name == "ours")
-    )
-    with pytest.raises(SystemExit, match="ours and stock differ"):
-        models.main(["--model", "one", "--mode", "infer"])
 
 
 def test_layer_times_forward_and_backward(tmp_path, capsys):
@@ -119,16 +62,6 @@ def test_layer_refuses_results_that_differ(monkeypatch):
         prepared = layer.Prepared(TINY[0], "relu", "auto", False, pool, stock)
     with pytest.raises(SystemExit, match="differ from stock's by"):
         layer.measure(prepared)
-
-
-@pytest.mark.parametrize("model", ["resnet50", "mnist"])
-def test_the_networks_have_the_sizes_of_the_originals(model):
-    made = models.MODELS[model]
-    network = made.make(conv=nn.Conv, **made.options)
-    x = jax.ShapeDtypeStruct((2, *made.image), made.dtype)
-    variables = jax.eval_shape(network.init, jax.random.key(0), x)
-    sizes = [a.size for a in jax.tree.leaves(variables["params"])]
-    assert sum(sizes) == {"resnet50": 25_557_032, "mnist": 824_458}[model]
 
 
 def test_sofie_times_stacks(tmp_path, capsys, monkeypatch):

@@ -331,3 +331,24 @@ def test_a_block_of_another_convolution_fuses_nothing():
     np.testing.assert_allclose(
         mine.apply(variables, x), block.apply(variables, x), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_block_may_have_groups(frozen):
+    x = np.random.default_rng(0).standard_normal((2, 6, 6, 4)).astype("float32")
+    ours, theirs = (
+        linen.ConvBlock(
+            4,
+            (3, 3),
+            use_running_average=frozen,
+            conv=partial(conv, feature_group_count=4),
+        )
+        for conv in (linen.Conv, nn.Conv)
+    )
+    variables = theirs.init(KEY, x)
+    assert_same_trees(ours.init(KEY, x), variables)
+    got, want = (
+        block.apply(variables, x, mutable=["batch_stats"])[0]
+        for block in (ours, theirs)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -41,6 +41,7 @@ class Block(linen.Module):
         y = jlinen.Conv(4, (3, 3), strides=2, activation="gelu")(x)
         y = jlinen.ConvTranspose(4, (3, 3), activation=jax.nn.relu)(y)
         y = jlinen.ConvBlock(4, (3, 3))(y, residual=y)
+        y = jlinen.NormActConv(4, (3, 3), norm="group", num_groups=2)(y, residual=y)
         return jlinen.DeformConv(features=3, kernel_size=3)(y)
 
 

@@ -4,8 +4,9 @@
 `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx` hold `Conv` and
 `ConvTranspose`. Each takes the arguments of Flax's layer of the same name and
 has the same parameters, so that a checkpoint of Flax's layer loads. `ConvBlock` is a
-convolution with its norm, a residual and an activation, `DeformConv` a deformable
-convolution that predicts its offsets. Needs Flax: `pip install 'jax_convbatch[flax]'`.
+convolution with its norm, a residual and an activation, `NormActConv` a norm and an
+activation before a convolution, `DeformConv` a deformable convolution that predicts its
+offsets. Needs Flax: `pip install 'jax_convbatch[flax]'`.
 """
 
 try:
