@@ -18,6 +18,8 @@ from promises import (
     assert_not_finite_stays_in_its_group,
     assert_right_but_for_rounding,
 )
+from test_few_channels import fields
+from test_hopper_plan import H200, OPS
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets
@@ -329,3 +331,52 @@ def test_other_groups_are_refused_by_name(gpu, x, w, groups, dtype):
         row.engine
         for row in jc.explain(lambda x, w: jc.conv(x, w, groups=groups), x, w)
     } == {"im2col_gemm" if targets.cudnn_problem() else "cudnn"}
+
+
+# --- one group: long sequences of few channels --------------------------------------
+
+THIN = {
+    "16 channels": problem(3, (1, 4099), 1, (1, 3), (16, 16), padding=((0, 0), (1, 1))),
+    "24, dilated": problem(
+        2, (1, 4150), 1, (1, 7), (24, 24), (1, 1), ((0, 0), (27, 27)), (1, 9)
+    ),
+    "24->16, strided": problem(
+        2, (1, 8200), 1, (1, 4), (24, 16), (1, 2), ((0, 0), (1, 2))
+    ),
+    "16->24, causal": problem(
+        2, (1, 5000), 1, (1, 2), (16, 24), (1, 1), ((0, 0), (1, 0))
+    ),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_which_sequences_of_one_group_are_covered(native, op):
+    def path(case, dtype="bfloat16"):
+        return native(op, fields(case), dtype, H200)["path"]
+
+    for case in THIN.values():
+        assert path(case) == "direct tiles"
+        assert path(case._replace(x=(1000, *case.x[1:]))) == "direct tiles"
+        assert path(case, "float32") != "direct tiles"
+    for length, channels in ((4000, 24), (8000, 32), (8000, 8)):
+        case = problem(3, (1, length), 1, (1, 3), (channels, channels))
+        assert path(case) != "direct tiles"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", THIN)
+def test_thin_sequences_are_exact(gpu, name, dtype):
+    assert_exact(THIN[name], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", THIN)
+def test_a_thin_sequences_bits_do_not_depend_on_its_batch(gpu, name):
+    assert_batch_invariant(THIN[name], "bfloat16")
+    assert_a_hundred_runs_agree(THIN[name], "bfloat16", algorithm="implicit_gemm")
+
+
+@pytest.mark.gpu
+def test_thin_sequences_are_right_but_for_rounding(gpu):
+    assert_right_but_for_rounding(THIN["24, dilated"], "bfloat16")

@@ -99,14 +99,10 @@ def many_taps(problem: Problem) -> bool:
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
-    """Long ones of many channels, and very long ones of few."""
+    """Long ones of many channels."""
     g = problem.geometry
     if not tensor_cores(problem) or not sequence(problem) or g.T * g.R > 1:
         return False
-    if half(problem) and least(problem) >= 16 and most(problem) <= 32:
-        return g.N * g.Q >= 1 << 20
-    if half(problem) and g.C == 1:
-        return g.N * g.Q >= 1 << 19
     if half(problem) and g.K % 256 == 0 and g.Q >= 1 << 17:
         return False  # our tiles have 256 outputs
     if half(problem) and least(problem) >= 1536:
@@ -125,7 +121,7 @@ def thin_images(problem: Problem) -> bool:
     """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles; smaller
     images have kernels of their own."""
     g = problem.geometry
-    small = 300 <= g.P * g.Q <= 4096 and g.R * g.S > 1
+    small = 300 <= g.P * g.Q <= 4096 and g.R > 1 and g.S > 1
     return tf32(problem) and g.C == g.K == 32 and small
 
 
@@ -145,8 +141,17 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
 
 def huge_images(problem: Problem) -> bool:
     """In 16 bits, of 512x512 pixels and more."""
-    wide = most(problem) >= 128 and least(problem) >= 64
+    wide = most(problem) == 128 and least(problem) >= 64
     return half(problem) and images(problem, 1 << 18) and wide
+
+
+def wgrad_of_strided(problem: Problem) -> bool:
+    """In 16 bits, of whole tiles, so few pixels that they leave SMs without one."""
+    g = problem.geometry
+    strided = g.stride != (1, 1, 1) and g.input_dilation == (1, 1, 1)
+    pixels = g.N * g.O * g.P * g.Q
+    few = 1 << 13 <= pixels < 1 << (16 if g.O == 1 else 14) and taps(problem) > 1
+    return half(problem) and strided and few and g.C % 128 == g.K % 128 == 0
 
 
 def gradients_of_examples(problem: Problem) -> bool:
@@ -163,6 +168,10 @@ def mapped_stems(problem: Problem) -> bool:
     g = problem.geometry
     few = g.groups > 1 and 1 < g.C // g.groups <= 4 and g.K // g.groups >= 16
     return few and taps(problem) >= (9 if problem.dtype.itemsize == 2 else 64)
+
+
+def wgrad_of_mapped_stems(problem: Problem) -> bool:
+    return mapped_stems(problem) and problem.dtype.itemsize == 4
 
 
 def f32_patches(problem: Problem) -> bool:
@@ -182,10 +191,11 @@ def thin_patches(problem: Problem) -> bool:
 
 
 def wide_sequences_of_few(problem: Problem) -> bool:
-    """Sequences of bases to many channels: what reads columns takes longer than to
-    write them."""
+    """Sequences of bases to many channels, in 16 bits short ones: what reads columns
+    takes longer than to write them."""
     g = problem.geometry
     few = g.C <= 4 and g.K >= 384 and sums(problem) >= 32
+    few = few and (tf32(problem) or g.Q <= 4096)
     return tensor_cores(problem) and sequence(problem) and g.stride[2] == 1 and few
 
 
@@ -215,12 +225,40 @@ def _plain(problem: Problem) -> bool:
 
 
 def odd_scalars(problem: Problem) -> bool:
-    """1x1 of few channels, and short sequences of one channel."""
+    """1x1, whose columns are x, and short sequences of one channel."""
     g = problem.geometry
-    few = g.C <= 16 and (g.K >= 8 or depth.is_deep(g))
-    pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 1024
-    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 1024
+    few = g.C <= 80 and (g.K >= 8 or g.C == g.K or depth.is_deep(g))
+    pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 256
+    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 2048
     return _odd(problem) and _plain(problem) and ((pointwise and few) or scalars)
+
+
+def short_sequences(problem: Problem) -> bool:
+    """f32 of few channels: what takes long is to start our kernels."""
+    g = problem.geometry
+    few = g.C <= 30 and (20 if g.C <= 20 else 1) >= g.K
+    short = g.Q <= 2048 and taps(problem) > 1
+    return tf32(problem) and sequence(problem) and _plain(problem) and few and short
+
+
+def odd_sequences(problem: Problem) -> bool:
+    """Of some channels."""
+    some = least(problem) >= 30 and most(problem) <= 66 and taps(problem) > 1
+    return _odd(problem) and sequence(problem) and _plain(problem) and some
+
+
+def dx_of_few_odd_inputs(problem: Problem) -> bool:
+    """Of two axes: our tiles fill columns of dy with zeros, or dx."""
+    g = problem.geometry
+    few = g.C <= 6 and g.K >= 5 and taps(problem) > 1
+    return _odd(problem) and images(problem, 1024) and few
+
+
+def few_small_images(problem: Problem) -> bool:
+    """f32 of four channels to some."""
+    g = problem.geometry
+    few = g.C == 4 and g.K <= 16
+    return tf32(problem) and images(problem, 1) and few and g.P * g.Q <= 256
 
 
 def few_odd_channels(problem: Problem) -> bool:
@@ -228,7 +266,9 @@ def few_odd_channels(problem: Problem) -> bool:
     where y needs no copy; for sequences of even numbers cuDNN makes copies, too."""
     g = problem.geometry
     flat = not depth.is_deep(g) and taps(problem) > 1 and not (g.K == 1 and g.H == 1)
-    few = g.C <= 12 and g.K <= 40 and (g.C % 4 != 0 or g.K == 1)
+    most_outputs = 64 if g.C > 8 else 40  # few inputs have kernels of their own
+    few = g.C <= 12 and most_outputs >= g.K and (g.C % 4 != 0 or g.K == 1)
+    few = few or (g.K == 1 and g.C <= 20 and taps(problem) >= 25)
     own = g.C == 1 and (g.K % 4 == 0 or g.K == 1)
     own = own or (sequence(problem) and g.C % 2 == 0)
     return _odd(problem) and _plain(problem) and flat and few and not own
@@ -260,18 +300,6 @@ def dx_of_one_output(problem: Problem) -> bool:
     return tf32(problem) and g.K == 1 and 1 < g.C <= 64 and taps(problem) > 1
 
 
-def dx_of_one_output_of_steps(problem: Problem) -> bool:
-    few = 8 <= problem.geometry.C <= 16
-    return dx_of_one_output(problem) and sequence(problem) and few
-
-
-def one_output(problem: Problem) -> bool:
-    """f32 sequences to one channel: what our tiles fill with zeros is more."""
-    g = problem.geometry
-    few = g.K == 1 and 5 <= g.C <= 16
-    return tf32(problem) and sequence(problem) and few
-
-
 def wgrad_of_one_output(problem: Problem) -> bool:
     """f32: dw is one row of sums."""
     g = problem.geometry
@@ -301,7 +329,7 @@ def few_inputs(problem: Problem) -> bool:
         return False
     some = sums(problem) >= 9
     if sequence(problem) and g.K > 2:
-        long = (1 << 16 if g.K > 64 else 1 << 17) <= g.Q
+        long = g.Q >= 1 << 14 and g.K <= 32
         return (long and sums(problem) >= 7) or sums(problem) >= 32
     return some and g.K <= 2
 

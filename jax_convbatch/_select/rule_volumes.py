@@ -23,7 +23,10 @@ def wide_volumes(problem: Problem) -> bool:
     """Large ones of one step and one box of channels, in 16 bits."""
     g = problem.geometry
     one_step = g.stride == g.input_dilation == (1, 1, 1)
-    large = g.C == g.K == 64 and g.O * g.P * g.Q >= 1 << 16
+    boxes = least(problem) == 64 and most(problem) <= 128
+    if problem.op == "wgrad":
+        boxes = boxes and most(problem) == 128
+    large = boxes and g.O * g.P * g.Q >= 1 << 18
     return volumes(problem) and half(problem) and one_step and large
 
 
@@ -42,30 +45,43 @@ def copied_volumes(problem: Problem) -> bool:
     boxes up with zeros, in all but small images; dx of transposed layers; taps along
     depth alone of 16 to 31 channels on one side."""
     g = problem.geometry
-    along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g)
-    if half(problem) and along and 16 <= least(problem) < 32:
+    fprop, one_step = problem.op == "fprop", g.stride == (1, 1, 1)
+    along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g) and one_step
+    if half(problem) and along and fprop and 16 <= least(problem) < 32:
         return True
     if not three_axes(problem) or not half(problem) or least(problem) < 32:
         return False
     outputs = g.O * g.P * g.Q
     if g.input_dilation != (1, 1, 1):
-        return problem.op == "dgrad" and outputs > 4096
-    if g.stride != (1, 1, 1):
-        return least(problem) < 48 and outputs > 3000
-    if problem.op == "fprop":
+        whole = g.C % 128 == g.K % 128 == 0
+        return not fprop and outputs > 4096 and not whole
+    if not one_step:
+        return fprop and least(problem) < 48 and outputs > 3000
+    if fprop:
         # cuDNN takes no padding that differs between the sides: x is copied.
         if least(problem) >= 64 or _pads_unevenly(problem):
             return False
     elif g.C % 64 == 0 and g.K % 64 == 0:
         return False
-    return outputs > 3000
+    return outputs > (1 << 17 if g.C == g.K == 32 else 3000)
 
 
-def strided_f32_volumes(problem: Problem) -> bool:
+def strided_f32(problem: Problem) -> bool:
+    """f32 of a stride to colours and the like; and dx of many channels, of taps and a
+    stride along depth alone, where half of our tiles have two taps, and half one."""
     g = problem.geometry
-    strided = g.stride[1:] != (1, 1) and g.input_dilation == (1, 1, 1)
-    some = 48 <= least(problem) <= 128 or (g.K <= 4 and g.C >= 32)
-    return tf32(problem) and three_axes(problem) and strided and some
+    if not tf32(problem) or not depth.is_deep(g) or g.input_dilation != (1, 1, 1):
+        return False
+    along = g.T > 1 and g.R * g.S == 1 and g.stride == (2, 1, 1)
+    if problem.op == "dgrad" and along and most(problem) >= 512:
+        return True
+    return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32
+
+
+def odd_volumes(problem: Problem) -> bool:
+    """f32 of ten and more channels that are copied."""
+    g = problem.geometry
+    return tf32(problem) and volumes(problem) and g.C % 4 != 0 and g.C >= 10
 
 
 def few_strided_outputs(problem: Problem) -> bool:
@@ -91,9 +107,10 @@ def wgrad_of_volumes(problem: Problem) -> bool:
     transposed, strided = g.input_dilation != (1, 1, 1), g.stride != (1, 1, 1)
     if problem.dtype.itemsize == 4:
         few = 4 < most(problem) <= 8
-        return few or (strided and g.K <= 4) or (transposed and pixels >= 1 << 20)
+        return few or (strided and g.K <= 4)
     if transposed:
-        return least(problem) >= 32 and 4096 <= pixels < 1 << 20
+        whole = g.C % 128 == g.K % 128 == 0
+        return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
         copied, wide = 32 <= least(problem) < 48, least(problem) >= 192
         return pixels >= 4096 and (copied or wide or (g.K <= 4 and g.C >= 128))
@@ -114,4 +131,6 @@ def deep_whole_patches(problem: Problem) -> bool:
 
 
 def few_outputs(problem: Problem) -> bool:
-    return volumes(problem) and problem.geometry.K <= 6 and problem.geometry.C >= 128
+    inputs = problem.geometry.C
+    many = inputs == 48 or inputs >= 128 if half(problem) else inputs >= 256
+    return volumes(problem) and problem.geometry.K <= 6 and many

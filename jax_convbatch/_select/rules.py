@@ -97,6 +97,22 @@ CUDA = (
         "groups of 3->16 at batch 128 fprop 1379, cuDNN 1746, dgrad 1657, 4248",
     ),
     _columns_first(
+        WGRAD,
+        classes.wgrad_of_mapped_stems,
+        "f32 84x84 8x8s4 of 64 groups of 4->32 at batch 16 481 us, ours 838",
+    ),
+    _columns_first(
+        ALL,
+        classes.short_sequences,
+        "2048 steps of 20->20, 3 taps, 5.0 us, ours 11; 512 of 6->6 at batch 8 fprop "
+        "5.2, 7.9, dgrad 4.7, 7.9, wgrad 12, 20",
+    ),
+    _columns_first(
+        DGRAD,
+        classes.dx_of_few_odd_inputs,
+        "162x162 5->34 5x5 at batch 20 263 us, ours 828; 66x66 6->34 3x3 30, 45",
+    ),
+    _columns_first(
         ("fprop", "wgrad"),
         classes.thin_patches,
         "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
@@ -117,29 +133,19 @@ CUDA = (
     _columns_first(
         FPROP,
         classes.wide_sequences_of_few,
-        "131072 steps of 4->512, 15 taps, at batch 2 in bf16 292 us, ours 406; f32 "
-        "65536 of 4->768 113, cuDNN 169",
-    ),
-    _columns_first(
-        FPROP,
-        classes.one_output,
-        "160 steps of 10->1, 3 taps, at batch 32 4.3 us, ours 7.9",
+        "f32 65536 steps of 4->768, 15 taps, 113 us, cuDNN 169; bf16 2048 of 4->608 at "
+        "batch 2 9.8, ours 11.4",
     ),
     _columns_first(
         WGRAD,
         classes.wgrad_of_one_output,
-        "66x66 1->1 5x5 at batch 20 15 us, ours 107; 160 steps of 10->1, 3 taps, at "
-        "batch 32 5.7, 18; 66x66x66 34->1 3x3x3 at batch 20 22 ms, cuDNN 86",
+        "66x66 1->1 5x5 at batch 20 15 us, ours 107; 66x66x66 34->1 3x3x3 22 ms, cuDNN "
+        "86",
     ),
     _columns_first(
         DGRAD,
         three_axes.few_strided_outputs,
         "8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31",
-    ),
-    _columns_first(
-        DGRAD,
-        classes.dx_of_one_output_of_steps,
-        "160 steps of 10->1, 3 taps, at batch 32 4.7 us, ours 8.6",
     ),
     _cudnn_first(
         DGRAD,
@@ -153,10 +159,26 @@ CUDA = (
         "12->1 39, 95; 512 steps of 5->34, 3 taps, 3.5, 6.1",
     ),
     _cudnn_first(
-        DGRAD,
+        FPROP,
+        classes.few_small_images,
+        "10x10 4->16 3x3 at batch 64 4.8 us, ours 9.4",
+    ),
+    _cudnn_first(
+        BOTH,
         classes.odd_channels,
-        "128x128 34->34 3x3 at batch 20 214 us, ours 269; 162x162 66->34 5x5 at batch "
-        "32 1628, 2449",
+        "128x128 34->34 3x3 at batch 20 180 us, ours 193, dgrad 214, 269; 162x162 "
+        "66->34 5x5 at batch 32 1628, 2449",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.odd_sequences,
+        "512 steps of 34->34, 3 taps, at batch 8 7.3 us, ours 10.2",
+    ),
+    _cudnn_first(
+        FPROP,
+        three_axes.odd_volumes,
+        "34x34x34 30->34 at batch 20 421 us, ours 614; 66x66x66 10->1 5x5x5 at batch "
+        "32 13 ms, 19",
     ),
     _cudnn_first(
         WGRAD,
@@ -181,25 +203,27 @@ CUDA = (
         "8 744, 806, wgrad 716, 847",
     ),
     _cudnn_first(
-        BOTH,
+        ALL,
         three_axes.wide_volumes,
-        "64x64x64 64 at batch 2 295 us, cuDNN 275",
+        "64x64x64 64 at batch 2 295 us, cuDNN 275; 2x360x480 64->128 fprop 313, 257, "
+        "dgrad 454, 409, wgrad 350, 294",
     ),
     _cudnn_first(
         BOTH,
         three_axes.copied_volumes,
-        "96x96x96 32 at batch 2 493 us, cuDNN 477; dx of a transposed 48x48x48 "
-        "192->96 169, 163; 2x128x256 32->16 3x1x1 28, 12",
+        "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of a transposed 48x48x48 "
+        "192->96 169, 163; 17x180x32 32->16 3x1x1 10, 4",
     ),
     _cudnn_first(
-        FPROP,
-        three_axes.strided_f32_volumes,
-        "64x64x64 64->128 s2 at batch 2 115 us, cuDNN 103; 3x32x160 64->3 s2 27, 19",
+        BOTH,
+        three_axes.strided_f32,
+        "3x32x160 64->3 s2 27 us, cuDNN 19; dx of 2x360x320 1024->3 s2 942, 434; of "
+        "2x128x64 512->256 3x1x1 s2x1x1 78, 41",
     ),
     _cudnn_first(
         WGRAD,
         three_axes.wgrad_of_volumes,
-        "16x16x16 256 at batch 2 49 us, cuDNN 45; 2x128x160 192 s1x2x2 80, 58; "
+        "16x16x16 256 at batch 2 45 us, cuDNN 40; 2x128x160 192 s1x2x2 80, 58; "
         "transposed 12x48x48 192->96 84, 68; f32 34x34x34 6 at batch 32 539, 264",
     ),
     _cudnn_first(
@@ -211,8 +235,13 @@ CUDA = (
     _cudnn_first(
         WGRAD,
         classes.wgrad_of_sequences,
-        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; 120000 "
-        "steps of 16 channels, 7 taps, batch 16: 413, 318; 1->96, batch 8: 298, 146",
+        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232",
+    ),
+    _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_strided,
+        "256x256 256->256 3x3 s2 53 us, cuDNN 44; 32x32x32 128->256 s2 at batch 2 33, "
+        "26",
     ),
     _cudnn_first(
         BOTH,
@@ -239,19 +268,19 @@ CUDA = (
     _cudnn_first(
         BOTH,
         classes.huge_images,
-        "512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
+        "512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's); 384->128 is ours",
     ),
     _cudnn_first(
         FPROP,
         three_axes.few_outputs,
         "ours fills a tile's width with zeros: bf16 9x60x480 384->3 1903 us, cuDNN "
-        "742; f32 5x90x160 512->3 809, 740",
+        "742; 1x180x256 48->3 s1x2x2 40, 30; f32 5x90x160 512->3 809, 740",
     ),
     _cudnn_first(
         FPROP,
         classes.few_inputs,
-        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 176; 2048 steps of "
-        "4->608, 15 taps, at batch 2 43, 17; 66x66 5->1 at batch 32 41, 16",
+        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 168; 66x66 5->1 at "
+        "batch 32 41, 16",
     ),
     _cudnn_first(
         DGRAD,

@@ -53,13 +53,15 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // whichever is longer. The tiles of a cluster share copies: those of the same
 // rows what they read of x or dy, those of the same columns the filter.
 // Clusters that are filled in part take as long as whole ones; a last wave of
-// tiles that is not full, not quite. The constants were fitted to 336
-// convolutions of an H100 in bf16 and f32 with 2 to 40 configurations each: the
-// cheapest takes 1.024 times as long as the fastest in the mean, the
-// heuristics' first 1.047 (docs/research_log/draws.md).
+// tiles that is not full, not quite, and a first one that is not full hardly
+// less. The constants were fitted to 336 convolutions of an H100 in bf16 and
+// f32 with 2 to 40 configurations each: the cheapest takes 1.024 times as long
+// as the fastest in the mean, the heuristics' first 1.047; kLeast to 239 more
+// of an H200 (docs/research_log/draws.md).
 std::optional<double> TileCost(const Gemm& gemm, const Config& config,
                                int multiprocessors) {
-  constexpr double kCopies = 0.5, kShared = 0.8, kFixed = 0.2, kWaves = 0.1;
+  constexpr double kCopies = 0.5, kShared = 0.8, kFixed = 0.2;
+  constexpr double kWaves = 0.1, kLeast = 0.6;
   constexpr int64_t kMostOfCluster = 8;
   // Tiles of a cluster, down the rows and along the columns.
   const int64_t down = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_M, 0);
@@ -80,7 +82,8 @@ std::optional<double> TileCost(const Gemm& gemm, const Config& config,
   // Of tiles that run at once.
   const int64_t wave = multiprocessors / (down * along) * (down * along);
   const double waves = static_cast<double>(tiles) / static_cast<double>(wave);
-  return step * (kWaves * std::ceil(waves) + (1 - kWaves) * waves);
+  return step * (kWaves * std::ceil(waves) +
+                 (1 - kWaves) * std::max(waves, kLeast));
 }
 
 }  // namespace jax_convbatch::cudnn

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine implicit_gemm: convolutions without columns in memory. Those of
 // one group or of wide ones, of bf16, f16 and f32 (as TF32, or by six
-// products), run on Hopper tensor cores: hopper/. Those of other groups, and
-// f32 at the precision HIGHEST, run on any GPU of compute capability 8.0 or
-// later: direct/ and simt/.
+// products), run on Hopper tensor cores: sm90/. Those of other groups, and f32
+// at the precision HIGHEST, run on any GPU of compute capability 8.0 or later:
+// sm80/.
 #include "cuda/handlers/implicit_gemm.h"
 
 #include <cuda_runtime_api.h>
@@ -136,20 +136,21 @@ ffi::Error Run(const CallKey& key, Operation operation,
   const bool of_groups =
       is_hopper && hopper_type &&
       hopper::TakesGroups(hopper_op, g, *hopper_type, multiprocessors);
-  const bool is_direct =
-      g.groups > 1 ? !of_groups
-                   : direct::IsName(config);
-  if (is_direct) {
-    if (epilogue != nullptr) return NoEpilogueHere(g);
+  const bool any_gpu = g.groups > 1 && !of_groups;
+  if (any_gpu || (g.groups == 1 && !exact)) {
     const auto op = OpOf<direct::Op>(operation);
-    return RunPlan(operation, buffers, g, config,
-                   direct::FindPlan(op, g, *direct_type, multiprocessors,
-                                    is_hopper, config),
-                   [&](const direct::Plan& plan, void* pieces) {
-                     return direct::Run(
-                         op, {g, *direct_type, plan, lhs, rhs, result, pieces},
-                         stage, stream);
-                   });
+    const auto plan = direct::FindPlan(op, g, *direct_type, multiprocessors,
+                                       is_hopper, config);
+    if (any_gpu || plan) {
+      if (epilogue != nullptr) return NoEpilogueHere(g);
+      return RunPlan(operation, buffers, g, config, plan,
+                     [&](const direct::Plan& plan, void* pieces) {
+                       return direct::Run(
+                           op,
+                           {g, *direct_type, plan, lhs, rhs, result, pieces},
+                           stage, stream);
+                     });
+    }
   }
   if (exact) {
     if (epilogue != nullptr) return NoEpilogueHere(g);

@@ -82,7 +82,7 @@ nb::dict ProductPlan(int64_t workspace, int multiprocessors) {
   return fields;
 }
 
-// Of convolutions of several groups.
+// Of convolutions of several groups, and of few channels.
 nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
                      int multiprocessors, bool hopper) {
   const auto direct_type = type == hopper::Type::kBf16  ? direct::Type::kBf16
@@ -154,6 +154,11 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
+  if (g.groups == 1) {
+    plans = DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
+                        hopper);
+    if (plans.size() > 0) return plans;
+  }
   if (operation == hopper::Op::kWgrad) {
     if (const auto product = PlanProductWgrad(g, type, multiprocessors)) {
       plans.append(ProductPlan(product->workspace, multiprocessors));
@@ -163,10 +168,6 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {
     plans.append(FieldsOf(operation, g, type, plan, multiprocessors));
-  }
-  if (g.groups == 1 && hopper && type != hopper::Type::kTf32) {
-    plans.extend(DirectPlans(OpOf<direct::Op>(op.c_str()), g, type,
-                             multiprocessors, hopper));
   }
   return plans;
 }

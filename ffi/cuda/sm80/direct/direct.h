@@ -47,7 +47,8 @@ struct Plan {
 // the kernels cannot run: they take 2-D convolutions of several groups, other
 // than those that are matrix products as they stand (1x1), each group of one
 // channel to one channel, or of up to 32 to up to 32: in bf16 and f16 powers of
-// two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4;
+// two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4; of
+// one group long sequences of 16 to 24 channels in bf16 and f16;
 // any padding and filter dilation, strides and input dilations up to 8 (dilated
 // inputs not in wgrad), where the tiles fit into shared memory. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
@@ -56,9 +57,6 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
 // "16x16x32" (rows, columns and channels of a tile), and in wgrad also the
 // workers, "16x16x32/396": its bits depend on them.
 std::string PlanName(Op op, const Plan& plan);
-// Whether it has the form of such a name: two sizes of pixels and one of
-// channels, where tiles of matrices have two.
-bool IsName(std::string_view name);
 
 // The plan, or nothing where it has another name; an empty one is any.
 std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
