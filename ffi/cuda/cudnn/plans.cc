@@ -222,10 +222,10 @@ class Search {
   // wgrad's: a sum over the batch is another one for each batch.
   void OfBatch(Heuristics heuristics) {
     auto recommended = RecommendedFor(problem_, heuristics);
-    std::stable_partition(
-        recommended.begin(), recommended.end(), [&](const auto& each) {
-          return !IsLastForWgrad(problem_, each.config);
-        });
+    std::stable_partition(recommended.begin(), recommended.end(),
+                          [&](const auto& each) {
+                            return !IsLastForWgrad(problem_, each.config);
+                          });
     if (!recommended.empty() &&
         IsSmallForWgrad(problem_, recommended.front().config)) {
       for (const Recommendation& each :
