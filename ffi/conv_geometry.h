@@ -49,6 +49,17 @@ struct ConvGeometry {
   }
 };
 
+// dgrad of unit strides as the fprop that it is, but for the order of the taps.
+inline ConvGeometry DgradAsFprop(const ConvGeometry& g) {
+  ConvGeometry f = g;
+  f.D = g.O, f.H = g.P, f.W = g.Q, f.C = g.K;
+  f.O = g.D, f.P = g.H, f.Q = g.W, f.K = g.C;
+  f.pad.d = (g.T - 1) * g.filter_dilation.d - g.pad.d;
+  f.pad.h = (g.R - 1) * g.filter_dilation.h - g.pad.h;
+  f.pad.w = (g.S - 1) * g.filter_dilation.w - g.pad.w;
+  return f;
+}
+
 }  // namespace jax_convbatch
 
 #endif  // JAX_CONVBATCH_CONV_GEOMETRY_H_

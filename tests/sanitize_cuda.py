@@ -36,6 +36,7 @@ import test_narrow
 import test_one_channel
 import test_one_pass
 import test_quads
+import test_scalars
 import test_small_images
 import test_strips_tf32
 import test_tf32
@@ -74,6 +75,8 @@ EDGES = {
         for name, case in (test_groups.LINES | test_groups.FOURS).items()
     },
     **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
+    **{f"scalars, {name}": case for name, case in test_scalars.CASES.items()},
+    **{f"thin direct, {name}": case for name, case in test_direct.THIN.items()},
     **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
     **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
     # More tiles than what all blocks hold at once: their stages are filled again.
@@ -114,10 +117,18 @@ SHAPES = {name: case for name, case in EDGES.items() if not name.endswith(LONG)}
 
 def dtypes(name):
     """One 16-bit type stands for both."""
-    single = ("one channel", "lines", "quads", "large tiles", "true f32", "thin strips")
+    single = (
+        "one channel",
+        "lines",
+        "quads",
+        "scalars",
+        "large tiles",
+        "true f32",
+        "thin strips",
+    )
     if name.startswith(single):
         return ("float32",)
-    both = name.startswith(("copied", "deep", "thin"))
+    both = name.startswith(("copied", "deep", "thin")) and "direct" not in name
     return ("bfloat16", "float32") if both else ("bfloat16",)
 
 

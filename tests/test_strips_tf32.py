@@ -41,7 +41,7 @@ WIDE = {
         2, (40, 23), 7, 36, (3, 5), (1, 2), ((4, 1), (0, 7)), (2, 3)
     ),
     "6->72": problem(3, (19, 14), 6, 72, (4, 3), padding=SAME),
-    "3->4 of one pixel": problem(1, (1, 1), 3, 4, (7, 7), padding=THREE),
+    "3->16 of one pixel": problem(1, (1, 1), 3, 16, (7, 7), padding=THREE),
     "past the image": problem(2, (5, 4), 5, 20, (5, 5), padding=((6, 7), (5, 5))),
     "long": problem(3, (1, 5003), 4, 72, (1, 15), padding=((0, 0), (7, 7))),
     "long, dilated": problem(
@@ -118,7 +118,7 @@ def test_what_has_no_kernel_of_strips(native):
 
     stem = (7, 7), (2, 2), THREE
     assert path((30, 32), 3, 64, *stem) == "strips"
-    assert path((30, 32), 3, 66, *stem) == "padded tiles"  # no 16 bytes
+    assert path((30, 32), 3, 90, *stem) == "padded tiles"  # no 16 bytes
     assert path((30, 32), 8, 64, (3, 3)) == "tiles"  # a quarter of a box
     assert path((30, 32), 3, 64, (13, 13), (2, 2), THREE) == "padded tiles"
     # Two rows of 2000 pixels with six more fill no shared memory.

@@ -224,6 +224,26 @@ def _plain(problem: Problem) -> bool:
     return g.stride == g.input_dilation == (1, 1, 1)
 
 
+def few_scalars(problem: Problem) -> bool:
+    """f32 of so few channels that tensor cores would multiply zeros for the most part;
+    dx of one step. As `PlanScalars` has them (scalars_plan.cc)."""
+    g = problem.geometry
+    one_step = g.stride == (1, 1, 1)
+    if not tf32(problem) or g.input_dilation != (1, 1, 1):
+        return False
+    if problem.op == "dgrad" and not one_step:
+        return False
+    inputs, outputs = (g.C, g.K) if problem.op != "dgrad" else (g.K, g.C)
+    few_outputs = g.K <= 8 and g.C >= 16 and g.C % 4 == 0
+    flat = not depth.is_deep(g) and one_step
+    if problem.op == "wgrad" and few_outputs and flat:
+        return False
+    filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
+    one = g.C == 1 and (g.K == 1 or g.K % 4 == 0)
+    few = g.C * g.K <= 224 and most(problem) <= 80
+    return few and (g.C % 4 != 0 or g.K % 4 != 0) and not filled and not one
+
+
 def odd_scalars(problem: Problem) -> bool:
     """1x1, whose columns are x, and short sequences of one channel."""
     g = problem.geometry

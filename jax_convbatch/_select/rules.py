@@ -62,6 +62,13 @@ CUDA = (
         ("im2col_gemm", "cudnn"),
         "cuBLAS has tensor cores for f64, cuDNN's convolutions do not use them",
     ),
+    Line(
+        "hopper",
+        ALL,
+        classes.few_scalars,
+        OURS_FIRST,
+        "",
+    ),
     _columns_first(
         FPROP,
         classes.gradients_of_examples,

@@ -154,7 +154,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   }
   const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
-  if (g.groups == 1) {
+  if (hopper && g.groups == 1) {
     plans = DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
                         hopper);
     if (plans.size() > 0) return plans;

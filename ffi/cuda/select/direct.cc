@@ -7,6 +7,7 @@
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/grouped.h"
 #include "cuda/sm80/direct/quads.h"
+#include "cuda/sm80/direct/scalars.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_copies.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes.h"
 
@@ -59,6 +60,9 @@ ConvGeometry SamplesAsRows(const ConvGeometry& g) {
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
                              int multiprocessors, bool hopper) {
   const ConvGeometry g = SamplesAsRows(given);
+  if (type == Type::kF32 && given.groups == 1) {
+    return PlanScalars(op, given, multiprocessors);
+  }
   const bool covered = g.groups > 1 || IsThinSequence(g, type);
   if (!covered || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
@@ -101,6 +105,7 @@ cudaError_t Run(Op op, const Call& given, Stage stage, cudaStream_t stream) {
                   given.rhs, given.result, given.workspace};
   if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
   if (call.plan.planes) return RunDepthwisePlanes(op, call, stage, stream);
+  if (call.plan.scalars > 0) return RunScalars(op, given, stage, stream);
   if (call.plan.quads) return RunQuads(op, call, stage, stream);
   return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
                              : RunGrouped(op, call, stage, stream);

@@ -39,6 +39,8 @@ struct Plan {
   bool planes = false;
   // Whether threads load what they need, four channels at a time, see quads.h.
   bool quads = false;
+  // Warps of a block whose threads load single channels, see scalars.h, or 0.
+  int scalars = 0;
 
   int blocks() const { return channel_tiles * workers; }
 };
@@ -48,7 +50,8 @@ struct Plan {
 // than those that are matrix products as they stand (1x1), each group of one
 // channel to one channel, or of up to 32 to up to 32: in bf16 and f16 powers of
 // two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4; of
-// one group long sequences of 16 to 24 channels in bf16 and f16;
+// one group long sequences of 16 to 24 channels in bf16 and f16, and in f32 few
+// channels of any number of axes (not wgrad);
 // any padding and filter dilation, strides and input dilations up to 8 (dilated
 // inputs not in wgrad), where the tiles fit into shared memory. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,

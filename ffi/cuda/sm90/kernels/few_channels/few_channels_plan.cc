@@ -115,15 +115,6 @@ std::optional<Plan> PlanFewChannelsFprop(const ConvGeometry& g,
       Path::kFewChannels,     g.taps() > 1 && (g.K % 4 == 0 || g.K <= 64)};
 }
 
-ConvGeometry DgradAsFprop(const ConvGeometry& g) {
-  ConvGeometry f = g;
-  f.H = g.P, f.W = g.Q, f.C = g.K;
-  f.P = g.H, f.Q = g.W, f.K = g.C;
-  f.pad.h = (g.R - 1) * g.filter_dilation.h - g.pad.h;
-  f.pad.w = (g.S - 1) * g.filter_dilation.w - g.pad.w;
-  return f;
-}
-
 std::optional<Plan> PlanFewChannelsDgrad(const ConvGeometry& g,
                                          int multiprocessors) {
   if (g.stride.h != 1 || g.stride.w != 1) return std::nullopt;

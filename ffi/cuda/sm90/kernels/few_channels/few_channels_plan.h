@@ -80,8 +80,6 @@ int64_t BestFewChannelsTile(const ConvGeometry& g, int64_t blocks,
 
 // The steps that there are fprop kernels for; the least that is enough, or 0.
 int FewChannelsSteps(const FewChannelsShape& shape);
-// dgrad of unit strides as the fprop that it is, but for the order of the taps.
-ConvGeometry DgradAsFprop(const ConvGeometry& g);
 
 // Whether wgrad has row bands of dy, and x in dy's place: of fewer output
 // channels than input channels, at unit strides.

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/launch.cuh"
+#include "cuda/sm80/direct/add_partials.cuh"
+#include "cuda/sm80/direct/scalars.cuh"
+#include "cuda/sm80/direct/scalars_wgrad.cuh"
+
+namespace jax_convbatch::direct {
+
+namespace {
+
+using Divmod = FastDivmod<uint32_t>;
+
+int number(int64_t n) { return static_cast<int>(n); }
+
+// Of a shape, what its kernels read, and how.
+template <typename Shape>
+ScalarProblem ProblemOf(const Shape& shape) {
+  const ConvGeometry& g = shape.g;
+  ScalarProblem p{};
+  p.depth = number(g.D), p.height = number(g.H), p.width = number(g.W);
+  p.channels = number(g.C);
+  p.out_rows = number(shape.rows()), p.out_cols = number(g.Q);
+  p.out_channels = number(g.K);
+  p.taps_t = number(g.T), p.taps_r = number(g.R), p.taps_s = number(g.S);
+  p.stride_d = number(g.stride.d), p.stride_h = number(g.stride.h);
+  p.stride_w = number(g.stride.w);
+  p.pad_d = number(g.pad.d), p.pad_h = number(g.pad.h);
+  p.pad_w = number(g.pad.w);
+  p.dilation_d = number(g.filter_dilation.d);
+  p.dilation_h = number(g.filter_dilation.h);
+  p.dilation_w = number(g.filter_dilation.w);
+  p.P = Divmod(g.P), p.O = Divmod(g.O);
+  p.across = Divmod(shape.across), p.cols = Divmod(shape.tile_cols);
+  p.chunk = Divmod(shape.chunk);
+  p.tile_rows = number(shape.tile_rows), p.reach = number(shape.reach());
+  p.pitch = shape.pitch;
+  p.x_floats = number(shape.x_floats());
+  return p;
+}
+
+cudaError_t RunWgrad(const Call& call, Stage stage, cudaStream_t stream) {
+  const ScalarWgradShape shape(call.g, call.plan.scalars);
+  const ConvGeometry& g = shape.g;
+  ScalarWgradProblem p{};
+  p.x = ProblemOf(shape);
+  p.x.in = static_cast<const float*>(call.lhs);
+  p.x.outputs = Divmod(shape.outputs);
+  p.dy = static_cast<const float*>(call.rhs);
+  p.partials = static_cast<float*>(call.workspace);
+  p.chunks = Divmod(shape.chunks()), p.blocks_k = Divmod(shape.blocks_k());
+  p.filter_rows = Divmod(g.R);
+  p.outputs = shape.outputs, p.items = shape.items;
+  p.team_threads = shape.team_threads;
+  constexpr int kThreads = kScalarMostWarps * 32;
+  p.teams = kThreads / shape.team_threads;
+  p.row_tiles = number(shape.row_tiles());
+  p.row_tiles_each = number(shape.row_tiles_each);
+  p.dy_floats = number(shape.dy_floats());
+  // The teams' sums take the stages' place.
+  const int64_t bytes = std::max<int64_t>(
+      shape.shared_bytes(), 2 * shape.tile_rows * 16 + kThreads * 16);
+  const cudaError_t error =
+      LaunchOrPrepare(&ScalarWgradKernel, p, call.plan.blocks(), kThreads,
+                      number(bytes), stage, stream);
+  if (error != cudaSuccess) return error;
+  return AddPartialsOrPrepare<float>(call.plan.workers, g.w_size(),
+                                     call.workspace, call.result, stage,
+                                     stream);
+}
+
+}  // namespace
+
+cudaError_t RunScalars(Op op, const Call& call, Stage stage,
+                       cudaStream_t stream) {
+  if (op == Op::kWgrad) return RunWgrad(call, stage, stream);
+  const bool dgrad = op == Op::kDgrad;
+  const ScalarShape shape(call.g, dgrad, call.plan.scalars);
+  const ConvGeometry& g = shape.g;
+  ScalarProblem p = ProblemOf(shape);
+  p.in = static_cast<const float*>(call.lhs);
+  p.filter = static_cast<const float*>(call.rhs);
+  p.out = static_cast<float*>(call.result);
+  p.tap_step = g.C * g.K;
+  p.in_step = number(g.K), p.out_step = 1;
+  if (dgrad) {  // taps from the last, and channels the other way round
+    p.filter += (g.taps() - 1) * p.tap_step;
+    p.tap_step = -p.tap_step;
+    p.in_step = 1, p.out_step = number(g.C);
+  }
+  p.outputs = Divmod(shape.outputs_padded());
+  p.channel_warps = Divmod(shape.k_warps);
+  p.w_floats = number(shape.w_floats());
+  const auto kernel = shape.outputs == 1   ? &ScalarKernel<1>
+                      : shape.outputs == 2 ? &ScalarKernel<2>
+                      : shape.outputs == 4 ? &ScalarKernel<4>
+                                           : &ScalarKernel<8>;
+  return LaunchOrPrepare(kernel, p, call.plan.blocks(), shape.threads(),
+                         number(shape.shared_bytes()), stage, stream);
+}
+
+}  // namespace jax_convbatch::direct

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/sm80/direct/scalars.h"
+
+namespace jax_convbatch::direct {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether a convolution, `f` as an fprop, has so few channels that tensor cores
+// are slower: of numbers for which these need copies of x or y with zeros. A
+// few to many have kernels that leave tensor cores little empty, and one input
+// has some of its own.
+bool AreFew(const ConvGeometry& g, const ConvGeometry& f) {
+  constexpr int64_t kMostProducts = 224, kMostChannels = 80;
+  const bool quads = g.C % 4 == 0 && g.K % 4 == 0;
+  const bool filled = 2 <= f.C && f.C <= 7 && f.K >= 16 && f.K % 4 == 0;
+  const bool one = g.C == 1 && (g.K == 1 || g.K % 4 == 0);
+  return g.C * g.K <= kMostProducts && std::max(g.C, g.K) <= kMostChannels &&
+         !quads && !filled && !one;
+}
+
+// Whether all numbers that kernels have in 32 bits fit them.
+bool IsSmall(const ConvGeometry& g) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  const auto axis = [&](int64_t in, int64_t out, int64_t taps, int64_t stride,
+                        int64_t pad, int64_t dilation) {
+    const double reach = 1.0 * (taps - 1) * dilation + 1.0 * out * stride;
+    return in > 0 && out > 0 && in + reach + std::abs(1.0 * pad) < kLimit;
+  };
+  return g.N > 0 && g.taps() < 1 << 20 &&
+         axis(g.D, g.O, g.T, g.stride.d, g.pad.d, g.filter_dilation.d) &&
+         axis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h) &&
+         axis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w) &&
+         1.0 * g.W * g.C < kLimit && 1.0 * g.Q * g.K < kLimit &&
+         1.0 * g.N * g.O * g.P < kLimit;
+}
+
+}  // namespace
+
+ScalarShape::ScalarShape(const ConvGeometry& given, bool dgrad, int warps)
+    : g(dgrad ? DgradAsFprop(given) : given) {
+  chunk = static_cast<int>(std::min<int64_t>(g.C, kScalarChunk));
+  pitch = chunk | 1;  // pixels side by side are in different banks
+  outputs = ScalarOutputs(g.K);
+  k_warps = static_cast<int>(CeilDiv(g.K, outputs));
+  pixel_warps = std::max(1, warps / k_warps);
+  const int64_t pixels = int64_t{32} * ScalarPixels(outputs) * pixel_warps;
+  across = CeilDiv(g.Q, pixels);
+  tile_cols = CeilDiv(g.Q, across);
+  tile_rows = std::min(pixels / tile_cols, rows());
+}
+
+ScalarWgradShape::ScalarWgradShape(const ConvGeometry& given,
+                                   int multiprocessors)
+    : g(given) {
+  constexpr int64_t kThreads = kScalarMostWarps * 32, kFewestOfTeam = 4;
+  constexpr int64_t kMostPixels = 256, kFewestPixels = 64;
+  constexpr int64_t kBlocks = 2;  // of an SM
+  chunk = static_cast<int>(std::min<int64_t>(g.C, kScalarChunk));
+  pitch = chunk | 1;
+  const int64_t fours =
+      std::min(CeilDiv(g.K, 4), kThreads / std::max<int64_t>(1, g.S * chunk));
+  outputs = static_cast<int>(4 * fours);
+  items = static_cast<int>(g.S * chunk * fours);
+  if (items == 0) return;
+  int64_t team = kFewestOfTeam;
+  while (team < items && team < 32) team *= 2;
+  team_threads = static_cast<int>(std::max(team, CeilDiv(items, 32) * 32));
+  if (items <= 32) team_threads = static_cast<int>(team);
+  for (int64_t pixels = kMostPixels; pixels >= kFewestPixels; pixels /= 2) {
+    across = CeilDiv(g.Q, pixels);
+    tile_cols = CeilDiv(g.Q, across);
+    tile_rows = std::min(std::max<int64_t>(1, pixels / tile_cols), rows());
+    if (shared_bytes() <= kScalarWgradMostBytes) break;
+  }
+  const int64_t of_worker = g.T * g.R * chunks() * blocks_k();
+  workers = std::clamp<int64_t>(kBlocks * multiprocessors / of_worker, 1,
+                                row_tiles());
+  row_tiles_each = CeilDiv(row_tiles(), workers);
+  workers = CeilDiv(row_tiles(), row_tiles_each);
+}
+
+namespace {
+
+std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors) {
+  // Few outputs of many channels in fours have a kernel on tensor cores.
+  const bool filled = g.K <= 8 && g.C >= 16 && g.C % 4 == 0 && g.D * g.T == 1 &&
+                      g.stride.all(1);
+  if (!AreFew(g, g) || filled || !IsSmall(g)) return std::nullopt;
+  const ScalarWgradShape shape(g, multiprocessors);
+  if (shape.items == 0 || shape.shared_bytes() > kScalarWgradMostBytes ||
+      shape.blocks() >= int64_t{1} << 31) {
+    return std::nullopt;
+  }
+  Plan plan{};
+  plan.tile_h = static_cast<int>(shape.tile_rows);
+  plan.tile_w = static_cast<int>(shape.tile_cols);
+  plan.tile_channels = shape.outputs;
+  plan.channel_tiles = static_cast<int>(shape.blocks() / shape.workers);
+  plan.workers = static_cast<int>(shape.workers);
+  plan.workspace = shape.workers * g.w_size() * 4;
+  plan.preferred = true;
+  plan.scalars = multiprocessors;
+  return plan;
+}
+
+}  // namespace
+
+std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g,
+                                int multiprocessors) {
+  constexpr int64_t kBlocks = 3;  // of an SM
+  const bool dgrad = op == Op::kDgrad;
+  if (g.groups != 1 || !g.input_dilation.all(1) ||
+      (dgrad && !g.stride.all(1))) {
+    return std::nullopt;
+  }
+  if (op == Op::kWgrad) return PlanWgrad(g, multiprocessors);
+  const ConvGeometry f = dgrad ? DgradAsFprop(g) : g;
+  if (!AreFew(g, f) || !IsSmall(f)) {
+    return std::nullopt;
+  }
+  for (int warps = kScalarMostWarps; warps >= 1; warps /= 2) {
+    const ScalarShape shape(g, dgrad, warps);
+    // Smaller tiles where they would leave SMs without one.
+    const bool fills = shape.tiles() >= kBlocks * multiprocessors ||
+                       shape.pixel_warps == 1 || warps == 1;
+    if (shape.shared_bytes() > kScalarMostBytes || !fills) continue;
+    if (shape.tiles() >= int64_t{1} << 31) return std::nullopt;
+    Plan plan{};
+    plan.tile_h = static_cast<int>(shape.tile_rows);
+    plan.tile_w = static_cast<int>(shape.tile_cols);
+    plan.tile_channels = static_cast<int>(shape.g.K);
+    plan.channel_tiles = 1;
+    plan.workers = static_cast<int>(shape.tiles());
+    plan.preferred = true;
+    plan.scalars = shape.pixel_warps * shape.k_warps;
+    return plan;
+  }
+  return std::nullopt;
+}
+
+}  // namespace jax_convbatch::direct
