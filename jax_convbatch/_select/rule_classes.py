@@ -167,7 +167,8 @@ def mapped_stems(problem: Problem) -> bool:
     seeds."""
     g = problem.geometry
     few = g.groups > 1 and 1 < g.C // g.groups <= 4 and g.K // g.groups >= 16
-    return few and taps(problem) >= (9 if problem.dtype.itemsize == 2 else 64)
+    many = problem.dtype.itemsize == 2 or g.groups >= 64
+    return few and taps(problem) >= (9 if many else 64)
 
 
 def wgrad_of_mapped_stems(problem: Problem) -> bool:
@@ -225,29 +226,31 @@ def _plain(problem: Problem) -> bool:
 
 
 def few_scalars(problem: Problem) -> bool:
-    """f32 of so few channels that tensor cores would multiply zeros for the most part;
-    dx of one step. As `PlanScalars` has them (scalars_plan.cc)."""
+    """f32 of so few channels that tensor cores would multiply zeros for the most part,
+    in large images and volumes. As `AreFew` has them (scalars_plan.cc)."""
     g = problem.geometry
     one_step = g.stride == (1, 1, 1)
-    if not tf32(problem) or g.input_dilation != (1, 1, 1):
+    if not tf32(problem) or g.input_dilation != (1, 1, 1) or taps(problem) == 1:
         return False
     if problem.op == "dgrad" and not one_step:
         return False
-    inputs, outputs = (g.C, g.K) if problem.op != "dgrad" else (g.K, g.C)
-    few_outputs = g.K <= 8 and g.C >= 16 and g.C % 4 == 0
-    flat = not depth.is_deep(g) and one_step
-    if problem.op == "wgrad" and few_outputs and flat:
+    if problem.op == "wgrad" and not (g.T > 1 and g.R * g.S > 1):
         return False
+    dgrad = problem.op == "dgrad"
+    inputs, outputs = (g.K, g.C) if dgrad else (g.C, g.K)
+    pixels = g.D * g.H * g.W if dgrad else g.O * g.P * g.Q
+    large = pixels >= (30000 if g.D > 1 else 10000) and most(problem) <= 64
+    few = {"fprop": 36, "dgrad": 100, "wgrad": 64}[problem.op] >= g.C * g.K
     filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
-    one = g.C == 1 and (g.K == 1 or g.K % 4 == 0)
-    few = g.C * g.K <= 224 and most(problem) <= 80
-    return few and (g.C % 4 != 0 or g.K % 4 != 0) and not filled and not one
+    one = g.C == 1 and g.K % 4 == 0
+    return _odd(problem) and large and few and not filled and not one
 
 
 def odd_scalars(problem: Problem) -> bool:
     """1x1, whose columns are x, and short sequences of one channel."""
     g = problem.geometry
-    few = g.C <= 80 and (g.K >= 8 or g.C == g.K or depth.is_deep(g))
+    few = g.C <= 80 and (g.K >= 8 or g.K in (1, g.C) or depth.is_deep(g))
+    few = few and g.K % 4 != 0
     pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 256
     scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 2048
     return _odd(problem) and _plain(problem) and ((pointwise and few) or scalars)
@@ -256,14 +259,15 @@ def odd_scalars(problem: Problem) -> bool:
 def short_sequences(problem: Problem) -> bool:
     """f32 of few channels: what takes long is to start our kernels."""
     g = problem.geometry
-    few = g.C <= 30 and (20 if g.C <= 20 else 1) >= g.K
-    short = g.Q <= 2048 and taps(problem) > 1
+    outputs = 40 if g.C <= 12 else 20 if g.C <= 20 else 1
+    few = g.C <= 30 and outputs >= g.K and not (g.C == 1 and g.K % 4 == 0)
+    short = g.Q <= 2048 and taps(problem) > 1 and g.R == 1
     return tf32(problem) and sequence(problem) and _plain(problem) and few and short
 
 
 def odd_sequences(problem: Problem) -> bool:
     """Of some channels."""
-    some = least(problem) >= 30 and most(problem) <= 66 and taps(problem) > 1
+    some = least(problem) >= 30 and most(problem) <= 40 and taps(problem) > 1
     return _odd(problem) and sequence(problem) and _plain(problem) and some
 
 
@@ -295,9 +299,17 @@ def few_odd_channels(problem: Problem) -> bool:
 
 
 def odd_channels(problem: Problem) -> bool:
-    """Of two axes, of some channels on both sides."""
+    """Of two axes, of some channels on both sides, neither in fours."""
+    g = problem.geometry
     between = least(problem) >= 30 and most(problem) <= 80
-    return _odd(problem) and images(problem, 1) and between
+    odd = g.C % 4 != 0 and g.K % 4 != 0
+    return _odd(problem) and images(problem, 1) and between and odd
+
+
+def wgrad_of_odd_scalars(problem: Problem) -> bool:
+    """1x1, of few channels."""
+    pointwise = taps(problem) == 1 and most(problem) <= 64
+    return _odd(problem) and _plain(problem) and pointwise
 
 
 def wgrad_of_few_odd_channels(problem: Problem) -> bool:

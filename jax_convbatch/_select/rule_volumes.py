@@ -78,12 +78,6 @@ def strided_f32(problem: Problem) -> bool:
     return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32
 
 
-def odd_volumes(problem: Problem) -> bool:
-    """f32 of ten and more channels that are copied."""
-    g = problem.geometry
-    return tf32(problem) and volumes(problem) and g.C % 4 != 0 and g.C >= 10
-
-
 def few_strided_outputs(problem: Problem) -> bool:
     """f32 of three axes and a stride, so few outputs that columns are small."""
     g = problem.geometry
@@ -97,6 +91,13 @@ def volumes_of_few_inputs(problem: Problem) -> bool:
     g = problem.geometry
     one_step = g.stride == g.input_dilation == (1, 1, 1)
     return tf32(problem) and volumes(problem) and one_step and g.C <= 4 and g.K >= 16
+
+
+def one_output_of_volumes(problem: Problem) -> bool:
+    """f32, so small that columns are few."""
+    g = problem.geometry
+    few = g.K == 1 and g.C <= 64 and g.O * g.P * g.Q < 30000
+    return tf32(problem) and volumes(problem) and few
 
 
 def wgrad_of_volumes(problem: Problem) -> bool:

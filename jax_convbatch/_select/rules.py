@@ -67,7 +67,8 @@ CUDA = (
         ALL,
         classes.few_scalars,
         OURS_FIRST,
-        "",
+        "f32 66x66 3->1 3x3 at batch 20 9.4 us, cuDNN 14, columns 14; dx of 256x256 "
+        "10->10 5x5 at batch 8 328, 445, 431 (H200)",
     ),
     _columns_first(
         FPROP,
@@ -106,7 +107,8 @@ CUDA = (
     _columns_first(
         WGRAD,
         classes.wgrad_of_mapped_stems,
-        "f32 84x84 8x8s4 of 64 groups of 4->32 at batch 16 481 us, ours 838",
+        "84x84 8x8s4 of 64 groups of 4->32 at batch 16 481 us, ours 838; 32x32 3x3 of "
+        "64 of 3->16 316, cuDNN 348",
     ),
     _columns_first(
         ALL,
@@ -118,6 +120,11 @@ CUDA = (
         DGRAD,
         classes.dx_of_few_odd_inputs,
         "162x162 5->34 5x5 at batch 20 263 us, ours 828; 66x66 6->34 3x3 30, 45",
+    ),
+    _columns_first(
+        FPROP,
+        three_axes.one_output_of_volumes,
+        "18x18x18 50->1 at batch 1 18 us, cuDNN 21; 5->1 6.8",
     ),
     _columns_first(
         ("fprop", "wgrad"),
@@ -182,16 +189,16 @@ CUDA = (
         "512 steps of 34->34, 3 taps, at batch 8 7.3 us, ours 10.2",
     ),
     _cudnn_first(
-        FPROP,
-        three_axes.odd_volumes,
-        "34x34x34 30->34 at batch 20 421 us, ours 614; 66x66x66 10->1 5x5x5 at batch "
-        "32 13 ms, 19",
-    ),
-    _cudnn_first(
         WGRAD,
         classes.wgrad_of_few_odd_channels,
         "256x256 2->34 3x3 39 us, ours 52; 128x128 10->10 1x1 at batch 20 38, 57; "
         "18x18x18 10->10 5x5x5 at batch 20 106, 129",
+    ),
+    _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_odd_scalars,
+        "162x162 12->1 1x1 at batch 20 15 us; 18x18x18 10->1 at batch 32 9.2, columns "
+        "11",
     ),
     _cudnn_first(
         FPROP,

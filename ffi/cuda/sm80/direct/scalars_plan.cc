@@ -10,16 +10,23 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Whether a convolution, `f` as an fprop, has so few channels that tensor cores
-// are slower: of numbers for which these need copies of x or y with zeros. A
-// few to many have kernels that leave tensor cores little empty, and one input
-// has some of its own.
-bool AreFew(const ConvGeometry& g, const ConvGeometry& f) {
-  constexpr int64_t kMostProducts = 224, kMostChannels = 80;
+// Whether they were measured ahead of tensor cores, which need copies of x or y
+// with zeros where channels come in other numbers than fours: in large images
+// and volumes. The batch does not count; dgrad is less of the time there. `f`:
+// the convolution, dgrad as the fprop that it is. A few inputs to many outputs
+// have kernels that leave tensor cores little empty, and one input has its own.
+bool AreFew(Op op, const ConvGeometry& g, const ConvGeometry& f) {
+  const bool volume = g.T > 1 && g.R * g.S > 1;
+  if (op == Op::kWgrad && !volume) return false;
+  const int64_t most_products = op == Op::kFprop   ? 36
+                                : op == Op::kDgrad ? 100
+                                                   : 64;
+  const int64_t fewest_outputs = g.D > 1 ? 30000 : 10000;
   const bool quads = g.C % 4 == 0 && g.K % 4 == 0;
   const bool filled = 2 <= f.C && f.C <= 7 && f.K >= 16 && f.K % 4 == 0;
-  const bool one = g.C == 1 && (g.K == 1 || g.K % 4 == 0);
-  return g.C * g.K <= kMostProducts && std::max(g.C, g.K) <= kMostChannels &&
+  const bool one = g.C == 1 && g.K % 4 == 0;
+  return g.taps() > 1 && g.C * g.K <= most_products &&
+         f.O * f.P * f.Q >= fewest_outputs && std::max(g.C, g.K) <= 64 &&
          !quads && !filled && !one;
 }
 
@@ -87,10 +94,7 @@ ScalarWgradShape::ScalarWgradShape(const ConvGeometry& given,
 namespace {
 
 std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors) {
-  // Few outputs of many channels in fours have a kernel on tensor cores.
-  const bool filled = g.K <= 8 && g.C >= 16 && g.C % 4 == 0 && g.D * g.T == 1 &&
-                      g.stride.all(1);
-  if (!AreFew(g, g) || filled || !IsSmall(g)) return std::nullopt;
+  if (!AreFew(Op::kWgrad, g, g) || !IsSmall(g)) return std::nullopt;
   const ScalarWgradShape shape(g, multiprocessors);
   if (shape.items == 0 || shape.shared_bytes() > kScalarWgradMostBytes ||
       shape.blocks() >= int64_t{1} << 31) {
@@ -120,7 +124,7 @@ std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g,
   }
   if (op == Op::kWgrad) return PlanWgrad(g, multiprocessors);
   const ConvGeometry f = dgrad ? DgradAsFprop(g) : g;
-  if (!AreFew(g, f) || !IsSmall(f)) {
+  if (!AreFew(op, g, f) || !IsSmall(f)) {
     return std::nullopt;
   }
   for (int warps = kScalarMostWarps; warps >= 1; warps /= 2) {
