@@ -34,6 +34,10 @@ from jax_convbatch._shapes.geometry import accumulator
 __all__ = ["Statistics", "norm_act_conv", "scale_and_shift", "statistics_of"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Statistics(NamedTuple):
     """Sums of an array over its pixels, in f32 (f64 of f64).
 

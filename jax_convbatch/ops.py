@@ -45,6 +45,10 @@ from jax_convbatch._primitives import bias, primitives
 __all__ = ["act_bias_grad", "bias_grad", "dgrad", "fprop", "wgrad"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @with_hints()
 def fprop(
     x: ArrayLike,

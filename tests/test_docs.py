@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jax_convbatch
-from jax_convbatch import ops
+from jax_convbatch import deform, norms, ops
 
 ROOT = Path(__file__).resolve().parent.parent  # also where files are linked to
 RESULTS = ROOT / "benchmarks" / "results"
@@ -54,9 +54,9 @@ def test_links_lead_somewhere(page):
 def test_the_api_reference_has_every_public_name():
     flax = pytest.importorskip("jax_convbatch.flax")
     reference = "\n".join(p.read_text() for p in ROOT.glob("docs/api/*.md"))
-    names = {jax_convbatch: jax_convbatch.__all__, ops: ops.__all__}
-    for module in (flax.linen, flax.nnx):
-        names[module] = module.__all__
+    names = {jax_convbatch: jax_convbatch.__all__}
+    for module in (deform, norms, ops, flax.linen, flax.nnx):
+        names[module] = [n for n in module.__all__ if n not in jax_convbatch.__all__]
     for module, public in names.items():
         for name in (each for each in public if not each.startswith("_")):
             full = f"{module.__name__}.{name}"
