@@ -79,9 +79,7 @@ def timed(row: dict) -> Timed | None:
         return None
     case = case_of(row)
     geometry = problem_of(case).params.geometry
-    tiles = targets.implicit_gemm_tiles(
-        case.op, geometry, case.dtype, MULTIPROCESSORS
-    )
+    tiles = targets.implicit_gemm_tiles(case.op, geometry, case.dtype, MULTIPROCESSORS)
     us = {
         name.split()[1]: value
         for name, value in row.get("us", {}).items()

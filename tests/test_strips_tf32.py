@@ -71,9 +71,7 @@ FILTERS = {
     # Of few outputs: x and dy change places.
     "20->1": problem(3, (37, 70), 20, 1, (3, 3), padding=SAME),
     "72->3, dilated": problem(2, (23, 24), 72, 3, (5, 5), (1, 1), THREE, (2, 3)),
-    "16->8, negative": problem(
-        2, (14, 14), 16, 8, (3, 2), padding=((-2, 1), (1, -2))
-    ),
+    "16->8, negative": problem(2, (14, 14), 16, 8, (3, 2), padding=((-2, 1), (1, -2))),
     **{name: FORWARD[name] for name in ("3->20, strided", "4->328", "7->16")},
 }
 CASES = [("fprop", name) for name in FORWARD] + [("dgrad", name) for name in BACKWARD]

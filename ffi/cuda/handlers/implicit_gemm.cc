@@ -136,9 +136,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
   const bool of_groups =
       is_hopper && hopper_type &&
       hopper::TakesGroups(hopper_op, g, *hopper_type, multiprocessors);
-  const bool is_direct =
-      g.groups > 1 ? !of_groups
-                   : direct::IsName(config);
+  const bool is_direct = g.groups > 1 ? !of_groups : direct::IsName(config);
   if (is_direct) {
     if (epilogue != nullptr) return NoEpilogueHere(g);
     const auto op = OpOf<direct::Op>(operation);
