@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jax_convbatch
+from benchmarks.__main__ import COMMANDS
 from jax_convbatch import deform, norms, ops
 
 ROOT = Path(__file__).resolve().parent.parent  # also where files are linked to
@@ -49,6 +50,15 @@ def test_links_lead_somewhere(page):
             continue  # the sdist has none
         assert found.exists(), target
         assert not anchor or anchor in slugs(found), target
+
+
+def test_the_page_of_benchmarks_has_every_command():
+    """And what is run in the root folder is installed so that it is found there."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    told = re.findall(r"^\| `(\w+)\b.*` \|", page, re.MULTILINE)
+    assert {*COMMANDS} - {*told} == set()
+    for each in (page, (ROOT / "CONTRIBUTING.md").read_text()):
+        assert re.findall(r"^    pip install (\S+)", each, re.MULTILINE) == ["-e"]
 
 
 def test_the_api_reference_has_every_public_name():
