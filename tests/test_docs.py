@@ -52,6 +52,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in slugs(found), target
 
 
+def test_options_are_those_of_old_pips():
+    """Debian 12 has pip 23.0, which has no -C for --config-settings."""
+    for page in PAGES:
+        assert not re.search(r"-C cmake\.define", page.read_text()), page
+
+
 def test_the_page_of_benchmarks_has_every_command():
     """And what is run in the root folder is installed so that it is found there."""
     page = (ROOT / "docs" / "benchmarks.md").read_text()
