@@ -3,12 +3,12 @@
 
     python -m benchmarks norms [--batch 8] [--dtype bf16] [--rows 64_320,32_640]
 
-A row is a layer of a U-Net or of an image autoencoder: x [N, H, W, C], 3x3, one step.
-SiLU of a group norm of 32 groups stands before it; sums of its result for the next norm
-follow. Sides: `ours`, by `jax_convbatch.norm_act_conv`, from sums that the layer before
-has made; `conv`, our convolution alone; `stock`, written out in JAX, where the sums are
-part of its norm and nothing follows the convolution. All run forward; then ours and
-stock with the gradients of x, w, gamma and beta. Prints a table, writes STEM.json.
+A row is a 3x3 layer of a U-Net or of an image autoencoder, of stride 1. A group norm of
+32 groups and SiLU come before it; the sums for the next norm are taken after it. Sides:
+`ours`, by `jax_convbatch.norm_act_conv`, from sums that the layer before made; `conv`,
+our convolution alone; `stock`, separate calls of JAX, where the norm sums x itself and
+nothing follows the convolution. All run forward; then ours and stock with the gradients
+of x, w, gamma and beta. Prints a table and writes STEM.json.
 """
 
 from __future__ import annotations

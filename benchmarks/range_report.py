@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -174,6 +175,11 @@ def _pair(values: list, scale: float, digits: int) -> str:
     return " / ".join(shown)
 
 
+def short(commit: str) -> str:
+    """Seven of its digits, and what follows them."""
+    return re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", commit)
+
+
 def draw(result: dict, stem: Path) -> Path:
     """A strip of ratios for each family, coloured by our engine."""
     import matplotlib
@@ -218,7 +224,7 @@ def draw(result: dict, stem: Path) -> Path:
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(axis="x", linewidth=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("time of the faster peer over ours (mean: |)", fontsize=8)
+    axis.set_xlabel("speed-up: the faster peer's time over ours (mean: |)", fontsize=8)
     if engines:
         axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     info, total = result["environment"], result["summary"]["all"]
@@ -226,8 +232,8 @@ def draw(result: dict, stem: Path) -> Path:
     seeds = ", ".join(map(str, result["seeds"]))
     figure.suptitle(
         f"range, seed {seeds}: {total['compared']} operations, geometric mean "
-        f"{mean:.2f}; {info['device']}, jax {info['jax']}, {info['date']}, "
-        f"commit {info['commit']}",
+        f"{mean:.2f}\n{info['device']}, jax {info['jax']}, {info['date']}, "
+        f"commit {short(info['commit'])}",
         fontsize=8,
     )
     figure.tight_layout()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions for JAX: differentiable in every mode, reproducible to the bit.
 
-    conv_general_dilated  in the place of `jax.lax.conv_general_dilated`
-    conv, conv_transpose  channels last, with a bias
-    conv_bias_act         a layer: scale, bias, residual and activation in one piece
-    norm_act_conv         norm and activation before a convolution; `norms` has the rest
+    conv_general_dilated  a drop-in for `jax.lax.conv_general_dilated`
+    conv, conv_transpose  for channels-last arrays, with a bias
+    conv_bias_act         a layer: convolution, scale, bias, residual and activation
+    norm_act_conv         norm and activation before a convolution; see also `norms`
     deform_conv           deformable convolution; `deform.from_torch` moves axes
     explain               which engine runs each convolution of a function, and why
-    tune                  measures them on this device, and keeps the fastest ways
-    convs_saveable        a policy for `jax.checkpoint`: results are kept
-    export_checks         what `jax.export` has to be told
-    ops                   fprop, dgrad, wgrad, ...: for derivative rules of one's own
-    install, uninstall    ours in the place of `jax.lax`'s, and back again
+    tune                  times the engines on this device and keeps the fastest
+    convs_saveable        a policy for `jax.checkpoint` that keeps the results
+    export_checks         the checks that `jax.export` has to disable
+    ops                   fprop, dgrad, wgrad, ...: for your own derivative rules
+    install, uninstall    replace the convolutions of `jax.lax`; restore them
 
 Layers for Flax are in `jax_convbatch.flax.linen` and `jax_convbatch.flax.nnx`.
 `python -m jax_convbatch` prints what is installed.
@@ -52,5 +52,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names alone."""
+    """Only the public names."""
     return sorted([*__all__, "__version__"])

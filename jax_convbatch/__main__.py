@@ -14,6 +14,7 @@ import jax
 
 from jax_convbatch._native import built, targets
 from jax_convbatch._select import choices, plan
+from jax_convbatch._version import __version__
 
 VARIABLES = {
     "JAX_CONVBATCH": "off: install() does nothing",
@@ -63,13 +64,17 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<24} {effect}" for name, effect in VARIABLES.items()]
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m jax_convbatch",
         description="Prints what is installed and what runs where: versions, devices, "
         "native modules and why one is missing, engines by platform, settings.",
         epilog="\n".join(["environment variables:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--version", action="version", version=f"jax_convbatch {__version__}"
+    )
+    return parser
 
 
 def _version(package: str) -> str:

@@ -38,6 +38,12 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._select import plan
 
+__all__ = ["deform_conv", "from_torch"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 @with_hints()
 def deform_conv(

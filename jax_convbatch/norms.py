@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch._api.arguments import check_arrays, spatial_axes
+from jax_convbatch._api.arguments import check_arrays, sizes, spatial_axes
 from jax_convbatch._api.canonical import operand
 from jax_convbatch._api.conv import conv
 from jax_convbatch._api.layer import conv_bias_act
@@ -32,6 +32,10 @@ from jax_convbatch._layers import activations, channel_sums
 from jax_convbatch._shapes.geometry import accumulator
 
 __all__ = ["Statistics", "norm_act_conv", "scale_and_shift", "statistics_of"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 class Statistics(NamedTuple):
@@ -222,7 +226,9 @@ def scale_and_shift(
 
     Raises:
       ValueError: sums, gamma or beta of shapes that do not fit `shape`.
+      TypeError: `shape` is not a sequence of ints.
     """
+    shape = sizes("shape", shape)
     total, squares = statistics
     n, channels = shape[0], shape[-1]
     by_sample = total.ndim == 2

@@ -19,7 +19,6 @@ Sums are formed in f32 (f64 for f64), in a fixed order.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ import jax
 
 from jax_convbatch import _compat
 from jax_convbatch._api import misfits
-from jax_convbatch._api.arguments import check_arrays, lax_arguments
+from jax_convbatch._api.arguments import check_arrays, lax_arguments, sizes
 from jax_convbatch._api.canonical import operand, resolve
 from jax_convbatch._api.conv import conv_general_dilated
 from jax_convbatch._api.near_misses import with_hints
@@ -43,6 +42,10 @@ from jax_convbatch._layers import act_grad, activations
 from jax_convbatch._primitives import bias, primitives
 
 __all__ = ["act_bias_grad", "bias_grad", "dgrad", "fprop", "wgrad"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @with_hints()
@@ -145,7 +148,7 @@ def dgrad(
     dy, w = operand(dy), operand(w)
     check_arrays(dy=dy, w=w)
     _check_dtypes(dy=dy, w=w)
-    x = jax.ShapeDtypeStruct(_shape("x_shape", x_shape), dy.dtype)
+    x = jax.ShapeDtypeStruct(sizes("x_shape", x_shape), dy.dtype)
     arguments = lax_arguments(
         x,
         w,
@@ -200,7 +203,7 @@ def wgrad(
     x, dy = operand(x), operand(dy)
     check_arrays(x=x, dy=dy)
     _check_dtypes(x=x, dy=dy)
-    w = jax.ShapeDtypeStruct(_shape("w_shape", w_shape), x.dtype)
+    w = jax.ShapeDtypeStruct(sizes("w_shape", w_shape), x.dtype)
     arguments = lax_arguments(
         x,
         w,
@@ -351,18 +354,6 @@ def _check_dtypes(**arrays: Any) -> None:
             f"{first} and {second} must have one dtype, got {a.dtype} and {b.dtype}; "
             "cast one of them"
         )
-
-
-def _shape(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
-    """Sizes that are ints; symbolic ones as they are."""
-    try:
-        return tuple(
-            n if jax.export.is_symbolic_dim(n) else operator.index(n) for n in shape
-        )
-    except TypeError:
-        of = getattr(shape, "shape", None)
-        got = f"{shape!r}" if of is None else f"an array of shape {of}; pass its shape"
-        raise TypeError(f"{name} must be a sequence of ints, got {got}") from None
 
 
 def _axis(channel_axis: int, dy: jax.Array) -> int:

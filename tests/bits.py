@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import shown
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets
@@ -164,7 +165,7 @@ def digests(cases: list[Case], device: jax.Device) -> dict[str, str]:
     none."""
     found: dict[str, str] = {}
     with ThreadPoolExecutor() as threads, jax.default_device(device):
-        for first in range(0, len(cases), BLOCK):
+        for first in shown.bar(range(0, len(cases), BLOCK), "layers"):
             block = cases[first : first + BLOCK]
             programs = list(threads.map(functools.partial(_compiled, device), block))
             for case, program in zip(block, programs, strict=True):

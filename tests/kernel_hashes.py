@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import shown
+
 SHOWN = 20
 # /*0010*/                   MOV R1, c[0x0][0x28] ;        /* 0x00000a0000017a02 */
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
@@ -83,7 +85,8 @@ def of_library(path: Path) -> list[Kernel]:
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
 
     with output("-sass") as code, output("-res-usage") as usage:
-        found = list(kernels(code.stdout or (), usage.stdout or ()))
+        each = kernels(code.stdout or (), usage.stdout or ())
+        found = list(shown.bar(each, "kernels"))
     for process in (code, usage):
         if process.returncode or not found:
             raise subprocess.CalledProcessError(process.returncode or 1, process.args)

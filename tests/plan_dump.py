@@ -25,6 +25,7 @@ from pathlib import Path
 
 import fake_gpus
 import numpy as np
+import shown
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
@@ -118,8 +119,11 @@ def lines(seed: int, count: int) -> Iterator[str]:
 
 def write(path: Path, seed: int, count: int) -> int:
     """How many lines."""
+    each = len(CAPABILITIES) * len(fake_gpus.OPS) * len(DTYPES)
+    total = each * sum(1 for _ in geometries(seed, count))
     with gzip.open(path, "wt", encoding="utf-8", newline="\n") as file:
-        return sum(file.write(line) > 0 for line in lines(seed, count))
+        plans = shown.bar(lines(seed, count), "planning", total)
+        return sum(file.write(line) > 0 for line in plans)
 
 
 def load(path: Path) -> dict[str, list[str]]:

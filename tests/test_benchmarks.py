@@ -19,6 +19,7 @@ from benchmarks import (
     check,
     jax_side,
     layers,
+    range_report,
     record,
     report,
     workloads,
@@ -244,6 +245,13 @@ def test_a_name_that_is_not_there_is_refused(wrong, capsys, monkeypatch):
     with pytest.raises((SystemExit, ValueError)) as refused:
         layers.main(wrong.split())
     assert "none" in capsys.readouterr().err + str(refused.value) or "int32" in wrong
+
+
+def test_pictures_name_a_commit_by_seven_digits():
+    whole = "bc02df6511c9f186af2cf40664c7b4b60bdc84b9"
+    assert range_report.short(whole) == "bc02df6"
+    assert range_report.short("bc02df6511c9 with changes") == "bc02df6 with changes"
+    assert range_report.short("unknown") == "unknown"
 
 
 def test_results_that_are_kept_name_what_they_ran_on():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import jax_convbatch
 from jax_convbatch import __main__
 from jax_convbatch._select import choices
 
@@ -28,7 +29,13 @@ def test_help_says_what_it_prints_and_names_the_variables():
         assert re.search(rf"^  {name} +{re.escape(effect)}$", result.stdout, re.M)
 
 
-@pytest.mark.parametrize("argument", ["--version", "cpu"])
+def test_it_says_its_version():
+    result = run("--version")
+    assert result.returncode == 0 and not result.stderr
+    assert result.stdout == f"jax_convbatch {jax_convbatch.__version__}\n"
+
+
+@pytest.mark.parametrize("argument", ["--verbose", "cpu"])
 def test_what_it_does_not_know_is_refused(argument):
     result = run(argument)
     assert result.returncode == 2 and not result.stdout

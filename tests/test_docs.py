@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import jax_convbatch
-from jax_convbatch import ops
+from benchmarks.__main__ import COMMANDS
+from jax_convbatch import deform, norms, ops
 
 ROOT = Path(__file__).resolve().parent.parent  # also where files are linked to
 RESULTS = ROOT / "benchmarks" / "results"
@@ -51,12 +52,27 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in slugs(found), target
 
 
+def test_options_are_those_of_old_pips():
+    """Debian 12 has pip 23.0, which has no -C for --config-settings."""
+    for page in PAGES:
+        assert not re.search(r"-C cmake\.define", page.read_text()), page
+
+
+def test_the_page_of_benchmarks_has_every_command():
+    """And what is run in the root folder is installed so that it is found there."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    told = re.findall(r"^\| `(\w+)\b.*` \|", page, re.MULTILINE)
+    assert {*COMMANDS} - {*told} == set()
+    for each in (page, (ROOT / "CONTRIBUTING.md").read_text()):
+        assert re.findall(r"^    pip install (\S+)", each, re.MULTILINE) == ["-e"]
+
+
 def test_the_api_reference_has_every_public_name():
     flax = pytest.importorskip("jax_convbatch.flax")
     reference = "\n".join(p.read_text() for p in ROOT.glob("docs/api/*.md"))
-    names = {jax_convbatch: jax_convbatch.__all__, ops: ops.__all__}
-    for module in (flax.linen, flax.nnx):
-        names[module] = module.__all__
+    names = {jax_convbatch: jax_convbatch.__all__}
+    for module in (deform, norms, ops, flax.linen, flax.nnx):
+        names[module] = [n for n in module.__all__ if n not in jax_convbatch.__all__]
     for module, public in names.items():
         for name in (each for each in public if not each.startswith("_")):
             full = f"{module.__name__}.{name}"

@@ -355,6 +355,17 @@ def test_what_is_no_array_reaches_the_function_as_it_is():
     assert len(jc.explain(fun, parameters, X, mode="off")) == 0
 
 
+def test_random_keys_do_not_disturb_it():
+    """NumPy does not know their dtype."""
+
+    def dropout(key, x, w):
+        y = jc.conv(x, w)
+        return jnp.where(jax.random.bernoulli(key, 0.5, y.shape), y, 0)
+
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        assert [row.op for row in jc.explain(dropout, key, X, W)] == ["fprop"]
+
+
 @pytest.mark.parametrize("look", [jc.explain, jc.tune])
 def test_a_result_in_the_place_of_a_function_is_refused(look):
     result = jc.conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)))

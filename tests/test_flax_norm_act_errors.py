@@ -45,6 +45,11 @@ BAD = {
         dict(statistics=norms.Statistics(jnp.ones((2, 2)), jnp.ones((2, 2)))),
         r"\(2, G\), where 4 divides G and G 8, .* got \(2, 2\)",
     ),
+    "modulation that is no pair": (
+        dict(norm=None),
+        dict(modulation=jnp.ones((2, 8))),
+        r"modulation must be a pair \(scale, shift\), got an array of shape \(2, 8\)",
+    ),
     "modulation of another shape": (
         dict(norm=None),
         dict(modulation=(jnp.ones(8), jnp.ones((2, 1, 1, 8)))),

@@ -290,6 +290,8 @@ def test_bad_arrays_are_named():
     with pytest.raises(ValueError, match=r"x must be \[N, \*spatial, C\]"):
         norms.statistics_of(jnp.ones(3), "channels")
     sums = norms.statistics_of(X, "channels")
+    with pytest.raises(TypeError, match=r"shape must be a sequence.*; pass its shape"):
+        norms.scale_and_shift(sums, X)
     with pytest.raises(ValueError, match=r"statistics must be \[K\] or \[N, groups\]"):
         norms.scale_and_shift(sums, (2, 5, 5, 8))
     for name in ("gamma", "beta"):

@@ -137,6 +137,15 @@ def test_the_citation_is_of_this_version():
     assert found["abstract"] == project["description"]
 
 
+def test_the_changelog_has_this_version_and_its_date():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    if sections[0] == "Unreleased":
+        sections = sections[1:]
+    version = re.escape(PYPROJECT["project"]["version"])
+    assert re.fullmatch(rf"{version} \(\d\d? [A-Z][a-z]+ \d{{4}}\)", sections[0])
+
+
 @in_repository
 def test_ci_run_fails_where_the_newest_jax_cannot_be_tested(tmp_path):
     for tool in ("bash", "dirname"):

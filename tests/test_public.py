@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public names, what types they take and give, and that type checkers see them."""
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import jax.typing
 import pytest
 
 import jax_convbatch as jc
-from jax_convbatch import deform, ops
+from jax_convbatch import deform, norms, ops
 
 TESTS = Path(__file__).parent
 FUNCTIONS = {
@@ -20,7 +21,8 @@ FUNCTIONS = {
     for module, names in (
         (jc, jc.__all__),
         (ops, ops.__all__),
-        (deform, ["from_torch"]),
+        (norms, norms.__all__),
+        (deform, deform.__all__),
     )
     for name in names
     if inspect.isfunction(getattr(module, name))
@@ -31,6 +33,16 @@ def test_dir_shows_the_public_names_alone():
     assert dir(jc) == sorted([*jc.__all__, "__version__"])
     assert not [name for name in jc.__all__ if not hasattr(jc, name)]
     assert "plan" not in dir(jc) and "conv" in dir(jc)
+
+
+@pytest.mark.parametrize("name", ["deform", "flax", "norms", "ops"])
+def test_dir_of_a_module_shows_its_public_names_alone(name):
+    if name == "flax":
+        pytest.importorskip("flax")
+    module = importlib.import_module(f"jax_convbatch.{name}")
+    for each in [module, *([module.linen, module.nnx] if name == "flax" else [])]:
+        assert dir(each) == sorted(each.__all__)
+        assert not [public for public in each.__all__ if not hasattr(each, public)]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -13,6 +13,10 @@ import pytest
 README = Path(__file__).parent.parent.joinpath("README.md").read_text()
 
 
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
 def test_the_blocks_of_the_readme_run(capsys, own_choices):
     pytest.importorskip("flax")
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)

@@ -3,11 +3,13 @@
 
 import json
 import random
+import sys
 
 import compilation
 import kernel_hashes
 import plan_dump
 import pytest
+import shown
 from kernel_hashes import Kernel
 
 SASS = """
@@ -207,3 +209,12 @@ def test_a_dump_is_the_same_twice(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "0 of 240 plans differ" in out
     assert "before nothing" in out
+
+
+def test_a_bar_passes_its_values_on_and_leaves_stdout_alone(capsys, monkeypatch):
+    assert list(shown.bar(range(3), "some")) == [0, 1, 2]
+    assert list(shown.bar(iter("ab"), "some", total=2)) == ["a", "b"]
+    assert list(shown.bar(iter("ab"), "some of unknown number")) == ["a", "b"]
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    assert list(shown.bar(range(3), "without rich")) == [0, 1, 2]
+    assert capsys.readouterr().out == ""

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 CHANNELS_LAST = {
@@ -153,3 +154,15 @@ def lax_arguments(
         feature_group_count=groups,
         preferred_element_type=preferred_element_type,
     )
+
+
+def sizes(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
+    """Sizes that are ints; symbolic ones as they are."""
+    try:
+        return tuple(
+            n if jax.export.is_symbolic_dim(n) else operator.index(n) for n in shape
+        )
+    except TypeError:
+        of = getattr(shape, "shape", None)
+        got = f"{shape!r}" if of is None else f"an array of shape {of}; pass its shape"
+        raise TypeError(f"{name} must be a sequence of ints, got {got}") from None

@@ -25,6 +25,15 @@ from jax_convbatch._primitives import bias, primitives
 from jax_convbatch._select import implicit_cuda, plan
 from jax_convbatch._shapes import geometry as geo
 
+# Primitives that have one row each, and their operations.
+CONVOLUTIONS = {
+    _compat.lax_conv_p: "fprop",
+    bias.bgrad_p: "bgrad",
+    act_grad.cotangent_p: "act_bgrad",
+    fused.layer_p: "fprop",
+    **{primitive: name for name, primitive in primitives.PRIMITIVES.items()},
+}
+
 
 def explain(
     fn: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any
@@ -181,20 +190,20 @@ def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
 
 
 def _row(eqn: Any, platform: str) -> Row | None:
+    if eqn.primitive not in CONVOLUTIONS:  # whose operands may be random keys
+        return None
+    name = CONVOLUTIONS[eqn.primitive]
     operands = [v.aval for v in eqn.invars]
-    dtype = np.dtype(operands[0].dtype).name if operands else ""
+    dtype = np.dtype(operands[0].dtype).name
     if eqn.primitive is _compat.lax_conv_p:
         return _stock_row(eqn, operands, dtype)
     if eqn.primitive is bias.bgrad_p:
-        return _bgrad_row("bgrad", eqn, operands[0], dtype, platform)
+        return _bgrad_row(name, eqn, operands[0], dtype, platform)
     if eqn.primitive is act_grad.cotangent_p:
-        return _bgrad_row("act_bgrad", eqn, operands[1], dtype, platform)
+        return _bgrad_row(name, eqn, operands[1], dtype, platform)
     if eqn.primitive is fused.layer_p:
         return _layer_row(eqn, dtype, platform)
-    for name, primitive in primitives.PRIMITIVES.items():
-        if eqn.primitive is primitive:
-            return _conv_row(name, eqn.params, dtype, platform)[0]
-    return None
+    return _conv_row(name, eqn.params, dtype, platform)[0]
 
 
 def _conv_row(name: str, options: Any, dtype: str, platform: str) -> tuple[Row, Plan]:

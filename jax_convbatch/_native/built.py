@@ -20,7 +20,9 @@ try:
 except ImportError:  # Imported from sources that were never built.
     _build = None
 
-PURE = "this is the wheel of pure Python, without native code: all runs in jax.lax"
+PURE = (
+    "this is the wheel of pure Python, without native code: everything runs in jax.lax"
+)
 SERVED = (
     "wheels with native code are for Linux on x86-64 with glibc 2.28 or newer; on "
     "AArch64 and macOS, `pip install --no-binary jax_convbatch jax_convbatch` compiles "

@@ -388,9 +388,9 @@ def _warning() -> str | None:
         parts.append(f"CUDA convolutions run on jax.lax: {cuda.problem}.")
     elif cuda.problem and _has_cuda_plugin() and _cuda_allowed() and gpu_visible():
         parts.append(
-            f"CUDA convolutions run on jax.lax: {cuda.problem}. To build it: `pip "
-            "install -C cmake.define.JAX_CONVBATCH_CUDA=ON` and the package or its "
-            "folder."
+            f"CUDA convolutions run on jax.lax: {cuda.problem}. To build it, run `pip "
+            "install '.[cuda]' --config-settings=cmake.define.JAX_CONVBATCH_CUDA=ON` "
+            "in the folder of the sources."
         )
     elif not cuda.problem and _cuda_allowed() and not gpu_visible():
         parts.append(

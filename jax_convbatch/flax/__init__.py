@@ -24,3 +24,7 @@ from jax_convbatch.flax import linen, nnx
 from jax_convbatch.flax._deform import params_from_mmcv
 
 __all__ = ["linen", "nnx", "params_from_mmcv"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

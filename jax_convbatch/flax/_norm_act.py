@@ -8,6 +8,7 @@ in both.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -185,14 +186,15 @@ def by_sample(
 def composed(
     factors: Factors,
     offset: jax.Array | None,
-    modulation: tuple[jax.Array, jax.Array] | None,
+    modulation: Sequence[jax.Array] | None,
     x: jax.Array,
     batch: tuple[int, ...],
 ) -> Factors:
     """Factors of x that make norm(x + offset) * (1 + scale) + shift.
 
     Raises:
-      ValueError: scale or shift that are neither [C] nor [*batch, C].
+      ValueError: a modulation that is no pair; scale or shift that are neither [C] nor
+        [*batch, C].
     """
     scale, shift = factors
     if offset is not None:
@@ -202,6 +204,10 @@ def composed(
             shift = offset
     if modulation is None:
         return scale, shift
+    if not isinstance(modulation, tuple | list) or len(modulation) != 2:
+        of = getattr(modulation, "shape", None)
+        got = f"{modulation!r}" if of is None else f"an array of shape {of}"
+        raise ValueError(f"modulation must be a pair (scale, shift), got {got}")
     more, after = (
         by_sample(f"the {name} of modulation", a, x, batch)
         for name, a in zip(("scale", "shift"), modulation, strict=True)

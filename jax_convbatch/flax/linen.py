@@ -19,6 +19,10 @@ from jax_convbatch.flax._linen_norm_act import NormActConv
 __all__ = ["Conv", "ConvBlock", "ConvTranspose", "DeformConv", "NormActConv"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class ConvBlock(nn.Module):
     """activation(norm(conv(inputs)) + residual), the block of a residual network.
 

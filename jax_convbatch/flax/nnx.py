@@ -22,6 +22,11 @@ from jax_convbatch.flax._nnx_norm_act import NormActConv
 
 __all__ = ["Conv", "ConvBlock", "ConvTranspose", "DeformConv", "NormActConv"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
 _ONES = nnx.initializers.ones_init()
 _ZEROS = nnx.initializers.zeros_init()

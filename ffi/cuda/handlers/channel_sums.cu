@@ -35,7 +35,8 @@ ffi::Error ChannelSumsExecute(cudaStream_t stream, ffi::AnyBuffer a,
     return out.str();
   };
   const ffi::DataType dtype = a.element_type();
-  if (samples < 1 || rows < 1 || K < 1 || chunk_rows < 1 || b.element_type() != dtype ||
+  if (samples < 1 || rows < 1 || K < 1 || chunk_rows < 1 ||
+      b.element_type() != dtype ||
       (dtype != ffi::F32 && dtype != ffi::F16 && dtype != ffi::BF16) ||
       static_cast<int64_t>(a.element_count()) != samples * rows * K ||
       static_cast<int64_t>(b.element_count()) != samples * rows * K ||

@@ -21,7 +21,7 @@ inline constexpr int kMaxChannelLanes = 32;  // of a tile, in vectors
 inline constexpr int kFinalColumns = 32, kFinalTeams = 32;
 
 struct ChannelSums {
-  int64_t rows, K, chunk_rows;  // of a sample
+  int64_t rows, K, chunk_rows;        // of a sample
   int columns, lanes, tiles, chunks;  // K / vector = columns
 };
 

@@ -24,13 +24,16 @@ inline FewChannelsProblem MakeFewChannelsProblem(const ConvCall& call,
   problem.H = static_cast<int>(g.H);
   problem.image_row = static_cast<int>(g.W * g.C);
   problem.vector = CommonVector(g.W * g.C);
-  problem.layout = {
-      static_cast<int>(shape.origin),    static_cast<int>(pitch),
-      static_cast<int>(shape.first),     static_cast<int>(shape.runs),
-      static_cast<int>(shape.length),    static_cast<int>(shape.lead),
-      FastDivmod<uint32_t>(shape.pairs), FastDivmod<uint32_t>(shape.run_cols),
-      static_cast<int>(shape.step_h * pitch),
-      static_cast<int>(shape.run_col)};
+  problem.layout = {static_cast<int>(shape.origin),
+                    static_cast<int>(pitch),
+                    static_cast<int>(shape.first),
+                    static_cast<int>(shape.runs),
+                    static_cast<int>(shape.length),
+                    static_cast<int>(shape.lead),
+                    FastDivmod<uint32_t>(shape.pairs),
+                    FastDivmod<uint32_t>(shape.run_cols),
+                    static_cast<int>(shape.step_h * pitch),
+                    static_cast<int>(shape.run_col)};
   problem.copied_row =
       static_cast<int>(std::min(g.W * g.C, pitch + shape.origin));
   problem.Q = FastDivmod<uint32_t>(g.Q);

@@ -20,7 +20,7 @@ namespace jax_convbatch::hopper {
 
 struct FewChannelsTf32WgradProblem {
   FewChannelsTf32Problem band;
-  CUtensorMap dy;               // boxes of 32 channels of a tile
+  CUtensorMap dy;  // boxes of 32 channels of a tile
   // [splits, elements, K]; or, where x and dy have changed places, [splits,
   // taps from the last, K, flipped].
   float* partials;

@@ -75,8 +75,8 @@ std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors) {
   const int64_t shares = (g.K + 63) / 64;
   const int64_t at_once = std::max<int64_t>(1, multiprocessors / shares);
   const FewChannelsCosts costs = {StemSteps(g) * 40.0 + 300, 1 / 20.0, 1200};
-  const int64_t tile = BestFewChannelsTile(
-      halves, at_once, costs, [&](int64_t pixels) {
+  const int64_t tile =
+      BestFewChannelsTile(halves, at_once, costs, [&](int64_t pixels) {
         return IsNear(halves, pixels) && StemBytes(g, pixels) <= kMostShared;
       });
   if (tile == 0) return std::nullopt;
