@@ -82,8 +82,8 @@ std::optional<double> TileCost(const Gemm& gemm, const Config& config,
   // Of tiles that run at once.
   const int64_t wave = multiprocessors / (down * along) * (down * along);
   const double waves = static_cast<double>(tiles) / static_cast<double>(wave);
-  return step * (kWaves * std::ceil(waves) +
-                 (1 - kWaves) * std::max(waves, kLeast));
+  return step *
+         (kWaves * std::ceil(waves) + (1 - kWaves) * std::max(waves, kLeast));
 }
 
 }  // namespace jax_convbatch::cudnn
