@@ -73,21 +73,22 @@ def test_the_first_table_is_what_was_measured(line):
             assert text == f"{number:.{places}f}", (batch, cell)
 
 
-RANGE = "range-seed50-nvidia-h100"
+RANGE = "range-seed80-nvidia-h200"
 # Where random operations are told of: a sentence, and a line of a table.
 TOLD = {
     "README.md": (
         r"For (\d+) random operations that nothing was tuned on, the\s+mean speed-up "
-        r"over PyTorch's cuDNN is (\d\.\d\d) \(one H100\)\. (\d+) of them are behind "
-        r"by more than 5%\. The worst has (\d\.\d\d):",
+        r"over the faster of `jax\.lax` and PyTorch's cuDNN is (\d\.\d\d) "
+        r"\(one H200\)\. (\d+) of them are behind by more than 5%\. The worst has\s+"
+        r"(\d\.\d\d):",
         ("rows", "geometric_mean", "below_0.95", "worst"),
     ),
     "docs/performance.md": (
-        rf"\| 50 \| (\d+) \| (\d\.\d\d) \| (\d+) \| (\d+) \| (\w{{7}}) .*{RANGE}",
+        rf"\| 80 \| (\d+) \| (\d\.\d\d) \| (\d+) \| (\d+) \| (\w{{7}}) .*{RANGE}",
         ("rows", "geometric_mean", "below_0.95", "below_0.80", "commit"),
     ),
     "docs/limits.md": (
-        r"H100: (\d+) operations of seed 50 .*?\(commit (\w{7})\) \| (\d\.\d\d) "
+        r"H200: (\d+) operations of seed 80 .*?\(commit (\w{7})\) \| (\d\.\d\d) "
         r"times .*? but (\d+) operations .*? and (\d+) by more than 20%",
         ("rows", "commit", "geometric_mean", "below_0.95", "below_0.80"),
     ),

@@ -145,15 +145,6 @@ def huge_images(problem: Problem) -> bool:
     return half(problem) and images(problem, 1 << 18) and wide
 
 
-def wgrad_of_strided(problem: Problem) -> bool:
-    """In 16 bits, of whole tiles, so few pixels that they leave SMs without one."""
-    g = problem.geometry
-    strided = g.stride != (1, 1, 1) and g.input_dilation == (1, 1, 1)
-    pixels = g.N * g.O * g.P * g.Q
-    few = 1 << 13 <= pixels < 1 << (16 if g.O == 1 else 14) and taps(problem) > 1
-    return half(problem) and strided and few and g.C % 128 == g.K % 128 == 0
-
-
 def gradients_of_examples(problem: Problem) -> bool:
     """Filters with more taps than there are outputs, several for each group: what
     `jax.vmap` makes of the filter's gradient. Their columns are few."""
@@ -274,7 +265,7 @@ def odd_sequences(problem: Problem) -> bool:
 def dx_of_few_odd_inputs(problem: Problem) -> bool:
     """Of two axes: our tiles fill columns of dy with zeros, or dx."""
     g = problem.geometry
-    few = g.C <= 6 and g.K >= 5 and taps(problem) > 1
+    few = 2 <= g.C <= 6 and g.K >= 5 and taps(problem) > 1
     return _odd(problem) and images(problem, 1024) and few
 
 

@@ -113,7 +113,8 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         whole = g.C % 128 == g.K % 128 == 0
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
-        copied, wide = 32 <= least(problem) < 48, least(problem) >= 192
+        halves = least(problem) >= 96 and (g.C % 128 != 0 or g.K % 128 != 0)
+        copied, wide = 32 <= least(problem) < 48, least(problem) >= 192 or halves
         return pixels >= 4096 and (copied or wide or (g.K <= 4 and g.C >= 128))
     whole = g.C % 64 == 0 and g.K % 64 == 0 and 256 <= least(problem) <= 512
     return whole and pixels >= 4096
