@@ -42,6 +42,7 @@ class Queue(timing.Side):
 @pytest.fixture
 def clock(monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(timing._Lead, "least", float("inf"))
     return Clock
 
 
@@ -79,6 +80,32 @@ def test_a_side_held_up_once_is_timed_as_long(clock):
     before, long = clock.now, Queue(clock, "long", 1.0)
     assert timing.rounds_for(long, 8) == 1
     assert clock.now == before + 1.0
+
+
+def test_a_host_that_starts_its_clock_late_measures_again(clock):
+    side = Queue(clock, "held", 1.0, ahead=2.0)
+    lead, delays = side.lead, iter([0.0, 3.0])
+
+    def held():
+        ended = lead()
+
+        def late():
+            found = ended()
+            clock.now += next(delays, 0.0)
+            return found
+
+        return late
+
+    side.lead = held
+    assert [timing.elapsed(side, 4) for _ in range(3)] == [4.0] * 3
+    assert next(delays, None) is None
+
+
+def test_a_host_that_is_always_late_measures_all_the_same(clock):
+    side = Queue(clock, "slow", 1.0, ahead=2.0)
+    assert timing.elapsed(side, 4) == 4.0
+    side.ahead = 9.0
+    assert timing.elapsed(side, 4) == 4.0
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
