@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
+from rich.progress import track
 
 from benchmarks import tile_model
 from benchmarks.drawn import Draw, DrawnCase
@@ -178,7 +179,8 @@ def main(arguments: list[str]) -> None:
 
     fitted, against = rows_of(options.results), rows_of(options.against)
     texts = {}
-    for name, (words, dtypes, ops) in MODELS.items():
+    models = track(MODELS.items(), "fitting", len(MODELS), console=console)
+    for name, (words, dtypes, ops) in models:
 
         def mine(rows: list[Timed], dtypes=dtypes, ops=ops) -> list[Timed]:
             return [row for row in rows if row.dtype in dtypes and row.op in ops]

@@ -145,7 +145,8 @@ def main(arguments=None) -> None:
     console = Console(width=None if Console().is_terminal else 170, soft_wrap=True)
     wanted = cases_of(options)
     try:
-        result = profiled(wanted, options.sides, options.runs)
+        with console.status("Nsight Compute runs each operation"):
+            result = profiled(wanted, options.sides, options.runs)
     except ncu.NoProfile as error:
         raise SystemExit(str(error)) from None
     show(console, result)
