@@ -243,7 +243,9 @@ def scale_and_shift(
             f"statistics must be [K] or [N, groups] of an array of shape {shape}, got "
             f"shapes {total.shape} and {squares.shape}"
         )
-    count = max(1, math.prod(shape) // max(1, total.size))
+    # N may be symbolic.
+    of_channel = math.prod(shape[1:-1] if by_sample else shape[:-1])
+    count = max(1, of_channel * (channels // parts if by_sample else 1))
     mean, variance = channel_sums.moments(total, squares, count)
     factor = jax.lax.rsqrt(variance + epsilon)
     if by_sample:
@@ -293,7 +295,8 @@ def _statistics_of(y: jax.Array, statistics: str | int) -> Statistics:
     # By channel first: two levels of sums.
     found = channel_sums.sums(wide, wide, (0, last), y.dtype)
     parts = int(statistics)
-    return Statistics(*(a.reshape(len(a), parts, -1).sum(-1) for a in found))
+    shape = (y.shape[0], parts, y.shape[-1] // parts)
+    return Statistics(*(a.reshape(shape).sum(-1) for a in found))
 
 
 def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:

@@ -297,3 +297,35 @@ def test_bad_arrays_are_named():
     for name in ("gamma", "beta"):
         with pytest.raises(ValueError, match=rf"{name} must have shape \(4,\)"):
             norms.scale_and_shift(sums, X.shape, **{name: jnp.ones(3)})
+
+
+@pytest.mark.parametrize("statistics", ["channels", 2])
+def test_a_batch_may_be_symbolic(statistics):
+    (n,) = jax.export.symbolic_shape("n")
+
+    def fun(x, w):
+        sums = norms.statistics_of(x, statistics)
+        scale, shift = norms.scale_and_shift(sums, x.shape)
+        return norms.norm_act_conv(
+            x, w, scale=scale, shift=shift, activation="silu", algorithm="xla"
+        )
+
+    w = normal(3, 3, 4, 8)
+    shape = jax.ShapeDtypeStruct((n, 5, 6, 4), "float32")
+    exported = jax.export.export(
+        jax.jit(fun), platforms=["cpu"], disabled_checks=jcb.export_checks()
+    )(shape, jax.ShapeDtypeStruct(w.shape, w.dtype))
+    x = normal(3, 5, 6, 4)
+    np.testing.assert_allclose(exported.call(x, w), fun(x, w), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("statistics", ["channels", 2])
+def test_an_empty_batch_has_a_norm(statistics):
+    x, w = jnp.zeros((0, 5, 6, 4)), normal(3, 3, 4, 8)
+    sums = norms.statistics_of(x, statistics)
+    scale, shift = norms.scale_and_shift(sums, x.shape)
+    y, after = norms.norm_act_conv(
+        x, w, scale=scale, shift=shift, statistics=statistics
+    )
+    assert y.shape == (0, 5, 6, 8)
+    assert after.sum.shape == ((8,) if statistics == "channels" else (0, 2))

@@ -44,22 +44,35 @@ CASES = IMAGES | VOLUMES
 
 def runs_so(op, case):
     """Whether these kernels are for it."""
-    pixels = np.prod((case.x if op == "dgrad" else case.y)[1:-1])
     products = case.x[-1] * case.y[-1]
-    if op == "wgrad":
-        return len(case.x) == 5 and products <= 64
     one_step = max(case.conv.strides) == 1
-    return pixels >= 10000 and (
-        products <= 36 if op == "fprop" else products <= 100 and one_step
-    )
+    return products <= 36 if op == "fprop" else op == "dgrad" and one_step
+
+
+def of_volume(case):
+    """What the CUDA module is asked with."""
+    n, d, h, w, c = case.x
+    t, r, s, _, k = case.w
+    _, o, p, q, _ = case.y
+    found = dict(N=n, D=d, H=h, W=w, C=c, K=k, T=t, R=r, S=s, O=o, P=p, Q=q, groups=1)
+    low = [before for before, _ in case.conv.padding]
+    for name, values in (
+        ("stride", case.conv.strides),
+        ("pad", low),
+        ("input_dilation", (1, 1, 1)),
+        ("filter_dilation", case.conv.filter_dilation),
+    ):
+        found |= {f"{name}_{axis}": v for axis, v in zip("dhw", values, strict=True)}
+    return found
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", CASES)
 def test_these_kernels_are_the_plan(native, op, name):
-    case = IMAGES[name]
+    case = CASES[name]
+    asked = of_volume if name in VOLUMES else fields
     for n in (1, 3, 1000):
-        plan = native(op, fields(case._replace(x=(n, *case.x[1:]))), "float32", H200)
+        plan = native(op, asked(case._replace(x=(n, *case.x[1:]))), "float32", H200)
         these = plan is not None and plan["path"] == "direct tiles"
         assert these == runs_so(op, case)
         assert not these or (plan["workspace"] == 0 and plan["preferred"])
@@ -74,6 +87,14 @@ def test_what_tensor_cores_do(native, channels):
     # dgrad's are the other way round.
     other = problem(2, (130, 130), *channels[::-1], (3, 3), padding=SAME)
     assert native("dgrad", fields(other), "float32", H200)["path"] != "direct tiles"
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("channels", [(3, 0), (0, 3), (0, 0)])
+def test_no_channels_are_none_of_theirs(native, op, channels):
+    case = problem(2, (130, 130), *channels, (3, 3), padding=SAME)
+    plan = native(op, fields(case), "float32", H200)
+    assert plan is None or plan["path"] != "direct tiles"
 
 
 @pytest.mark.gpu

@@ -29,6 +29,7 @@ from jax_convbatch._shapes.geometry import accumulator
 from jax_convbatch._sharding import partition
 
 _NATIVE = ("bfloat16", "float16", "float32")
+_SAMPLE_ROWS = 64  # of a sample that a block sums, at the least
 
 
 def sums(
@@ -127,6 +128,8 @@ def _local_sums(
     count = math.prod(samples)
     rows = a.size // (count * channels)
     chunk = _chunk_rows(rows, channels, narrow.itemsize)
+    if samples:  # many fill a GPU: their parts' sums shall be fewer than they are
+        chunk = max(chunk, min(rows, _SAMPLE_ROWS))
     summed = tuple(i for i in range(a.ndim) if i not in kept)
     layout = (*kept[:-1], *summed, kept[-1])
     order = tuple(range(len(kept)))

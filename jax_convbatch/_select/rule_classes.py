@@ -219,19 +219,15 @@ def _plain(problem: Problem) -> bool:
 def few_scalars(problem: Problem) -> bool:
     """f32 of so few channels that tensor cores would multiply zeros for the most part,
     in large images and volumes. As `AreFew` has them (scalars_plan.cc)."""
-    g = problem.geometry
-    one_step = g.stride == (1, 1, 1)
+    g, dgrad = problem.geometry, problem.op == "dgrad"
     if not tf32(problem) or g.input_dilation != (1, 1, 1) or taps(problem) == 1:
         return False
-    if problem.op == "dgrad" and not one_step:
+    if dgrad and g.stride != (1, 1, 1):
         return False
-    if problem.op == "wgrad" and not (g.T > 1 and g.R * g.S > 1):
-        return False
-    dgrad = problem.op == "dgrad"
     inputs, outputs = (g.K, g.C) if dgrad else (g.C, g.K)
     pixels = g.D * g.H * g.W if dgrad else g.O * g.P * g.Q
     large = pixels >= (30000 if g.D > 1 else 10000) and most(problem) <= 64
-    few = {"fprop": 36, "dgrad": 100, "wgrad": 64}[problem.op] >= g.C * g.K
+    few = (100 if dgrad else 36) >= g.C * g.K
     filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
     one = g.C == 1 and g.K % 4 == 0
     return _odd(problem) and large and few and not filled and not one
@@ -243,7 +239,7 @@ def odd_scalars(problem: Problem) -> bool:
     few = g.C <= 80 and (g.K >= 8 or g.K in (1, g.C) or depth.is_deep(g))
     few = few and g.K % 4 != 0
     pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 256
-    scalars = g.C == g.K == 1 and g.O * g.P * g.Q <= 2048
+    scalars = sequence(problem) and g.C == g.K == 1 and g.Q <= 2048
     return _odd(problem) and _plain(problem) and ((pointwise and few) or scalars)
 
 

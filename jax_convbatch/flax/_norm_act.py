@@ -82,7 +82,7 @@ class Norm(NamedTuple):
         Raises:
           ValueError: statistics that this norm cannot be made of.
         """
-        batch, n = self.kind == "batch", len(x)
+        batch, n = self.kind == "batch", x.shape[0]
         by_channel = offset is not None
         if given is None:
             own = "channels" if batch else self.groups
@@ -237,8 +237,12 @@ def value(
     rank = _rank(layer)
     if residual is not None:
         residual = _call.one_batch_axis(residual, rank)[0]
-        if jnp.promote_types(residual.dtype, x.dtype) == x.dtype:
-            residual = residual.astype(x.dtype)
+        if jnp.promote_types(residual.dtype, x.dtype) != x.dtype:
+            raise TypeError(
+                f"residual is {residual.dtype.name}, and the layer computes in "
+                f"{x.dtype.name}: cast one of them"
+            )
+        residual = residual.astype(x.dtype)
     scale, shift = factors
     dilation = 1 if layer.kernel_dilation is None else layer.kernel_dilation
     options: dict[str, Any] = dict(

@@ -51,7 +51,7 @@ struct Plan {
 // channel to one channel, or of up to 32 to up to 32: in bf16 and f16 powers of
 // two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4; of
 // one group long sequences of 16 to 24 channels in bf16 and f16, and in f32 few
-// channels of any number of axes (not wgrad);
+// channels of any number, of one to three axes, in large images (not wgrad);
 // any padding and filter dilation, strides and input dilations up to 8 (dilated
 // inputs not in wgrad), where the tiles fit into shared memory. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,

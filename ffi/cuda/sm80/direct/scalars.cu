@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/launch.cuh"
-#include "cuda/sm80/direct/add_partials.cuh"
 #include "cuda/sm80/direct/scalars.cuh"
-#include "cuda/sm80/direct/scalars_wgrad.cuh"
 
 namespace jax_convbatch::direct {
 
@@ -13,8 +11,7 @@ using Divmod = FastDivmod<uint32_t>;
 int number(int64_t n) { return static_cast<int>(n); }
 
 // Of a shape, what its kernels read, and how.
-template <typename Shape>
-ScalarProblem ProblemOf(const Shape& shape) {
+ScalarProblem ProblemOf(const ScalarShape& shape) {
   const ConvGeometry& g = shape.g;
   ScalarProblem p{};
   p.depth = number(g.D), p.height = number(g.H), p.width = number(g.W);
@@ -38,41 +35,10 @@ ScalarProblem ProblemOf(const Shape& shape) {
   return p;
 }
 
-cudaError_t RunWgrad(const Call& call, Stage stage, cudaStream_t stream) {
-  const ScalarWgradShape shape(call.g, call.plan.scalars);
-  const ConvGeometry& g = shape.g;
-  ScalarWgradProblem p{};
-  p.x = ProblemOf(shape);
-  p.x.in = static_cast<const float*>(call.lhs);
-  p.x.outputs = Divmod(shape.outputs);
-  p.dy = static_cast<const float*>(call.rhs);
-  p.partials = static_cast<float*>(call.workspace);
-  p.chunks = Divmod(shape.chunks()), p.blocks_k = Divmod(shape.blocks_k());
-  p.filter_rows = Divmod(g.R);
-  p.outputs = shape.outputs, p.items = shape.items;
-  p.team_threads = shape.team_threads;
-  constexpr int kThreads = kScalarMostWarps * 32;
-  p.teams = kThreads / shape.team_threads;
-  p.row_tiles = number(shape.row_tiles());
-  p.row_tiles_each = number(shape.row_tiles_each);
-  p.dy_floats = number(shape.dy_floats());
-  // The teams' sums take the stages' place.
-  const int64_t bytes = std::max<int64_t>(
-      shape.shared_bytes(), 2 * shape.tile_rows * 16 + kThreads * 16);
-  const cudaError_t error =
-      LaunchOrPrepare(&ScalarWgradKernel, p, call.plan.blocks(), kThreads,
-                      number(bytes), stage, stream);
-  if (error != cudaSuccess) return error;
-  return AddPartialsOrPrepare<float>(call.plan.workers, g.w_size(),
-                                     call.workspace, call.result, stage,
-                                     stream);
-}
-
 }  // namespace
 
 cudaError_t RunScalars(Op op, const Call& call, Stage stage,
                        cudaStream_t stream) {
-  if (op == Op::kWgrad) return RunWgrad(call, stage, stream);
   const bool dgrad = op == Op::kDgrad;
   const ScalarShape shape(call.g, dgrad, call.plan.scalars);
   const ConvGeometry& g = shape.g;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// f32 convolutions of one group and few channels, of any number, on the
-// ordinary cores: tensor cores would multiply zeros for the most part.
+// fprop, and dgrad of stride 1, of one group and few channels, of any number,
+// in f32 on the ordinary cores: tensor cores would multiply zeros for the most
+// part.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
 
@@ -16,7 +17,6 @@ inline constexpr int kScalarMostWarps = 8;
 // Input channels of a stage, at most.
 inline constexpr int kScalarChunk = 8;
 inline constexpr int kScalarMostBytes = 48 << 10;
-inline constexpr int kScalarWgradMostBytes = 96 << 10;
 
 // Output channels that a thread computes, of so many pixels.
 constexpr int ScalarOutputs(int64_t channels) {
@@ -60,33 +60,6 @@ struct ScalarShape {
   int64_t w_floats() const { return g.S * chunk * outputs_padded(); }
   int64_t shared_bytes() const {
     return 2 * (x_floats() + w_floats()) * 4 + tile_rows * 16;
-  }
-};
-
-// wgrad: a block has one row of taps, `chunk` inputs and `outputs` outputs.
-struct ScalarWgradShape {
-  ConvGeometry g;
-  int chunk, pitch, outputs;
-  int items;         // threads of a team
-  int team_threads;  // with those that only fill it up
-  int64_t tile_rows, tile_cols, across;
-  int64_t workers, row_tiles_each;
-
-  // Nothing of it is set where a block cannot have one output of all taps.
-  ScalarWgradShape(const ConvGeometry& given, int multiprocessors);
-
-  int64_t chunks() const { return (g.C + chunk - 1) / chunk; }
-  int64_t blocks_k() const { return (g.K + outputs - 1) / outputs; }
-  int64_t rows() const { return g.N * g.O * g.P; }
-  int64_t row_tiles() const { return (rows() + tile_rows - 1) / tile_rows; }
-  int64_t blocks() const { return workers * g.T * g.R * chunks() * blocks_k(); }
-  int64_t reach() const {
-    return (tile_cols - 1) * g.stride.w + (g.S - 1) * g.filter_dilation.w + 1;
-  }
-  int64_t x_floats() const { return (tile_rows * reach() * pitch + 3) / 4 * 4; }
-  int64_t dy_floats() const { return tile_rows * tile_cols * outputs; }
-  int64_t shared_bytes() const {
-    return 2 * (x_floats() + dy_floats()) * 4 + 2 * tile_rows * 16;
   }
 };
 

@@ -10,17 +10,13 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Whether they were measured ahead of tensor cores, which need copies of x or y
-// with zeros where channels come in other numbers than fours: in large images
-// and volumes. The batch does not count; dgrad is less of the time there. `f`:
-// the convolution, dgrad as the fprop that it is. A few inputs to many outputs
+// Whether they are ahead of tensor cores, which need copies of x or y with
+// zeros where channels come in other numbers than fours: in large images and
+// volumes. The batch does not count. `f`: the convolution, dgrad as the fprop
+// that it is; other ways of dgrad take longer. A few inputs to many outputs
 // have kernels that leave tensor cores little empty, and one input has its own.
-bool AreFew(Op op, const ConvGeometry& g, const ConvGeometry& f) {
-  const bool volume = g.T > 1 && g.R * g.S > 1;
-  if (op == Op::kWgrad && !volume) return false;
-  const int64_t most_products = op == Op::kFprop   ? 36
-                                : op == Op::kDgrad ? 100
-                                                   : 64;
+bool AreFew(bool dgrad, const ConvGeometry& g, const ConvGeometry& f) {
+  const int64_t most_products = dgrad ? 100 : 36;
   const int64_t fewest_outputs = g.D > 1 ? 30000 : 10000;
   const bool quads = g.C % 4 == 0 && g.K % 4 == 0;
   const bool filled = 2 <= f.C && f.C <= 7 && f.K >= 16 && f.K % 4 == 0;
@@ -38,7 +34,7 @@ bool IsSmall(const ConvGeometry& g) {
     const double reach = 1.0 * (taps - 1) * dilation + 1.0 * out * stride;
     return in > 0 && out > 0 && in + reach + std::abs(1.0 * pad) < kLimit;
   };
-  return g.N > 0 && g.taps() < 1 << 20 &&
+  return g.N > 0 && g.C > 0 && g.K > 0 && g.taps() < 1 << 20 &&
          axis(g.D, g.O, g.T, g.stride.d, g.pad.d, g.filter_dilation.d) &&
          axis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h) &&
          axis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w) &&
@@ -61,70 +57,16 @@ ScalarShape::ScalarShape(const ConvGeometry& given, bool dgrad, int warps)
   tile_rows = std::min(pixels / tile_cols, rows());
 }
 
-ScalarWgradShape::ScalarWgradShape(const ConvGeometry& given,
-                                   int multiprocessors)
-    : g(given) {
-  constexpr int64_t kThreads = kScalarMostWarps * 32, kFewestOfTeam = 4;
-  constexpr int64_t kMostPixels = 256, kFewestPixels = 64;
-  constexpr int64_t kBlocks = 2;  // of an SM
-  chunk = static_cast<int>(std::min<int64_t>(g.C, kScalarChunk));
-  pitch = chunk | 1;
-  const int64_t fours =
-      std::min(CeilDiv(g.K, 4), kThreads / std::max<int64_t>(1, g.S * chunk));
-  outputs = static_cast<int>(4 * fours);
-  items = static_cast<int>(g.S * chunk * fours);
-  if (items == 0) return;
-  int64_t team = kFewestOfTeam;
-  while (team < items && team < 32) team *= 2;
-  team_threads = static_cast<int>(std::max(team, CeilDiv(items, 32) * 32));
-  if (items <= 32) team_threads = static_cast<int>(team);
-  for (int64_t pixels = kMostPixels; pixels >= kFewestPixels; pixels /= 2) {
-    across = CeilDiv(g.Q, pixels);
-    tile_cols = CeilDiv(g.Q, across);
-    tile_rows = std::min(std::max<int64_t>(1, pixels / tile_cols), rows());
-    if (shared_bytes() <= kScalarWgradMostBytes) break;
-  }
-  const int64_t of_worker = g.T * g.R * chunks() * blocks_k();
-  workers = std::clamp<int64_t>(kBlocks * multiprocessors / of_worker, 1,
-                                row_tiles());
-  row_tiles_each = CeilDiv(row_tiles(), workers);
-  workers = CeilDiv(row_tiles(), row_tiles_each);
-}
-
-namespace {
-
-std::optional<Plan> PlanWgrad(const ConvGeometry& g, int multiprocessors) {
-  if (!AreFew(Op::kWgrad, g, g) || !IsSmall(g)) return std::nullopt;
-  const ScalarWgradShape shape(g, multiprocessors);
-  if (shape.items == 0 || shape.shared_bytes() > kScalarWgradMostBytes ||
-      shape.blocks() >= int64_t{1} << 31) {
-    return std::nullopt;
-  }
-  Plan plan{};
-  plan.tile_h = static_cast<int>(shape.tile_rows);
-  plan.tile_w = static_cast<int>(shape.tile_cols);
-  plan.tile_channels = shape.outputs;
-  plan.channel_tiles = static_cast<int>(shape.blocks() / shape.workers);
-  plan.workers = static_cast<int>(shape.workers);
-  plan.workspace = shape.workers * g.w_size() * 4;
-  plan.preferred = true;
-  plan.scalars = multiprocessors;
-  return plan;
-}
-
-}  // namespace
-
 std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g,
                                 int multiprocessors) {
   constexpr int64_t kBlocks = 3;  // of an SM
   const bool dgrad = op == Op::kDgrad;
-  if (g.groups != 1 || !g.input_dilation.all(1) ||
+  if (op == Op::kWgrad || g.groups != 1 || !g.input_dilation.all(1) ||
       (dgrad && !g.stride.all(1))) {
     return std::nullopt;
   }
-  if (op == Op::kWgrad) return PlanWgrad(g, multiprocessors);
   const ConvGeometry f = dgrad ? DgradAsFprop(g) : g;
-  if (!AreFew(op, g, f) || !IsSmall(f)) {
+  if (!AreFew(dgrad, g, f) || !IsSmall(f)) {
     return std::nullopt;
   }
   for (int warps = kScalarMostWarps; warps >= 1; warps /= 2) {
