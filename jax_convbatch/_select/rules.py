@@ -164,13 +164,14 @@ CUDA = (
     _cudnn_first(
         DGRAD,
         classes.dx_of_one_output,
-        "256x256 30->1 3x3 at batch 8 141 us, ours 249",
+        "256x256 30->1 3x3 at batch 8 141 us, our tiles 249, before large images had "
+        "kernels of their own",
     ),
     _cudnn_first(
         FPROP,
         classes.few_odd_channels,
-        "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 128x128 3->3 at batch 20 43, 77; "
-        "12->1 39, 95; 512 steps of 5->34, 3 taps, 3.5, 6.1",
+        "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 5->1 at batch 32 16, 41; 256x256 "
+        "10->64 5x5 1508, 1844",
     ),
     _cudnn_first(
         FPROP,
@@ -288,8 +289,7 @@ CUDA = (
     _cudnn_first(
         FPROP,
         classes.few_inputs,
-        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 168; 66x66 5->1 at "
-        "batch 32 41, 16",
+        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 168",
     ),
     _cudnn_first(
         DGRAD,
