@@ -15,6 +15,7 @@ import jax_convbatch as jcb
 from benchmarks.cases import Operation
 from benchmarks.window import Window
 from jax_convbatch._select import choices
+from jax_convbatch._tune import timing
 from jax_convbatch._tune.calls import Calls
 
 # What a convolution is in a compiled program.
@@ -66,6 +67,23 @@ def compiled(prepare: Callable, todo: list, progress: Progress) -> list:
             stock.shutdown(wait=False, cancel_futures=True)
             threads.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+class ProgramSide(timing.Side):
+    """A program of one call for each of `sets` of operands, compiled."""
+
+    def __init__(self, name: str, call: Callable, sets):
+        self.name, self.calls, self._sets = name, len(sets), sets
+        jitted = jax.jit(lambda sets: [call(*each) for each in sets])
+        self._program = jitted.lower(sets).compile()
+        self.out = self._program(sets)
+
+    def queue(self) -> None:
+        self.out = None  # a result and the next one are not there at once
+        self.out = self._program(self._sets)
+
+    def wait(self) -> None:
+        timing.wait_for(self.out)
 
 
 class JaxSide(Calls):

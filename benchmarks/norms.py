@@ -29,6 +29,7 @@ from rich.table import Table
 import jax_convbatch as jcb
 from benchmarks import record
 from benchmarks.cases import DTYPES, names
+from benchmarks.jax_side import ProgramSide
 from benchmarks.layer import TOLERANCE, difference
 from jax_convbatch import norms
 from jax_convbatch._tune import timing
@@ -93,23 +94,6 @@ def trained(layer: Callable) -> Callable:
     return gradients
 
 
-class NormSide(timing.Side):
-    """A program of one call for each of `sets`."""
-
-    def __init__(self, name: str, call: Callable, sets):
-        self.name, self.calls, self._sets = name, len(sets), sets
-        jitted = jax.jit(lambda sets: [call(*each) for each in sets])
-        self._program = jitted.lower(sets).compile()
-        self.out = self._program(sets)
-
-    def queue(self) -> None:
-        self.out = None
-        self.out = self._program(self._sets)
-
-    def wait(self) -> None:
-        timing.wait_for(self.out)
-
-
 def measure(name: str, batch: int, dtype: str) -> dict:
     """One row of the result.
 
@@ -131,7 +115,7 @@ def measure(name: str, batch: int, dtype: str) -> dict:
         ("training", backward, ("ours", "stock")),
     ):
         wanted = {n: trained(ways[n]) if what == "training" else ways[n] for n in some}
-        sides = [NormSide(n, call, given) for n, call in wanted.items()]
+        sides = [ProgramSide(n, call, given) for n, call in wanted.items()]
         outs = [jax.tree.leaves(s.out[0]) for s in sides if s.name != "conv"]
         found = np.array([difference(*both) for both in zip(*outs, strict=False)])
         if not (found < 4 * TOLERANCE[dtype]).all():

@@ -12,6 +12,7 @@ STEM.json.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from rich.table import Table
 import jax_convbatch as jc
 from benchmarks import record
 from benchmarks.cases import DTYPES, names
+from benchmarks.jax_side import ProgramSide
 from benchmarks.layer import TOLERANCE, difference
 from jax_convbatch._tune import timing
 
@@ -40,22 +42,12 @@ WHAT = ("value", "gradients")
 CALLS = 8
 
 
-class TransposedSide(timing.Side):
-    """A side of a measurement: a program of one call for each of `sets`."""
-
-    def __init__(self, name: str, what: str, stride: int, sets):
-        conv = partial(SIDES[name], strides=(stride, stride), padding="SAME")
-        both = jax.grad(lambda x, w, dy: (conv(x, w) * dy).sum(), argnums=(0, 1))
-        call = both if what == "gradients" else lambda x, w, dy: (conv(x, w),)
-        self.name, self.calls, self._sets = name, len(sets), sets
-        self._program = jax.jit(lambda sets: [call(*each) for each in sets])
-        self.out = self._program(sets)
-
-    def queue(self) -> None:
-        self.out = self._program(self._sets)
-
-    def wait(self) -> None:
-        timing.wait_for(self.out)
+def called(side: str, what: str, stride: int) -> Callable:
+    """f(x, w, dy): the value or the gradients, as a sequence."""
+    conv = partial(SIDES[side], strides=(stride, stride), padding="SAME")
+    if what == "gradients":
+        return jax.grad(lambda x, w, dy: (conv(x, w) * dy).sum(), argnums=(0, 1))
+    return lambda x, w, dy: (conv(x, w),)
 
 
 def measure(name: str, batch: int, dtype: str, what: str) -> dict:
@@ -71,7 +63,7 @@ def measure(name: str, batch: int, dtype: str, what: str) -> dict:
         [jax.random.normal(key, n, dtype) for key, n in zip(keys, shapes, strict=True)]
         for keys in jax.random.split(jax.random.key(0), (calls, len(shapes)))
     ]
-    sides = [TransposedSide(side, what, stride, sets) for side in SIDES]
+    sides = [ProgramSide(n, called(n, what, stride), sets) for n in SIDES]
     found = np.array(list(map(difference, sides[0].out[0], sides[1].out[0])))
     if not (found < TOLERANCE[dtype]).all():
         raise SystemExit(f"{name}, {what}: the results differ by {found}")

@@ -294,9 +294,7 @@ def _statistics_of(y: jax.Array, statistics: str | int) -> Statistics:
         return Statistics(*channel_sums.sums(wide, wide, (last,), y.dtype))
     # By channel first: two levels of sums.
     found = channel_sums.sums(wide, wide, (0, last), y.dtype)
-    parts = int(statistics)
-    shape = (y.shape[0], parts, y.shape[-1] // parts)
-    return Statistics(*(a.reshape(shape).sum(-1) for a in found))
+    return Statistics(*channel_sums.of_groups(found, int(statistics)))
 
 
 def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:

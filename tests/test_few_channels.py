@@ -106,21 +106,27 @@ def test_whole_numbers_are_exact(hopper, name, dtype):
 
 
 def fields(case):
-    """What the CUDA module is asked with."""
-    n, h, w, c = case.x
-    r, s, _, k = case.w
-    _, p, q, _ = case.y
-    found = dict(N=n, D=1, H=h, W=w, C=c, K=k, T=1, R=r, S=s, O=1, P=p, Q=q, groups=1)
-    conv = case.conv
-    low = [before for before, _ in conv.padding]
+    """What the CUDA module is asked with; of two axes or three."""
+    conv, flat = case.conv, len(case.x) == 4
+
+    def three(values, rest):
+        return (rest, *values) if flat else values
+
+    found = dict(N=case.x[0], C=case.x[-1], K=case.w[-1], groups=1)
+    for names, sizes in (
+        ("DHW", case.x[1:-1]),
+        ("TRS", case.w[:-2]),
+        ("OPQ", case.y[1:-1]),
+    ):
+        found |= zip(names, three(sizes, 1), strict=True)
     for name, values, rest in (
         ("stride", conv.strides, 1),
-        ("pad", low, 0),
-        ("input_dilation", (1, 1), 1),
+        ("pad", [before for before, _ in conv.padding], 0),
+        ("input_dilation", conv.input_dilation, 1),
         ("filter_dilation", conv.filter_dilation, 1),
     ):
-        for axis, value in zip("dhw", (rest, *values), strict=True):
-            found[f"{name}_{axis}"] = value
+        axes = zip("dhw", three(values, rest), strict=True)
+        found |= {f"{name}_{axis}": value for axis, value in axes}
     return found
 
 

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from fake_gpus import on, problems
 from problems import normal, run
 from promises import (
     arrays,
@@ -15,6 +16,8 @@ from test_depth import volume
 from test_few_channels import fields
 from test_hopper_plan import H200, OPS
 from test_implicit_gemm import SAME, problem
+
+from jax_convbatch._select import rule_classes, rules
 
 TWO, THREE = ((2, 2), (2, 2)), ((3, 3), (3, 3))
 # One to eight outputs of a thread, several warps of channels, one and more chunks of
@@ -49,30 +52,12 @@ def runs_so(op, case):
     return products <= 36 if op == "fprop" else op == "dgrad" and one_step
 
 
-def of_volume(case):
-    """What the CUDA module is asked with."""
-    n, d, h, w, c = case.x
-    t, r, s, _, k = case.w
-    _, o, p, q, _ = case.y
-    found = dict(N=n, D=d, H=h, W=w, C=c, K=k, T=t, R=r, S=s, O=o, P=p, Q=q, groups=1)
-    low = [before for before, _ in case.conv.padding]
-    for name, values in (
-        ("stride", case.conv.strides),
-        ("pad", low),
-        ("input_dilation", (1, 1, 1)),
-        ("filter_dilation", case.conv.filter_dilation),
-    ):
-        found |= {f"{name}_{axis}": v for axis, v in zip("dhw", values, strict=True)}
-    return found
-
-
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CASES)
 def test_these_kernels_are_the_plan(native, op, name):
     case = CASES[name]
-    asked = of_volume if name in VOLUMES else fields
     for n in (1, 3, 1000):
-        plan = native(op, asked(case._replace(x=(n, *case.x[1:]))), "float32", H200)
+        plan = native(op, fields(case._replace(x=(n, *case.x[1:]))), "float32", H200)
         these = plan is not None and plan["path"] == "direct tiles"
         assert these == runs_so(op, case)
         assert not these or (plan["workspace"] == 0 and plan["preferred"])
@@ -87,6 +72,23 @@ def test_what_tensor_cores_do(native, channels):
     # dgrad's are the other way round.
     other = problem(2, (130, 130), *channels[::-1], (3, 3), padding=SAME)
     assert native("dgrad", fields(other), "float32", H200)["path"] != "direct tiles"
+
+
+def test_the_rule_takes_what_has_such_a_plan(native, monkeypatch):
+    """The conditions stand in both."""
+    on(monkeypatch, "9.0")
+    taken = set()
+    for name, drawn in problems(("float32",)):
+        g = drawn.geometry
+        if g.groups > 1 or max(g.input_dilation) > 1:
+            continue
+        asked = {field: int(value) for field, value in g.attribute().items()}
+        plan = native(drawn.op, asked, "float32", H200)
+        these = plan is not None and plan["path"] == "direct tiles"
+        decides = rules.line(drawn).applies is rule_classes.few_scalars
+        assert decides == these, name
+        taken |= {drawn.op} if these else set()
+    assert taken == {"fprop", "dgrad"}
 
 
 @pytest.mark.parametrize("op", OPS)

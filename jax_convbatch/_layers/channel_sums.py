@@ -55,6 +55,13 @@ def spread(
     return spread_p.bind(g1, g2, b, kept=tuple(kept), narrow=np.dtype(narrow))
 
 
+def of_groups(by_channel: Sequence[jax.Array], groups: int) -> list[jax.Array]:
+    """Sums by sample and group, of sums by sample and channel [N, C]."""
+    n, channels = by_channel[0].shape
+    shape = (n, groups, channels // groups)
+    return [a.reshape(shape).sum(-1) for a in by_channel]
+
+
 def moments(
     total: jax.Array, squares: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array]:

@@ -290,7 +290,7 @@ def odd_channels(problem: Problem) -> bool:
     g = problem.geometry
     between = least(problem) >= 30 and most(problem) <= 80
     odd = g.C % 4 != 0 and g.K % 4 != 0
-    return _odd(problem) and images(problem, 1) and between and odd
+    return tf32(problem) and images(problem, 1) and between and odd
 
 
 def wgrad_of_odd_scalars(problem: Problem) -> bool:

@@ -164,8 +164,8 @@ CUDA = (
     _cudnn_first(
         DGRAD,
         classes.dx_of_one_output,
-        "256x256 30->1 3x3 at batch 8 141 us, our tiles 249, before large images had "
-        "kernels of their own",
+        "256x256 30->1 3x3 at batch 8 141 us, our tiles 249; so large an image is of "
+        "the first lines",
     ),
     _cudnn_first(
         FPROP,

@@ -95,8 +95,7 @@ class Norm(NamedTuple):
         if batch and found.sum.ndim == 2:
             found = Statistics(*(a.sum(0) for a in found))
         elif not batch:
-            shape = (n, self.groups, found.sum.shape[1] // self.groups)
-            found = Statistics(*(a.reshape(shape).sum(-1) for a in found))
+            found = Statistics(*channel_sums.of_groups(found, self.groups))
         if self.axis_name is not None:
             # Means are averaged, as in Flax: the count stays that of one device.
             found = Statistics(*jax.lax.pmean(tuple(found), self.axis_name))

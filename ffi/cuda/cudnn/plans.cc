@@ -194,7 +194,6 @@ bool IsSmallForWgrad(const Problem& problem, const Config& config) {
 // of sixteen tiles, for which a GPU has little room (65536 steps of 1152
 // channels, 5 taps, in bf16, batch 2: 3429 us, others 2686 and more; H200).
 bool IsLastForWgrad(const Problem& problem, const Config& config) {
-  constexpr int64_t kMostOfCluster = 8;
   const int64_t cluster = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_M, 1) *
                           config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1);
   return IsSlow(problem, config) || cluster > kMostOfCluster;

@@ -62,7 +62,6 @@ std::optional<double> TileCost(const Gemm& gemm, const Config& config,
                                int multiprocessors) {
   constexpr double kCopies = 0.5, kShared = 0.8, kFixed = 0.2;
   constexpr double kWaves = 0.1, kLeast = 0.6;
-  constexpr int64_t kMostOfCluster = 8;
   // Tiles of a cluster, down the rows and along the columns.
   const int64_t down = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_M, 0);
   const int64_t along = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 0);

@@ -16,6 +16,9 @@ struct Gemm {
   int64_t columns;  // channels of the result
 };
 
+// Tiles of a cluster, of those that a GPU has room for everywhere.
+inline constexpr int64_t kMostOfCluster = 8;
+
 // In units that only configurations of one engine for one product share;
 // nullopt where nobody has looked what its numbers mean.
 std::optional<double> TileCost(const Gemm& gemm, const Config& config,

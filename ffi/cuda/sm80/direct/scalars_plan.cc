@@ -72,8 +72,8 @@ std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g,
   for (int warps = kScalarMostWarps; warps >= 1; warps /= 2) {
     const ScalarShape shape(g, dgrad, warps);
     // Smaller tiles where they would leave SMs without one.
-    const bool fills = shape.tiles() >= kBlocks * multiprocessors ||
-                       shape.pixel_warps == 1 || warps == 1;
+    const bool fills =
+        shape.tiles() >= kBlocks * multiprocessors || shape.pixel_warps == 1;
     if (shape.shared_bytes() > kScalarMostBytes || !fills) continue;
     if (shape.tiles() >= int64_t{1} << 31) return std::nullopt;
     Plan plan{};
