@@ -9,17 +9,24 @@ sample and channel, once their statistics are known. `statistics_of` sums an arr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch._api.arguments import check_arrays, sizes, spatial_axes
-from jax_convbatch._api.canonical import operand
+from jax_convbatch import _compat
+from jax_convbatch._api import edges
+from jax_convbatch._api.arguments import (
+    OF_ZEROS,
+    check_arrays,
+    lax_arguments,
+    sizes,
+    spatial_axes,
+)
+from jax_convbatch._api.canonical import operand, resolve
 from jax_convbatch._api.conv import conv
-from jax_convbatch._api.layer import conv_bias_act
+from jax_convbatch._api.layer import conv_bias_act, fitted
 from jax_convbatch._api.near_misses import with_hints
 from jax_convbatch._api.types import (
     Activation,
@@ -28,7 +35,8 @@ from jax_convbatch._api.types import (
     Padding,
     PrecisionLike,
 )
-from jax_convbatch._layers import activations, channel_sums
+from jax_convbatch._layers import activations, channel_sums, norm_act
+from jax_convbatch._native import targets
 from jax_convbatch._shapes.geometry import accumulator
 
 __all__ = ["Statistics", "norm_act_conv", "scale_and_shift", "statistics_of"]
@@ -150,7 +158,11 @@ def norm_act_conv(
     for name, a in zip(("scale", "shift"), given, strict=True):
         _check_factor(name, a, x)
     _check_statistics(statistics, w.shape[-1])
-    fn = activation if callable(activation) else _function(activation)
+    if not callable(activation):
+        chosen = activations.lookup(activation)
+        fn = chosen.fn if chosen else None
+    else:
+        fn = activation
     options: dict[str, Any] = dict(
         strides=strides,
         padding=padding,
@@ -160,21 +172,93 @@ def norm_act_conv(
         algorithm=algorithm,
         workspace_limit=workspace_limit,
     )
+    bias, residual = operand(bias), operand(residual)
+    nothing_before = fn is None and given == (None, None)
+    fused = None
+    if not callable(activation) and not (nothing_before and statistics is None):
+        fused = _in_one_kernel(
+            x, w, bias, residual, activation or "identity", statistics, **options
+        )
+    if fused is not None:
+        static, x, w, bias, residual = fused
+        y, *by_sample = norm_act.layer(x, w, *given, bias, residual, static)
+        if statistics is None:
+            return y
+        if statistics == "channels":
+            return y, Statistics(*(a.sum(0) for a in by_sample))
+        return y, Statistics(*channel_sums.of_groups(by_sample, int(statistics)))
 
     def layer(
         x: jax.Array, w: jax.Array, factors: Any, bias: Any, residual: Any
     ) -> jax.Array:
-        h = _activated(fn, x, *factors)
+        h = norm_act.activated(fn, x, *factors)
         if residual is None:
             return conv(h, w, bias, **options)
         return conv_bias_act(h, w, bias, residual=residual, **options)
 
     # Of the two in one, the backward pass keeps what is given: the convolution is
     # linear, so that h is all that is formed again.
-    if fn is not None or given != (None, None):
+    if not nothing_before:
         layer = jax.checkpoint(layer)
-    y = layer(x, w, given, operand(bias), operand(residual))
+    y = layer(x, w, given, bias, residual)
     return y if statistics is None else (y, _statistics_of(y, statistics))
+
+
+def _in_one_kernel(
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    activation: str,
+    statistics: str | int | None,
+    *,
+    strides: Ints,
+    padding: Padding,
+    dilation: Ints,
+    groups: int,
+    precision: PrecisionLike,
+    algorithm: str,
+    workspace_limit: int | None,
+) -> tuple[norm_act.NormAct, *tuple[Any, ...]] | None:
+    """What the kernel is given where there is one that JAX's default device runs.
+
+    Raises:
+      ValueError, TypeError: as `conv_bias_act`.
+    """
+    platform = targets.default_platform()
+    if platform != "cuda" or groups != 1 or _compat.has_explicit_axes(x):
+        return None
+    arguments = lax_arguments(
+        x,
+        w,
+        strides=strides,
+        padding=padding,
+        input_dilation=1,
+        dilation=dilation,
+        groups=groups,
+        dimension_numbers=None,
+        preferred_element_type=None,
+        paddings=(*OF_ZEROS, *edges.OF_CONV),
+    )
+    if arguments["padding"] in edges.OF_CONV:
+        return None
+    call = resolve(
+        x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments
+    )
+    if isinstance(call, str) or norm_act.plan(call.params, x.dtype, platform) is None:
+        return None
+    params = call.params
+    bias, residual, _ = fitted(
+        bias, residual, None, params.shape("y"), params.axis("y", "K"), x.dtype
+    )
+    static = norm_act.NormAct(
+        params,
+        activation,
+        bias is not None,
+        residual is not None,
+        statistics is not None,
+    )
+    return static, call.x, call.w, bias, residual
 
 
 def statistics_of(x: ArrayLike, statistics: str | int) -> Statistics:
@@ -261,40 +345,13 @@ def scale_and_shift(
     return scale, shift if beta is None else shift + jnp.asarray(beta, shift.dtype)
 
 
-def _function(name: str | None) -> Callable[[jax.Array], jax.Array] | None:
-    found = activations.lookup(name)
-    return found.fn if found else None
-
-
-def _activated(
-    fn: Callable[[jax.Array], jax.Array] | None,
-    x: jax.Array,
-    scale: jax.Array | None,
-    shift: jax.Array | None,
-) -> jax.Array:
-    """fn(scale * x + shift), in x's dtype."""
-    wide = accumulator(x.dtype)
-
-    def of_pixels(a: jax.Array) -> jax.Array:
-        samples = a.shape[:-1] or (1,)
-        return a.reshape(*samples, *(1,) * (x.ndim - 2), a.shape[-1]).astype(wide)
-
-    z = x.astype(wide)
-    if scale is not None:
-        z = z * of_pixels(scale)
-    if shift is not None:
-        z = z + of_pixels(shift)
-    return (fn(z) if fn else z).astype(x.dtype)
-
-
 def _statistics_of(y: jax.Array, statistics: str | int) -> Statistics:
-    wide = y.astype(accumulator(y.dtype))
-    last = y.ndim - 1
     if statistics == "channels":
-        return Statistics(*channel_sums.sums(wide, wide, (last,), y.dtype))
+        wide = y.astype(accumulator(y.dtype))
+        return Statistics(*channel_sums.sums(wide, wide, (y.ndim - 1,), y.dtype))
     # By channel first: two levels of sums.
-    found = channel_sums.sums(wide, wide, (0, last), y.dtype)
-    return Statistics(*channel_sums.of_groups(found, int(statistics)))
+    by_sample = norm_act.by_sample(y)
+    return Statistics(*channel_sums.of_groups(by_sample, int(statistics)))
 
 
 def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:

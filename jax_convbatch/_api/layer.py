@@ -132,7 +132,7 @@ def conv_bias_act(
         y = chosen.fn(y) if chosen else y
         return outside(y) if outside else y
     params, dtype = call.params, np.dtype(call.out_dtype)
-    bias, residual, scale = _fitted(
+    bias, residual, scale = fitted(
         bias, residual, scale, params.shape("y"), params.axis("y", "K"), dtype
     )
     rest = (chosen, bias, residual, scale, outside)
@@ -169,7 +169,7 @@ def _composed(
     scale: jax.Array | None,
 ) -> jax.Array:
     """scale * y + bias + residual, with channels at `axis` of y."""
-    bias, residual, scale = _fitted(bias, residual, scale, y.shape, axis, y.dtype)
+    bias, residual, scale = fitted(bias, residual, scale, y.shape, axis, y.dtype)
     if scale is not None:
         y = y * jax.lax.broadcast_in_dim(scale, y.shape, (axis,))
     if bias is not None:
@@ -181,7 +181,7 @@ def _name_of(function: Callable[..., Any] | None) -> str:
     return getattr(function, "__name__", repr(function)) if function else ""
 
 
-def _fitted(
+def fitted(
     bias: jax.Array | None,
     residual: jax.Array | None,
     scale: jax.Array | None,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax_convbatch._deform import forward as deform_forward
 from jax_convbatch._deform import lowering as deform_lowering
 from jax_convbatch._deform import primitives as deform_primitives
 from jax_convbatch._explain.table import Explanation, Row
-from jax_convbatch._layers import act_grad, fused, one_pass
+from jax_convbatch._layers import act_grad, fused, norm_act, one_pass
 from jax_convbatch._layers.epilogue import layer_plan
 from jax_convbatch._native import targets
 from jax_convbatch._plans.kinds import Plan
@@ -131,6 +132,8 @@ def rows_of(eqn: Any, platform: str) -> list[Row]:
         return _deform_rows(eqn, platform)
     if eqn.primitive is one_pass.cotangent_p:
         return _one_pass_rows(eqn, platform)
+    if eqn.primitive is norm_act.norm_act_p:
+        return _norm_act_rows(eqn, platform)
     row = _row(eqn, platform)
     return [row] if row else []
 
@@ -187,6 +190,31 @@ def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
             row = replace(row, reason=both, workspace_bytes=size)
         rows.append(row)
     return rows
+
+
+def _norm_act_rows(eqn: Any, platform: str) -> list[Row]:
+    """fprop's row, or those of what is composed where it is not one kernel."""
+    static = eqn.params["static"]
+    operands = [v.aval for v in eqn.invars]
+    g, dtype = static.params.geometry, operands[0].dtype
+    found = norm_act.plan(static.params, dtype, platform)
+    if found is None:
+        composed = partial(norm_act.composed, static=static)
+        inner = traced(composed, *operands)
+        return [row for eqn in inner for row in rows_of(eqn, platform)]
+    row = Row(
+        "fprop",
+        g.describe(static.params.dimension_numbers),
+        np.dtype(dtype).name,
+        "implicit_gemm",
+        f"halo tiles of {found['tile_n']} channels; {static.describe()} in the same "
+        "kernel",
+        0,
+        found["workspace"] if static.sums else 0,
+        "rule",
+        static.params.geometry.flops,
+    )
+    return [row]
 
 
 def _row(eqn: Any, platform: str) -> Row | None:

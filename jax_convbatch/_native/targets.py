@@ -214,6 +214,25 @@ def implicit_gemm_column_plan(
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def norm_act_plan(geometry: ConvGeometry, dtype: str) -> dict[str, Any] | None:
+    """How one kernel norms, activates and convolves on JAX's first GPU, or None.
+
+    Args:
+      geometry, dtype: as in `implicit_gemm_plans`.
+
+    Returns:
+      {"tile_n": channels of a tile, "workspace": bytes for sums, "preferred": whether
+      it is faster than a pass and a convolution, ...}.
+    """
+    module = _natives["cuda"].module
+    gpu = _gpu()
+    if module is None or gpu.capability != HOPPER:
+        return None
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    return module.implicit_gemm_norm_act_plan(fields, dtype, gpu.multiprocessors)
+
+
 def cudnn_problem() -> str | None:
     """Why cuDNN cannot be used, or None. Loads it the first time."""
     module = _natives["cuda"].module

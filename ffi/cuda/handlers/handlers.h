@@ -37,6 +37,10 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 
+// A norm and an activation before the convolution, in one kernel.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropExecute);
+
 // A layer's backward pass in one kernel.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardExecute);

@@ -14,6 +14,7 @@
 #include "cuda/sm80/simt/simt.h"
 #include "cuda/sm90/kernels/deform/deform.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
+#include "cuda/sm90/kernels/norm_act/norm_act.h"
 #include "cuda/sm90/problem/fused_backward.h"
 #include "ffi_checks.h"
 
@@ -221,6 +222,22 @@ nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,
   fields["tile_n"] = plan->tile_n;
   fields["split"] = plan->split;
   fields["blocks"] = plan->blocks;
+  return fields;
+}
+
+nb::object ImplicitGemmNormActPlan(nb::dict geometry, nb::str dtype,
+                                   int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  const ConvGeometry g = GeometryOf(geometry);
+  const auto plan =
+      hopper::PlanNormAct(g, TypeOf(dtype.c_str()), multiprocessors);
+  if (!plan) return nb::none();
+  nb::dict fields;
+  fields["tile_n"] = plan->tile_n;
+  fields["blocks"] = plan->blocks;
+  fields["workspace"] =
+      Workspace::Aligned(g.N * plan->chunks * 2 * g.K * int64_t{4});
+  fields["preferred"] = plan->preferred;
   return fields;
 }
 

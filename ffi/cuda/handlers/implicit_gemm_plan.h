@@ -39,6 +39,12 @@ nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,
                                         int64_t offset_groups,
                                         int multiprocessors);
 
+// How a norm, an activation and a convolution run in one kernel, or None: a dict
+// of tile_n, blocks, workspace (bytes, for sums) and preferred, see norm_act.h.
+nanobind::object ImplicitGemmNormActPlan(nanobind::dict geometry,
+                                         nanobind::str dtype,
+                                         int multiprocessors);
+
 // How the products of sampled columns run in slices of so many samples, or None
 // where cuBLAS should multiply: a dict of workspace (bytes), adds_bias (whether
 // fprop does) and transposes, see pointwise_gemms.h. `geometry` is that of

@@ -54,6 +54,8 @@ nb::dict Targets() {
   add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
   add(engine, "deform_fprop",
       Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
+  add(engine, "norm_act_fprop",
+      Stages(NormActFpropInitialize, NormActFpropExecute));
   add(engine, "layer_backward",
       Stages(FusedBackwardInitialize, FusedBackwardExecute));
   add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
@@ -116,6 +118,11 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm multiplies the sampled columns of a deformable "
         "convolution,\nso many samples at a time, or None where cuBLAS does. "
         "As implicit_gemm_plans\notherwise.");
+  m.def("implicit_gemm_norm_act_plan", &ImplicitGemmNormActPlan, "geometry"_a,
+        "dtype"_a, "multiprocessors"_a,
+        "How implicit_gemm runs a norm, an activation and a convolution in one "
+        "kernel, or\nNone where it does not. As implicit_gemm_plans "
+        "otherwise.");
   m.def("load_cudnn", &LoadCudnn, "path"_a,
         "Loads cuDNN from a file, or by its soname where `path` is empty; the "
         "first call\ncounts. Why it cannot be used, or an empty string.");

@@ -13,12 +13,12 @@
 #include <cstdint>
 
 #include "cuda/common/dtypes.h"
+#include "cuda/reductions/add_channel_sums.h"
 
 namespace jax_convbatch {
 
 inline constexpr int kChannelThreads = 256;
 inline constexpr int kMaxChannelLanes = 32;  // of a tile, in vectors
-inline constexpr int kFinalColumns = 32, kFinalTeams = 32;
 
 struct ChannelSums {
   int64_t rows, K, chunk_rows;        // of a sample
@@ -92,36 +92,6 @@ __global__ void __launch_bounds__(kChannelThreads)
   }
 }
 
-// sums: [samples, 2, K] as two arrays. A thread adds some chunks of one column
-// of a sample.
-__global__ void __launch_bounds__(kFinalColumns* kFinalTeams)
-    AddChannelSums(int64_t K, int chunks, int tiles,
-                   const float* __restrict__ partials, float* __restrict__ s1,
-                   float* __restrict__ s2) {
-  const int lane = threadIdx.x % kFinalColumns;
-  const int team = threadIdx.x / kFinalColumns;
-  const int sample = blockIdx.x / tiles;
-  const int tile = blockIdx.x - sample * tiles;
-  const int64_t column = int64_t{tile} * kFinalColumns + lane;
-  partials += int64_t{sample} * chunks * 2 * K;
-  float sum = 0;
-  if (column < 2 * K) {
-#pragma unroll 8
-    for (int c = team; c < chunks; c += kFinalTeams) {
-      sum += partials[c * 2 * K + column];
-    }
-  }
-  __shared__ float shared[kFinalTeams][kFinalColumns];
-  shared[team][lane] = sum;
-  __syncthreads();
-  if (team > 0 || column >= 2 * K) return;
-  float total = 0;
-#pragma unroll
-  for (int t = 0; t < kFinalTeams; ++t) total += shared[t][lane];
-  const int64_t at = sample * K + column;
-  (column < K ? s1[at] : s2[at - K]) = total;
-}
-
 template <typename T, int kVector>
 cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t samples,
                               int64_t rows, int64_t K, int64_t chunk_rows,
@@ -134,20 +104,14 @@ cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t samples,
   s.tiles = (s.columns + s.lanes - 1) / s.lanes;
   s.chunks = static_cast<int>((rows + chunk_rows - 1) / chunk_rows);
   const int64_t blocks = samples * s.tiles * s.chunks;
-  const int64_t tiles = (2 * K + kFinalColumns - 1) / kFinalColumns;
-  const int64_t finals = samples * tiles;
-  if (blocks > INT32_MAX || finals > INT32_MAX) {
-    return cudaErrorInvalidConfiguration;
-  }
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const auto kernel = a == b ? &ChannelSumsKernel<T, kVector, true>
                              : &ChannelSumsKernel<T, kVector, false>;
   kernel<<<static_cast<unsigned>(blocks), kChannelThreads, 0, stream>>>(
       s, static_cast<const T*>(a), static_cast<const T*>(b),
       static_cast<float*>(partials));
-  AddChannelSums<<<static_cast<unsigned>(finals), kFinalColumns * kFinalTeams,
-                   0, stream>>>(K, s.chunks, static_cast<int>(tiles),
-                                static_cast<float*>(partials), s1, s2);
-  return cudaGetLastError();
+  return AddChannelSums(stream, samples, s.chunks, K,
+                        static_cast<const float*>(partials), s1, s2);
 }
 
 }  // namespace jax_convbatch

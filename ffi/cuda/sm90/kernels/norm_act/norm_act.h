@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = conv(act(scale x + shift), w) + bias + residual in one kernel, with sums
+// of y by sample and channel. See norm_act_kernel.cuh.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "activation.h"
+#include "conv_geometry.h"
+#include "cuda/common/stage.h"
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// Tiles of 128 pixels x tile_n channels on `blocks` thread blocks. An image, or
+// two where rows are few, is cut into `chunks` tiles, each of which has sums of
+// its own.
+struct NormActPlan {
+  int tile_n, blocks, chunks;
+  // Whether it is faster than a pass and a convolution. Does not depend on N.
+  bool preferred;
+};
+
+// Nothing where the kernel does not cover the geometry: it takes 2-D
+// convolutions of one group at stride 1, of 16-bit types. Needs no GPU.
+std::optional<NormActPlan> PlanNormAct(const ConvGeometry& g, Type type,
+                                       int multiprocessors);
+
+// scale, shift: [C], or [N, C] where `by_sample`, in f32. bias [K] and residual
+// like the result, in its type, or null. partials: [N, chunks, 2, K] in f32, or
+// null: sums of y and of its squares.
+struct NormActCall {
+  const ConvGeometry& g;
+  Type type;
+  NormActPlan plan;
+  Activation activation;
+  bool by_sample;
+  const void *x, *w;
+  const float *scale, *shift;
+  const void *bias, *residual;
+  void* y;
+  float* partials;
+};
+
+// cudaErrorInvalidValue where the driver refuses a tensor map.
+cudaError_t NormActFprop(const NormActCall& call, Stage stage,
+                         cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way out: a tile's sums with residual, rounded, to shared memory and from
+// there to y, and the sums of what they were rounded to.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_
+
+#include "cuda/sm90/arch/registers.cuh"
+#include "cuda/sm90/arch/tensor_copies.cuh"
+#include "cuda/sm90/epilogue/epilogue.cuh"
+#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
+#include "cuda/sm90/kernels/norm_act/norm_act_config.cuh"
+
+namespace jax_convbatch::hopper {
+
+// Where a lane keeps 8 of its row's columns, and 8 more of another's: of block
+// m, columns from 8 j on.
+template <int kN>
+__device__ __forceinline__ uint32_t NormActAddress(uint32_t buffer, int m,
+                                                   int j) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+  if constexpr (kIsResidueN<kN>) {
+    return buffer + ResidueNTileOffset<kN / 2>(m, row, j + lane / 16);
+  } else {
+    const int line = (m * (kN / 64) + j / 8) * 64 + row;
+    return buffer + line * 128 + ((j % 8 + lane / 16 ^ line % 8) << 4);
+  }
+}
+
+// Calls visit(box, m, channel) for the boxes of a tile, as they lie in shared
+// memory: block m, channels from `channel` on.
+template <int kN, typename Visit>
+__device__ __forceinline__ void ForBoxes(Visit visit) {
+  constexpr int kBox = kBoxChannels<kN>;
+  for (int m = 0; m < 2; ++m) {
+    for (int n = 0; n < kN; n += kBox) {
+      visit((m * kN + n) * 64 * 2, m, n);
+    }
+  }
+}
+
+// Where block m of a tile begins.
+__device__ __forceinline__ NormActPlace BlockOf(const NormActProblem& problem,
+                                                NormActPlace place, int m) {
+  if (m == 0) return place;
+  place.col += problem.tile == NormActTile::kRow ? 64 : 0;
+  place.row += problem.tile == NormActTile::kBelow ? 8 : 0;
+  place.image += problem.tile == NormActTile::kImages ? 1 : 0;
+  return place;
+}
+
+// Whether a block has anything to store.
+__device__ __forceinline__ bool IsInside(const NormActProblem& problem,
+                                         const NormActPlace& block) {
+  return block.col < problem.q && block.row < problem.p &&
+         block.image < problem.n;
+}
+
+// By one thread.
+template <int kN>
+__device__ __forceinline__ void CopyResidual(const NormActProblem& problem,
+                                             const NormActPlace& place,
+                                             uint32_t buffer,
+                                             uint32_t barrier) {
+  BarrierArriveExpect(barrier, kNormActTilePixels * kN * 2);
+  ForBoxes<kN>([&](int box, int m, int channel) {
+    const NormActPlace block = BlockOf(problem, place, m);
+    LoadTile4(buffer + box, problem.residual, barrier, place.channel + channel,
+              block.col, block.row, block.image);
+  });
+}
+
+// By one thread; returns when shared memory has been read.
+template <int kN>
+__device__ __forceinline__ void StoreBlocks(const NormActProblem& problem,
+                                            const NormActPlace& place,
+                                            uint32_t buffer) {
+  ForBoxes<kN>([&](int box, int m, int channel) {
+    const NormActPlace block = BlockOf(problem, place, m);
+    if (!IsInside(problem, block)) return;
+    if (place.channel + channel >= problem.k) return;
+    StoreTile4(problem.output, buffer + box, place.channel + channel, block.col,
+               block.row, block.image);
+  });
+  StoreCommit();
+  StoreWaitRead<0>();
+}
+
+// Eight numbers of each lane, added over the lanes of the same lane % 4: number
+// lane / 4.
+__device__ __forceinline__ float AddOfEight(const float (&v)[8]) {
+  const int lane = threadIdx.x % 32;
+  float four[4], two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool high = lane & 16;
+    four[i] = (high ? v[i + 4] : v[i]) +
+              __shfl_xor_sync(~0u, high ? v[i] : v[i + 4], 16);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool high = lane & 8;
+    two[i] = (high ? four[i + 2] : four[i]) +
+             __shfl_xor_sync(~0u, high ? four[i] : four[i + 2], 8);
+  }
+  const bool high = lane & 4;
+  return (high ? two[1] : two[0]) +
+         __shfl_xor_sync(~0u, high ? two[0] : two[1], 4);
+}
+
+// Rounds a warpgroup's sums and writes them to the buffer of the output, where
+// the residual lies; and the sums of each warp's pixels to `sums`, [block][warp]
+// [sums, squares][kN].
+template <typename T, int kN>
+__device__ __forceinline__ void WriteNormActTile(
+    const NormActProblem& problem, const NormActPlace& place,
+    const float (&acc)[2][kN / 2], uint32_t buffer, float* sums) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x % kWarpgroup / 32;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    const NormActPlace block = BlockOf(problem, place, m);
+    // Of a thread's two rows of the block.
+    bool inside[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int pixel = warp * 16 + half * 8 + lane / 4;
+      const bool in_row = problem.tile == NormActTile::kRow;
+      inside[half] = block.image < problem.n &&
+                     block.row + (in_row ? 0 : pixel / 8) < problem.p &&
+                     block.col + (in_row ? pixel : pixel % 8) < problem.q;
+    }
+#pragma unroll
+    for (int j = 0; j < kN / 8; j += 2) {
+      const uint32_t address = NormActAddress<kN>(buffer, m, j);
+      uint32_t residual[4];
+      if (problem.has_residual) LoadMatrix4(address, residual);
+      uint32_t v[4];
+      float eight[8];  // sums of four columns, then of their squares
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float2 two = {acc[m][4 * j + 2 * i], acc[m][4 * j + 2 * i + 1]};
+        if (problem.has_residual) {
+          const float2 more = Unpack<T>(residual[i]);
+          two.x += more.x;
+          two.y += more.y;
+        }
+        v[i] = Pack<T>(two.x, two.y);
+        const bool in = inside[i % 2];
+        const float2 rounded = Unpack<T>(in ? v[i] : 0);
+        float* of = &eight[i / 2 * 2];
+        if (i % 2 == 0) {
+          of[0] = rounded.x, of[1] = rounded.y;
+          of[4] = rounded.x * rounded.x, of[5] = rounded.y * rounded.y;
+        } else {
+          of[0] += rounded.x, of[1] += rounded.y;
+          of[4] = fmaf(rounded.x, rounded.x, of[4]);
+          of[5] = fmaf(rounded.y, rounded.y, of[5]);
+        }
+      }
+      StoreMatrix4(address, v[0], v[1], v[2], v[3]);
+      if (problem.partials != nullptr) {
+        const int number = lane / 4;
+        const int column = 8 * (j + number % 4 / 2) + lane % 4 * 2 + number % 2;
+        sums[((m * 4 + warp) * 2 + number / 4) * kN + column] =
+            AddOfEight(eight);
+      }
+    }
+  }
+}
+
+// What the warps wrote, added in their order.
+template <int kN>
+__device__ __forceinline__ void StorePartials(const NormActProblem& problem,
+                                              const NormActPlace& place,
+                                              const float* sums) {
+  if (problem.partials == nullptr) return;
+  const bool images = problem.tile == NormActTile::kImages;
+  const int chunks = problem.tiles_w * problem.tiles_h;
+  for (int t = threadIdx.x % kWarpgroup; t < 2 * kN; t += kWarpgroup) {
+    const int which = t / kN, column = t - which * kN;
+    if (place.channel + column >= problem.k) continue;
+    float of_block[2] = {};
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int warp = 0; warp < 4; ++warp) {
+        of_block[m] += sums[((m * 4 + warp) * 2 + which) * kN + column];
+      }
+    }
+    auto store = [&](int image, float sum) {
+      if (image >= problem.n) return;
+      const int64_t chunk = int64_t{image} * chunks + place.chunk;
+      problem.partials[(2 * chunk + which) * problem.k + place.channel +
+                       column] = sum;
+    };
+    if (images) {
+      store(place.image, of_block[0]);
+      store(place.image + 1, of_block[1]);
+    } else {
+      store(place.image, of_block[0] + of_block[1]);
+    }
+  }
+}
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_

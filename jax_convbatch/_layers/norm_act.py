@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""conv(activation(scale * x + shift), w) + bias + residual as one primitive, with sums.
+
+On Hopper GPUs it is one kernel, where `plan` finds one: x is activated on its way to
+the tensor cores, and the result's sums are formed before it is stored. Elsewhere, and
+in its derivatives, it is what `composed` says. These keep x and form the activated x
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jax_convbatch import _compat
+from jax_convbatch._layers import activations, channel_sums, fused
+from jax_convbatch._native import native, targets
+from jax_convbatch._plans.params import ConvParams
+from jax_convbatch._primitives import primitives
+from jax_convbatch._shapes import folding
+from jax_convbatch._shapes.geometry import accumulator
+from jax_convbatch._sharding import partition
+
+Function = Callable[[jax.Array], jax.Array]
+
+
+class NormAct(NamedTuple):
+    """What is static about a call.
+
+    Attributes:
+      params: the convolution, of channels-last arrays.
+      activation: a name of `activations.ACTIVATIONS`, or "identity".
+      bias, residual: whether there is one.
+      sums: whether sums of the result are results.
+    """
+
+    params: ConvParams
+    activation: str
+    bias: bool
+    residual: bool
+    sums: bool
+
+    def named(self, rest: Sequence[Any]) -> dict[str, Any]:
+        """Operands after scale and shift by name; None where there is none."""
+        left = iter(rest)
+        return {
+            "bias": next(left) if self.bias else None,
+            "residual": next(left) if self.residual else None,
+        }
+
+    def describe(self) -> str:
+        words = ["scale and shift"]
+        words += [self.activation] if self.activation != "identity" else []
+        words += ["bias"] * self.bias + ["residual"] * self.residual
+        words += ["sums of the result"] * self.sums
+        return ", ".join(words)
+
+
+def plan(params: ConvParams, dtype: DTypeLike, platform: str) -> dict[str, Any] | None:
+    """How the kernel runs, or None where there is none or it is slower than `composed`.
+
+    Does not depend on the batch, so that a sample's bits do not.
+    """
+    g = params.geometry
+    # A kernel of its own answers to no other engine's name.
+    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
+        return None
+    if np.dtype(dtype).name not in ("bfloat16", "float16") or 0 in (g.N, g.C, g.K):
+        return None
+    found = targets.norm_act_plan(g, np.dtype(dtype).name)
+    if found is None or not found["preferred"]:
+        return None
+    limit = params.workspace_limit
+    return found if limit is None or found["workspace"] <= limit else None
+
+
+def layer(
+    x: jax.Array,
+    w: jax.Array,
+    scale: jax.Array | None,
+    shift: jax.Array | None,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    static: NormAct,
+) -> list[jax.Array]:
+    """[y], or [y, its sums and those of its squares by sample and channel, [N, K]].
+
+    Args:
+      x, w: as `static.params` says.
+      scale, shift: [C] or [N, C]; None for 1 and 0.
+      bias, residual: as `fused.layer` takes them; None as `static` says.
+    """
+    wide = accumulator(x.dtype)
+    shapes = {a.shape for a in (scale, shift) if a is not None}
+    shape = max(shapes, key=len, default=(x.shape[-1],))
+    scale = jnp.ones(shape, wide) if scale is None else scale.astype(wide)
+    shift = jnp.zeros(shape, wide) if shift is None else shift.astype(wide)
+    given = [a for a in (bias, residual) if a is not None]
+    factors = (jnp.broadcast_to(a, shape) for a in (scale, shift))
+    arrays = _compat.auto_insert_reshard(x, w, *factors, *given)
+    return norm_act_p.bind(*arrays, static=static)
+
+
+def activated(
+    fn: Function | None,
+    x: jax.Array,
+    scale: jax.Array | None,
+    shift: jax.Array | None,
+) -> jax.Array:
+    """fn(scale * x + shift), in x's dtype."""
+    wide = accumulator(x.dtype)
+
+    def of_pixels(a: jax.Array) -> jax.Array:
+        samples = a.shape[:-1] or (1,)
+        return a.reshape(*samples, *(1,) * (x.ndim - 2), a.shape[-1]).astype(wide)
+
+    z = x.astype(wide)
+    if scale is not None:
+        z = z * of_pixels(scale)
+    if shift is not None:
+        z = z + of_pixels(shift)
+    return (fn(z) if fn else z).astype(x.dtype)
+
+
+def by_sample(y: jax.Array) -> list[jax.Array]:
+    """Sums of y and of its squares by sample and channel, in f32 (f64 of f64)."""
+    wide = y.astype(accumulator(y.dtype))
+    return channel_sums.sums(wide, wide, (0, y.ndim - 1), y.dtype)
+
+
+def _without_sums(
+    x: jax.Array,
+    w: jax.Array,
+    scale: jax.Array,
+    shift: jax.Array,
+    *rest: jax.Array,
+    static: NormAct,
+) -> jax.Array:
+    chosen = activations.lookup(static.activation)
+    h = activated(chosen.fn if chosen else None, x, scale, shift)
+    named = static.named(rest)
+    if not rest:
+        return primitives.bind("fprop", h, w, static.params)
+    return fused.layer(h, w, static.params, **named)
+
+
+def composed(*arrays: jax.Array, static: NormAct) -> list[jax.Array]:
+    y = _without_sums(*arrays, static=static)
+    return [y, *by_sample(y)] if static.sums else [y]
+
+
+# --- lowering -----------------------------------------------------------------
+
+
+def _local(
+    static: NormAct, x: jax.Array, w: jax.Array, *rest: jax.Array
+) -> list[jax.Array]:
+    """What one device does with its samples."""
+    params = static.params.with_sizes(N=x.shape[0])
+    static = static._replace(params=params)
+    found = plan(params, x.dtype, "cuda")
+    if found is None:
+        return composed(x, w, *rest, static=static)
+    g = params.geometry
+    y = jax.ShapeDtypeStruct(params.shape("y"), x.dtype)
+    sums = jax.ShapeDtypeStruct((g.N, g.K), np.float32)
+    workspace = jax.ShapeDtypeStruct((found["workspace"],), np.uint8)
+    out = native.ffi_call(
+        params.name("conv_norm_act", x.dtype, static.activation),
+        "jax_convbatch_implicit_gemm_norm_act_fprop",
+        [y, *([sums, sums, workspace] if static.sums else [])],
+    )(
+        x,
+        w,
+        *rest,
+        geometry=g.attribute(),
+        layer={
+            "activation": static.activation,
+            "bias": np.int64(static.bias),
+            "residual": np.int64(static.residual),
+            "sums": np.int64(static.sums),
+        },
+    )
+    return list(out[:3])
+
+
+def _lowering(
+    platform: str | None,
+    ctx: _compat.LoweringRuleContext,
+    *arrays: Any,
+    static: NormAct,
+) -> list[Any]:
+    platform = platform or ctx.module_context.platforms[0]
+    x, _, scale, *_ = avals = ctx.avals_in
+    fun: Callable[..., Any] = partial(composed, static=static)
+    if plan(static.params, x.dtype, platform) is not None:
+        fun = partial(_local, static)
+        if _compat.partitions(ctx):
+            axes: list[int | None] = [0, None, *[0 if scale.ndim == 2 else None] * 2]
+            axes += [None] * static.bias + [0] * static.residual
+            operands = [(a.ndim, at) for a, at in zip(avals, axes, strict=True)]
+            results = [(a.ndim, 0) for a in ctx.avals_out]
+            fun = partition.partitioned_samples(
+                fun, tuple(operands), tuple(results), static
+            )
+    out = _compat.lower_fun(fun, multiple_results=True)(ctx, *arrays)
+    return _compat.with_sharding(ctx, out)
+
+
+# --- differentiation ------------------------------------------------------------
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, static: NormAct
+) -> tuple[Any, Any]:
+    out = norm_act_p.bind(*primals, static=static)
+    moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
+    if not moving:
+        return out, [_compat.zero_tangent(a) for a in out]
+
+    # The convolution is linear, so that the activated x is all that is formed again.
+    @jax.checkpoint
+    def of_moving(*arrays: jax.Array) -> jax.Array:
+        full = list(primals)
+        for i, a in zip(moving, arrays, strict=True):
+            full[i] = a
+        return _without_sums(*full, static=static)
+
+    moved = [[a[i] for i in moving] for a in (primals, tangents)]
+    dy = jax.jvp(of_moving, *moved)[1]
+    if not static.sums:
+        return out, [dy]
+    return out, [dy, *jax.jvp(by_sample, [out[0]], [dy])[1]]
+
+
+# --- vmap -----------------------------------------------------------------------
+
+
+def _batching(
+    axis_data: _compat.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    static: NormAct,
+) -> tuple[Any, Any]:
+    size, n = axis_data.size, static.params.geometry.N
+    bias_dim = dims[4] if static.bias else None
+    if dims[0] is None or dims[1] is not None or bias_dim is not None or not size:
+        fun = partial(composed, static=static)
+        out = jax.vmap(fun, dims, 0, axis_size=size)(*args)
+        return out, [0] * len(out)
+
+    def of_samples(a: jax.Array, dim: int | None, ndim: int) -> jax.Array:
+        """[size * N, ...] of [size, N, ...], [size, ...] or [N, ...]."""
+        a = jnp.moveaxis(a, dim, 0) if dim is not None else a[None]
+        a = a[:, None] if a.ndim == ndim else a
+        a = jnp.broadcast_to(a, (size, n, *a.shape[2:]))
+        return folding.fold_axis(a, 0, 0, 1)
+
+    x, w, scale, shift, *rest = args
+    x = of_samples(x, dims[0], x.ndim - 1)
+    shared = dims[2] is None and dims[3] is None and scale.ndim == 1
+    if not shared:
+        # Of one vector for all samples, or one for each.
+        scale, shift = (
+            of_samples(a, d, 2) for a, d in ((scale, dims[2]), (shift, dims[3]))
+        )
+    if static.residual:
+        rest[-1] = of_samples(rest[-1], dims[-1], x.ndim)
+    static = static._replace(params=static.params.with_sizes(N=n * size))
+    out = norm_act_p.bind(x, w, scale, shift, *rest, static=static)
+    return [folding.unfold(a, 0, size, 1) for a in out], [0] * len(out)
+
+
+# --- definition -----------------------------------------------------------------
+
+_Y = (
+    lambda x, *_, static: static.params.shape("y"),
+    lambda x, *_, static: x.dtype,
+    lambda x, *_, static: x.sharding,
+)
+_SUMS = (
+    lambda x, *_, static: (x.shape[0], static.params.geometry.K),
+    lambda x, *_, static: accumulator(x.dtype),
+    lambda x, *_, static: x.sharding.update(
+        spec=(x.sharding.spec[0], None),
+    ),
+)
+norm_act_p = _compat.multi_primitive(
+    "conv_norm_act",
+    _Y,
+    _SUMS,
+    _SUMS,
+    count=lambda options: 3 if options["static"].sums else 1,
+)
+_compat.defjvp(norm_act_p, _jvp)
+_compat.defjet(norm_act_p, composed)
+_compat.defbatching(norm_act_p, _batching)
+_compat.deflowering(norm_act_p, _lowering)
