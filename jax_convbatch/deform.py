@@ -12,12 +12,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
+from jax_convbatch._api import misfits
 from jax_convbatch._api.arguments import (
     channels_last,
     check_arrays,
     check_int,
     conv_padding,
     per_axis,
+    spatial_axes,
 )
 from jax_convbatch._api.canonical import geometry_of, operand, precision_problem
 from jax_convbatch._api.layer import per_channel
@@ -119,7 +121,8 @@ def deform_conv(
         small for one sample.
       TypeError: an operand is not an array; x has another dtype than those above; the
         bias is not floating; groups or offset_groups is not an int.
-      TypeError, ValueError: as `jax.lax.conv_general_dilated`, with its messages.
+      TypeError, ValueError: as `jax.lax.conv_general_dilated`; where x and w do not
+        fit each other, in their names.
     """
     plan.check_options(algorithm, workspace_limit)
     name = activation if isinstance(activation, str) else None
@@ -135,6 +138,7 @@ def deform_conv(
         raise ValueError(
             f"x must have two spatial axes, [N, H, W, C], got shape {tuple(x.shape)}"
         )
+    spatial_axes(x, w)
     if problem := plan.unsupported(x.dtype, x.dtype, 2):
         raise TypeError(f"deform_conv takes floating-point arrays, got {problem}")
     check_int("groups", groups)
@@ -146,18 +150,20 @@ def deform_conv(
                 "algorithm='xla' and algorithm='auto' can."
             )
         algorithm = "xla"
-    geometry, numbers, dtype = geometry_of(
-        x,
-        w,
-        window_strides=per_axis("strides", strides, 2),
-        padding=conv_padding(padding, 2),
-        lhs_dilation=(1, 1),
-        rhs_dilation=per_axis("dilation", dilation, 2),
-        dimension_numbers=channels_last(2, dimension_numbers),
-        feature_group_count=groups,
-        batch_group_count=1,
-        preferred_element_type=None,
-    )
+    order = channels_last(2, dimension_numbers)
+    with misfits.named(x, w, order, groups):
+        geometry, numbers, dtype = geometry_of(
+            x,
+            w,
+            window_strides=per_axis("strides", strides, 2),
+            padding=conv_padding(padding, 2),
+            lhs_dilation=(1, 1),
+            rhs_dilation=per_axis("dilation", dilation, 2),
+            dimension_numbers=order,
+            feature_group_count=groups,
+            batch_group_count=1,
+            preferred_element_type=None,
+        )
     _check_offset_groups(offset_groups, geometry.C)
     params = DeformParams(
         ConvParams(

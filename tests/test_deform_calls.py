@@ -129,7 +129,13 @@ def test_only_what_is_read_is_computed():
         (dict(mask=(2, 5, 7, 9)), ValueError, "mask must have shape"),
         (dict(bias=(4,)), ValueError, r"bias must have shape \(5,\)"),
         (dict(x=(2, 6, 7)), ValueError, "two spatial axes"),
-        (dict(w=(3, 3, 7, 5)), (ValueError, TypeError), "feature"),
+        (dict(w=(3, 3, 8)), ValueError, "w must have as many axes as x, 4"),
+        (dict(w=(3, 3, 7, 5)), ValueError, "w must have 8 input channels, got 7"),
+        (
+            dict(x=(2, 8, 6, 7)),
+            ValueError,
+            r"pass dimension_numbers=\('NCHW', 'HWIO', 'NCHW'\)",
+        ),
         (dict(offset_groups=3), ValueError, "divide the 8 channels of x, got 3"),
         (dict(offset_groups=0), ValueError, "positive"),
         (dict(offset_groups=1.0), TypeError, "offset_groups must be an int"),
@@ -160,6 +166,13 @@ def test_what_is_refused_is_refused_while_tracing(change, error, message):
     structs = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
     with pytest.raises(error, match=message):
         jax.eval_shape(functools.partial(jc.deform_conv, **options), **structs)
+
+
+def test_dtypes_of_x_and_w_that_differ_are_named():
+    x, offset = (jax.ShapeDtypeStruct((1, 4, 4, size), "float32") for size in (2, 18))
+    w = jax.ShapeDtypeStruct((3, 3, 2, 1), "bfloat16")
+    with pytest.raises(TypeError, match="x and w must have one dtype, got float32 and"):
+        jax.eval_shape(jc.deform_conv, x, offset, w)
 
 
 def test_a_precision_that_names_an_algorithm_is_for_xla():

@@ -26,6 +26,9 @@ BLOCK = re.compile(
 # Of what `explain` prints the first columns; the others depend on the processor.
 TABLE = re.compile(r"^```\n(op .*?)^```", re.MULTILINE | re.DOTALL)
 
+# Classes whose objects functions return.
+RESULTS_OF_CALLS = {"Installation", "Statistics"}
+
 each_page = pytest.mark.parametrize(
     "page", PAGES, ids=lambda p: str(p.relative_to(ROOT))
 )
@@ -67,9 +70,10 @@ def test_the_page_of_benchmarks_has_every_command():
         assert re.findall(r"^    pip install (\S+)", each, re.MULTILINE) == ["-e"]
 
 
-def test_the_api_reference_has_every_public_name():
+def test_the_api_reference_has_every_public_name_and_calls_every_function():
     flax = pytest.importorskip("jax_convbatch.flax")
     reference = "\n".join(p.read_text() for p in ROOT.glob("docs/api/*.md"))
+    examples = "\n".join(code for code, _ in BLOCK.findall(reference))
     names = {jax_convbatch: jax_convbatch.__all__}
     for module in (deform, norms, ops, flax.linen, flax.nnx):
         names[module] = [n for n in module.__all__ if n not in jax_convbatch.__all__]
@@ -77,6 +81,9 @@ def test_the_api_reference_has_every_public_name():
         for name in (each for each in public if not each.startswith("_")):
             full = f"{module.__name__}.{name}"
             assert re.search(rf":: {re.escape(full)}\b", reference), full
+            if callable(getattr(module, name)) and name not in RESULTS_OF_CALLS:
+                # Or passes it on, as in `jcb.explain(jcb.conv, x, w)`.
+                assert re.search(rf"\.{name}\b", examples), full
 
 
 @pytest.mark.parametrize(
