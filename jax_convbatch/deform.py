@@ -80,9 +80,9 @@ def deform_conv(
 
     x at a real position is interpolated between the four pixels around it, and pixels
     outside the image are 0. A position outside [-1, H) x [-1, W) gives 0 whatever the
-    mask, and so does one that is infinite or NaN; the derivatives by its offset and
-    mask are 0. At a whole number, the derivative by the offset is the one from the
-    right.
+    mask, and so does one that is infinite or NaN; the derivatives with respect to its
+    offset and mask are 0. Where an offset is a whole number, the derivative with
+    respect to it is the one from the right.
 
     Every mode and order of differentiation works; for offsets, away from whole numbers.
     All results, the gradient of x included, have the same bits on every run. A sample's
