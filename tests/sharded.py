@@ -48,6 +48,11 @@ def collectives(compiled):
     return set(found)
 
 
+def compiled_and_result(fun, args):
+    compiled = jax.jit(fun).lower(*args).compile()
+    return compiled, compiled(*args)
+
+
 def put(mesh, values, *specs):
     return [
         jax.device_put(v, NamedSharding(mesh, s))

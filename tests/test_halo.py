@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import normal, whole
-from sharded import assert_same, assert_spec, collectives, put
+from sharded import assert_same, assert_spec, collectives, compiled_and_result, put
 
 import jax_convbatch as jc
 
@@ -56,11 +56,6 @@ def gradients(conv):
         return y, *pullback(y)
 
     return fun
-
-
-def compiled_and_result(fun, args):
-    compiled = jax.jit(fun).lower(*args).compile()
-    return compiled, compiled(*args)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -363,46 +358,3 @@ def test_any_network_without_padding_gives_the_same_numbers(data):
     mesh = jax.sharding.Mesh(jax.devices()[:parts], "data")
     step = jax.jit(step)
     assert_same(step(*put(mesh, args, ROWS, P(), P(), P())), step(*args))
-
-
-def test_a_constraint_inside_a_program_cuts_images(mesh):
-    args = operands((2, 16, 5, 3), (3, 3, 3, 4))
-
-    @jax.jit
-    def step(x, w):
-        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, ROWS))
-        return jc.conv(x * 2, w)
-
-    found = step(*args)
-    assert_spec(found, *ROWS)
-    assert_same(found, jc.conv(args[0] * 2, args[1]))
-
-
-def test_images_cut_inside_a_scan(mesh):
-    x, w = operands((2, 16, 5, 4), (3, 3, 3, 4, 4), SMALL)
-
-    def step(x, w):
-        def stack(x, w):
-            return jax.lax.scan(lambda x, w: (jc.conv(x, w), None), x, w)[0]
-
-        y, pullback = jax.vjp(stack, x, w)
-        return y, *pullback(SMALL(3, y.shape, "float32"))
-
-    compiled, found = compiled_and_result(step, put(mesh, (x, w), ROWS, P()))
-    assert collectives(compiled) == {"collective-permute", "all-reduce"}
-    assert_same(found, jax.jit(step)(x, w))
-
-
-def test_second_order(mesh):
-    """The derivative of the derivative exchanges rows, too."""
-    args = operands((1, 16, 3, 2), (3, 3, 2, 2), SMALL)
-
-    def loss(x, w):
-        return (jc.conv(x, w) ** 2).sum()
-
-    def step(x, w):
-        return jax.jvp(jax.grad(loss, argnums=(0, 1)), (x, w), (x, w))
-
-    compiled, found = compiled_and_result(step, put(mesh, args, ROWS, P()))
-    assert "all-gather" not in collectives(compiled)
-    assert_same(jax.tree.leaves(found), jax.tree.leaves(jax.jit(step)(*args)))

@@ -3,6 +3,7 @@
 
 import functools
 import re
+from pathlib import Path
 
 import fake_gpus
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_convbatch as jc
-from jax_convbatch._native import names
+from jax_convbatch._native import names, targets
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select.plan import plan_of
 
@@ -151,3 +152,12 @@ def test_names_on_cuda(native, monkeypatch, dtype):
         text = lowered.as_text(debug_info=True)
         assert "jax_convbatch_" in text and "ffi_call" not in text
         assert f"conv_fprop 3x3 128->128 s1 {short}" in text
+
+
+def test_kernels_have_names_of_this_package(native):
+    """As Nsight shows them. Only the library that sorts for us has its own."""
+    file = targets._natives["cuda"].module.__file__
+    kernels = {*re.findall(rb"\.text\.(_Z\w+)", Path(file).read_bytes())}
+    assert len(kernels) > 1000
+    own = {name for name in kernels if b"13jax_convbatch" in name}
+    assert all(b"3cub" in name for name in kernels - own)

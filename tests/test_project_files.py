@@ -135,6 +135,8 @@ def test_the_citation_is_of_this_version():
     assert found["version"] == project["version"]
     assert found["license"] == project["license"]
     assert found["abstract"] == project["description"]
+    # Either both have an address or neither.
+    assert found.get("repository-code") == project.get("urls", {}).get("Repository")
 
 
 def test_the_changelog_has_this_version_and_its_date():
