@@ -36,6 +36,12 @@ from jax_convbatch._api.types import (
     PrecisionLike,
 )
 from jax_convbatch._layers import activations, channel_sums, norm_act
+from jax_convbatch._layers.norm_act_parts import (
+    NormAct,
+    activated,
+    by_sample,
+    plan,
+)
 from jax_convbatch._native import targets
 from jax_convbatch._shapes.geometry import accumulator
 
@@ -181,17 +187,17 @@ def norm_act_conv(
         )
     if fused is not None:
         static, x, w, bias, residual = fused
-        y, *by_sample = norm_act.layer(x, w, *given, bias, residual, static)
+        y, *sums = norm_act.layer(x, w, *given, bias, residual, static)
         if statistics is None:
             return y
         if statistics == "channels":
-            return y, Statistics(*(a.sum(0) for a in by_sample))
-        return y, Statistics(*channel_sums.of_groups(by_sample, int(statistics)))
+            return y, Statistics(*(a.sum(0) for a in sums))
+        return y, Statistics(*channel_sums.of_groups(sums, int(statistics)))
 
     def layer(
         x: jax.Array, w: jax.Array, factors: Any, bias: Any, residual: Any
     ) -> jax.Array:
-        h = norm_act.activated(fn, x, *factors)
+        h = activated(fn, x, *factors)
         if residual is None:
             return conv(h, w, bias, **options)
         return conv_bias_act(h, w, bias, residual=residual, **options)
@@ -219,7 +225,7 @@ def _in_one_kernel(
     precision: PrecisionLike,
     algorithm: str,
     workspace_limit: int | None,
-) -> tuple[norm_act.NormAct, *tuple[Any, ...]] | None:
+) -> tuple[NormAct, *tuple[Any, ...]] | None:
     """What the kernel is given where there is one that JAX's default device runs.
 
     Raises:
@@ -245,18 +251,20 @@ def _in_one_kernel(
     call = resolve(
         x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments
     )
-    if isinstance(call, str) or norm_act.plan(call.params, x.dtype, platform) is None:
+    if isinstance(call, str):
         return None
     params = call.params
-    bias, residual, _ = fitted(
-        bias, residual, None, params.shape("y"), params.axis("y", "K"), x.dtype
-    )
-    static = norm_act.NormAct(
+    static = NormAct(
         params,
         activation,
         bias is not None,
         residual is not None,
         statistics is not None,
+    )
+    if plan(static, x.dtype, platform) is None:
+        return None
+    bias, residual, _ = fitted(
+        bias, residual, None, params.shape("y"), params.axis("y", "K"), x.dtype
     )
     return static, call.x, call.w, bias, residual
 
@@ -350,8 +358,7 @@ def _statistics_of(y: jax.Array, statistics: str | int) -> Statistics:
         wide = y.astype(accumulator(y.dtype))
         return Statistics(*channel_sums.sums(wide, wide, (y.ndim - 1,), y.dtype))
     # By channel first: two levels of sums.
-    by_sample = norm_act.by_sample(y)
-    return Statistics(*channel_sums.of_groups(by_sample, int(statistics)))
+    return Statistics(*channel_sums.of_groups(by_sample(y), int(statistics)))
 
 
 def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:

@@ -31,7 +31,7 @@ def on(monkeypatch, capability):
     """JAX's first GPU is one of these, and nothing was measured on it."""
     name, count = GPUS[capability]
     monkeypatch.setattr(choices, "measured", lambda *_: ())
-    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(name, capability, count))
+    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu(name, capability, count))
 
 
 def _geometry(shape, window):

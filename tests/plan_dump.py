@@ -91,7 +91,7 @@ def geometries(seed: int, count: int) -> Iterator[tuple[str, ConvGeometry]]:
 def stand_in(capability: str) -> None:
     """JAX's first GPU is one of these, with a cuDNN that covers everything."""
     name, count = fake_gpus.GPUS[capability]
-    gpu = targets._Gpu(name, capability, count)
+    gpu = targets.Gpu(name, capability, count)
     changes = {
         "_gpu": lambda: gpu,
         "cudnn_problem": lambda: None,

@@ -197,7 +197,7 @@ def gpu(monkeypatch, name, capability):
     order = ("implicit_gemm", "cudnn", "im2col_gemm")
     monkeypatch.setattr(rules, "engines", lambda _: order)
     monkeypatch.setattr(targets, "cudnn_plans", targets.cudnn_plans.__wrapped__)
-    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(name, capability, 132))
+    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu(name, capability, 132))
 
 
 XB, WB = X.astype("bfloat16"), W.astype("bfloat16")

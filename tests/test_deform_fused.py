@@ -235,7 +235,7 @@ def plan_of(monkeypatch):
     """The plan of fprop of a problem on an H200."""
     if targets._natives["cuda"].module is None:
         pytest.skip("the CUDA module is not there")
-    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu("H200", "9.0", 132))
+    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("H200", "9.0", 132))
 
     def plan(p, dtype="float32", op="fprop", algorithm="auto", **options):
         (n, h, w, c), (r, s, _, k) = p.x, p.w
@@ -294,7 +294,7 @@ def test_what_it_leaves_to_columns(plan_of, p, options, why):
 
 
 def test_another_gpu_has_columns(plan_of, monkeypatch):
-    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu("A100", "8.0", 108))
+    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("A100", "8.0", 108))
     plan = plan_of(CASES["64"])
     assert plan.engine == "im2col_gemm"
     assert "capability 8.0" in plan.reason

@@ -230,7 +230,7 @@ def test_backward_reads_bits_where_a_kernel_writes_them(hopper, dtype, case, rea
 @pytest.mark.parametrize(("name", "dtype"), TILED)
 def test_the_next_test_compares_several_tiles(native, monkeypatch, name, dtype):
     """What it runs is planned without a GPU; the rule's tile is one of them."""
-    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu("H200", "9.0", 132))
+    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("H200", "9.0", 132))
     case = ALL[name]
     x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
     geometry = parameters(case, x, w).geometry

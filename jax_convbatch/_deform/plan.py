@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_convbatch import _compat
-from jax_convbatch._native import targets
+from jax_convbatch._native import hopper, targets
 from jax_convbatch._plans import planners
 from jax_convbatch._plans.planners import (
     DEFAULT_WORKSPACE,
@@ -156,9 +156,7 @@ def _plan_fused(problem: Problem) -> DeformPlan:
             "implicit_gemm does not cover float32 at a higher precision than the "
             "default, TF32"
         )
-    native = targets.implicit_gemm_deform_plan(
-        problem.g, problem.dtype.name, problem.offset_groups
-    )
+    native = hopper.deform_plan(problem.g, problem.dtype.name, problem.offset_groups)
     if isinstance(native, str):
         what = native if implicit_cuda.sees_gpu() else implicit_cuda.WITHOUT_GPU
         raise Unable(f"implicit_gemm does not cover {what}")
@@ -207,7 +205,7 @@ def _products(problem: Problem, samples: int) -> dict[str, Any] | None:
     covered = dtype.name in implicit_cuda.DTYPES
     if not covered or (dtype.name == "float32" and precision > 0):
         return None
-    return targets.implicit_gemm_column_plan(op, g, dtype.name, samples)
+    return hopper.column_plan(op, g, dtype.name, samples)
 
 
 def _wgrad_by_chunks(problem: Problem) -> DeformPlan:

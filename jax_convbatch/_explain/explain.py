@@ -18,7 +18,14 @@ from jax_convbatch._deform import forward as deform_forward
 from jax_convbatch._deform import lowering as deform_lowering
 from jax_convbatch._deform import primitives as deform_primitives
 from jax_convbatch._explain.table import Explanation, Row
-from jax_convbatch._layers import act_grad, fused, norm_act, one_pass
+from jax_convbatch._layers import (
+    act_grad,
+    fused,
+    norm_act,
+    norm_act_grad,
+    norm_act_parts,
+    one_pass,
+)
 from jax_convbatch._layers.epilogue import layer_plan
 from jax_convbatch._native import targets
 from jax_convbatch._plans.kinds import Plan
@@ -134,6 +141,8 @@ def rows_of(eqn: Any, platform: str) -> list[Row]:
         return _one_pass_rows(eqn, platform)
     if eqn.primitive is norm_act.norm_act_p:
         return _norm_act_rows(eqn, platform)
+    if eqn.primitive is norm_act_grad.cotangent_p:
+        return _norm_act_gradient_rows(eqn, platform)
     row = _row(eqn, platform)
     return [row] if row else []
 
@@ -194,27 +203,48 @@ def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
 
 def _norm_act_rows(eqn: Any, platform: str) -> list[Row]:
     """fprop's row, or those of what is composed where it is not one kernel."""
-    static = eqn.params["static"]
-    operands = [v.aval for v in eqn.invars]
-    g, dtype = static.params.geometry, operands[0].dtype
-    found = norm_act.plan(static.params, dtype, platform)
+    static, x = eqn.params["static"], eqn.invars[0].aval
+    found = norm_act_parts.plan(static, x.dtype, platform)
     if found is None:
-        composed = partial(norm_act.composed, static=static)
-        inner = traced(composed, *operands)
-        return [row for eqn in inner for row in rows_of(eqn, platform)]
-    row = Row(
-        "fprop",
-        g.describe(static.params.dimension_numbers),
+        return _composed_rows(eqn, norm_act_parts.composed, platform)
+    size = found["workspace"] if static.sums else 0
+    return [_halo_row("fprop", static, x.dtype, found, static.describe(), size)]
+
+
+def _norm_act_gradient_rows(eqn: Any, platform: str) -> list[Row]:
+    """dgrad's and wgrad's."""
+    static, x = eqn.params["static"], eqn.invars[0].aval
+    found = norm_act_parts.plan(static, x.dtype, platform, "dgrad")
+    if found is None:
+        return _composed_rows(eqn, norm_act_grad.composed_cotangent, platform)
+    also = f"derivative of {static.activation}, sums for scale and shift"
+    options = {"params": static.params, "out_dtype": x.dtype}
+    wgrad, _ = _conv_row("wgrad", options, np.dtype(x.dtype).name, platform)
+    size = found["workspace"]
+    return [_halo_row("dgrad", static, x.dtype, found, also, size), wgrad]
+
+
+def _composed_rows(eqn: Any, composed: Any, platform: str) -> list[Row]:
+    fun = partial(composed, static=eqn.params["static"])
+    inner = traced(fun, *(v.aval for v in eqn.invars))
+    return [row for eqn in inner for row in rows_of(eqn, platform)]
+
+
+def _halo_row(
+    op: str, static: Any, dtype: Any, found: Any, also: str, size: int
+) -> Row:
+    params = static.params
+    return Row(
+        op,
+        params.geometry.describe(params.dimension_numbers),
         np.dtype(dtype).name,
         "implicit_gemm",
-        f"halo tiles of {found['tile_n']} channels; {static.describe()} in the same "
-        "kernel",
+        f"halo tiles of {found['tile_n']} channels; {also} in the same kernel",
         0,
-        found["workspace"] if static.sums else 0,
+        size,
         "rule",
-        static.params.geometry.flops,
+        params.geometry.flops,
     )
-    return [row]
 
 
 def _row(eqn: Any, platform: str) -> Row | None:

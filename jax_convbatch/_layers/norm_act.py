@@ -11,73 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
-from jax_convbatch._layers import activations, channel_sums, fused
-from jax_convbatch._native import native, targets
-from jax_convbatch._plans.params import ConvParams
-from jax_convbatch._primitives import primitives
+from jax_convbatch._layers import norm_act_grad
+from jax_convbatch._layers.norm_act_parts import (
+    NormAct,
+    by_sample,
+    composed,
+    plan,
+    without_sums,
+)
+from jax_convbatch._native import native
+from jax_convbatch._primitives.bias import broadcast_bias
 from jax_convbatch._shapes import folding
 from jax_convbatch._shapes.geometry import accumulator
 from jax_convbatch._sharding import partition
-
-Function = Callable[[jax.Array], jax.Array]
-
-
-class NormAct(NamedTuple):
-    """What is static about a call.
-
-    Attributes:
-      params: the convolution, of channels-last arrays.
-      activation: a name of `activations.ACTIVATIONS`, or "identity".
-      bias, residual: whether there is one.
-      sums: whether sums of the result are results.
-    """
-
-    params: ConvParams
-    activation: str
-    bias: bool
-    residual: bool
-    sums: bool
-
-    def named(self, rest: Sequence[Any]) -> dict[str, Any]:
-        """Operands after scale and shift by name; None where there is none."""
-        left = iter(rest)
-        return {
-            "bias": next(left) if self.bias else None,
-            "residual": next(left) if self.residual else None,
-        }
-
-    def describe(self) -> str:
-        words = ["scale and shift"]
-        words += [self.activation] if self.activation != "identity" else []
-        words += ["bias"] * self.bias + ["residual"] * self.residual
-        words += ["sums of the result"] * self.sums
-        return ", ".join(words)
-
-
-def plan(params: ConvParams, dtype: DTypeLike, platform: str) -> dict[str, Any] | None:
-    """How the kernel runs, or None where there is none or it is slower than `composed`.
-
-    Does not depend on the batch, so that a sample's bits do not.
-    """
-    g = params.geometry
-    # A kernel of its own answers to no other engine's name.
-    if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
-        return None
-    if np.dtype(dtype).name not in ("bfloat16", "float16") or 0 in (g.N, g.C, g.K):
-        return None
-    found = targets.norm_act_plan(g, np.dtype(dtype).name)
-    if found is None or not found["preferred"]:
-        return None
-    limit = params.workspace_limit
-    return found if limit is None or found["workspace"] <= limit else None
 
 
 def layer(
@@ -107,54 +60,6 @@ def layer(
     return norm_act_p.bind(*arrays, static=static)
 
 
-def activated(
-    fn: Function | None,
-    x: jax.Array,
-    scale: jax.Array | None,
-    shift: jax.Array | None,
-) -> jax.Array:
-    """fn(scale * x + shift), in x's dtype."""
-    wide = accumulator(x.dtype)
-
-    def of_pixels(a: jax.Array) -> jax.Array:
-        samples = a.shape[:-1] or (1,)
-        return a.reshape(*samples, *(1,) * (x.ndim - 2), a.shape[-1]).astype(wide)
-
-    z = x.astype(wide)
-    if scale is not None:
-        z = z * of_pixels(scale)
-    if shift is not None:
-        z = z + of_pixels(shift)
-    return (fn(z) if fn else z).astype(x.dtype)
-
-
-def by_sample(y: jax.Array) -> list[jax.Array]:
-    """Sums of y and of its squares by sample and channel, in f32 (f64 of f64)."""
-    wide = y.astype(accumulator(y.dtype))
-    return channel_sums.sums(wide, wide, (0, y.ndim - 1), y.dtype)
-
-
-def _without_sums(
-    x: jax.Array,
-    w: jax.Array,
-    scale: jax.Array,
-    shift: jax.Array,
-    *rest: jax.Array,
-    static: NormAct,
-) -> jax.Array:
-    chosen = activations.lookup(static.activation)
-    h = activated(chosen.fn if chosen else None, x, scale, shift)
-    named = static.named(rest)
-    if not rest:
-        return primitives.bind("fprop", h, w, static.params)
-    return fused.layer(h, w, static.params, **named)
-
-
-def composed(*arrays: jax.Array, static: NormAct) -> list[jax.Array]:
-    y = _without_sums(*arrays, static=static)
-    return [y, *by_sample(y)] if static.sums else [y]
-
-
 # --- lowering -----------------------------------------------------------------
 
 
@@ -164,7 +69,7 @@ def _local(
     """What one device does with its samples."""
     params = static.params.with_sizes(N=x.shape[0])
     static = static._replace(params=params)
-    found = plan(params, x.dtype, "cuda")
+    found = plan(static, x.dtype, "cuda")
     if found is None:
         return composed(x, w, *rest, static=static)
     g = params.geometry
@@ -199,7 +104,7 @@ def _lowering(
     platform = platform or ctx.module_context.platforms[0]
     x, _, scale, *_ = avals = ctx.avals_in
     fun: Callable[..., Any] = partial(composed, static=static)
-    if plan(static.params, x.dtype, platform) is not None:
+    if plan(static, x.dtype, platform) is not None:
         fun = partial(_local, static)
         if _compat.partitions(ctx):
             axes: list[int | None] = [0, None, *[0 if scale.ndim == 2 else None] * 2]
@@ -223,17 +128,25 @@ def _jvp(
     moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
     if not moving:
         return out, [_compat.zero_tangent(a) for a in out]
+    if norm_act_grad.suits(primals[0], moving, static):
+        four = [_compat.instantiate_zeros(t) for t in tangents[:4]]
+        dy = norm_act_grad.tangent_p.bind(*primals[:4], *four, static=static)
+        d_rest = static.named([None if _compat.is_zero(t) else t for t in tangents[4:]])
+        if (db := d_rest["bias"]) is not None:
+            dy += broadcast_bias(db, dy.shape, dy.ndim - 1, out_sharding=None)
+        if (dr := d_rest["residual"]) is not None:
+            dy += dr
+    else:
+        # The convolution is linear, so that only the activated x is formed again.
+        @jax.checkpoint
+        def of_moving(*arrays: jax.Array) -> jax.Array:
+            full = list(primals)
+            for i, a in zip(moving, arrays, strict=True):
+                full[i] = a
+            return without_sums(*full, static=static)
 
-    # The convolution is linear, so that the activated x is all that is formed again.
-    @jax.checkpoint
-    def of_moving(*arrays: jax.Array) -> jax.Array:
-        full = list(primals)
-        for i, a in zip(moving, arrays, strict=True):
-            full[i] = a
-        return _without_sums(*full, static=static)
-
-    moved = [[a[i] for i in moving] for a in (primals, tangents)]
-    dy = jax.jvp(of_moving, *moved)[1]
+        moved = [[a[i] for i in moving] for a in (primals, tangents)]
+        dy = jax.jvp(of_moving, *moved)[1]
     if not static.sums:
         return out, [dy]
     return out, [dy, *jax.jvp(by_sample, [out[0]], [dy])[1]]

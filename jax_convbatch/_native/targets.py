@@ -165,72 +165,9 @@ def implicit_gemm_tiles(
     return module.implicit_gemm_tiles(op, fields, dtype, multiprocessors)
 
 
-def implicit_gemm_deform_plan(
-    geometry: ConvGeometry, dtype: str, offset_groups: int
-) -> dict[str, Any] | str:
-    """How the CUDA kernels run fprop of a deformable convolution, or why not.
-
-    Args:
-      geometry, dtype: as in `implicit_gemm_plans`; float32 is multiplied as TF32.
-      offset_groups: groups of input channels with offsets of their own.
-
-    Returns:
-      {"tile_n": channels of a tile, "split": blocks that share its reduction, ...},
-      or a reason.
-    """
-    module = _natives["cuda"].module
-    if module is None:
-        return "this: the cuda module is not there"
-    gpu = _gpu()
-    if gpu.capability != HOPPER:
-        return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
-    fields = {name: int(value) for name, value in geometry.attribute().items()}
-    native = module.implicit_gemm_deform_plan(
-        fields, dtype, offset_groups, gpu.multiprocessors
-    )
-    return native or "channels of this number (see docs/contributing/kernels.md)"
-
-
-def implicit_gemm_column_plan(
-    op: str, geometry: ConvGeometry, dtype: str, samples: int
-) -> Any:
-    """How the Hopper kernels multiply a deformable convolution's sampled columns.
-
-    Args:
-      op, geometry, dtype: as in `implicit_gemm_plans`.
-      samples: how many of the batch at a time.
-
-    Returns:
-      {"workspace": bytes, "adds_bias": whether fprop adds one, ...}, or None where
-      cuBLAS multiplies, which does not depend on the batch.
-    """
-    module = _natives["cuda"].module
-    gpu = _gpu()
-    if module is None or gpu.capability != HOPPER:
-        return None
-    fields = {name: int(value) for name, value in geometry.attribute().items()}
-    return module.implicit_gemm_column_plan(
-        op, fields, dtype, samples, gpu.multiprocessors
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def norm_act_plan(geometry: ConvGeometry, dtype: str) -> dict[str, Any] | None:
-    """How one kernel norms, activates and convolves on JAX's first GPU, or None.
-
-    Args:
-      geometry, dtype: as in `implicit_gemm_plans`.
-
-    Returns:
-      {"tile_n": channels of a tile, "workspace": bytes for sums, "preferred": whether
-      it is faster than a pass and a convolution, ...}.
-    """
-    module = _natives["cuda"].module
-    gpu = _gpu()
-    if module is None or gpu.capability != HOPPER:
-        return None
-    fields = {name: int(value) for name, value in geometry.attribute().items()}
-    return module.implicit_gemm_norm_act_plan(fields, dtype, gpu.multiprocessors)
+def cuda() -> tuple[ModuleType | None, Gpu]:
+    """The module for CUDA, and JAX's first GPU to plan for."""
+    return _natives["cuda"].module, _gpu()
 
 
 def cudnn_problem() -> str | None:
@@ -305,20 +242,20 @@ def is_hopper() -> bool:
 OLDEST, HOPPER = "8.0", "9.0"
 
 
-class _Gpu(NamedTuple):
+class Gpu(NamedTuple):
     name: str
     capability: str
     multiprocessors: int
 
 
 @functools.cache
-def _gpu() -> _Gpu:
+def _gpu() -> Gpu:
     """JAX's first GPU."""
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError:
-        return _Gpu("unknown", "unknown", 0)
-    return _Gpu(device.device_kind, device.compute_capability, device.core_count)
+        return Gpu("unknown", "unknown", 0)
+    return Gpu(device.device_kind, device.compute_capability, device.core_count)
 
 
 @functools.cache

@@ -40,6 +40,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 // A norm and an activation before the convolution, in one kernel.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientExecute);
 
 // A layer's backward pass in one kernel.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);

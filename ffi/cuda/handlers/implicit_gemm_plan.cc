@@ -225,18 +225,23 @@ nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,
   return fields;
 }
 
-nb::object ImplicitGemmNormActPlan(nb::dict geometry, nb::str dtype,
-                                   int multiprocessors) {
+nb::object ImplicitGemmNormActPlan(nb::str op, nb::dict geometry, nb::str dtype,
+                                   nb::str activation, int multiprocessors) {
   CheckPositive("multiprocessors", multiprocessors);
   const ConvGeometry g = GeometryOf(geometry);
+  const hopper::Type type = TypeOf(dtype.c_str());
+  const auto parsed = ParseActivation(activation.c_str());
+  if (!parsed) throw nb::value_error("unknown activation");
+  const bool fprop = OpOf<Operation>(op.c_str()) == Operation::kFprop;
   const auto plan =
-      hopper::PlanNormAct(g, TypeOf(dtype.c_str()), multiprocessors);
+      fprop ? hopper::PlanNormAct(g, type, multiprocessors)
+            : hopper::PlanNormActGradient(g, type, *parsed, multiprocessors);
   if (!plan) return nb::none();
   nb::dict fields;
   fields["tile_n"] = plan->tile_n;
   fields["blocks"] = plan->blocks;
-  fields["workspace"] =
-      Workspace::Aligned(g.N * plan->chunks * 2 * g.K * int64_t{4});
+  fields["workspace"] = Workspace::Aligned(g.N * plan->chunks * 2 *
+                                           (fprop ? g.K : g.C) * int64_t{4});
   fields["preferred"] = plan->preferred;
   return fields;
 }

@@ -39,10 +39,13 @@ nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,
                                         int64_t offset_groups,
                                         int multiprocessors);
 
-// How a norm, an activation and a convolution run in one kernel, or None: a dict
-// of tile_n, blocks, workspace (bytes, for sums) and preferred, see norm_act.h.
-nanobind::object ImplicitGemmNormActPlan(nanobind::dict geometry,
+// How a norm, an activation and a convolution run in one kernel ("fprop"), or
+// their gradient ("dgrad"), or None: a dict of tile_n, blocks, workspace
+// (bytes, for sums) and preferred, see norm_act.h.
+nanobind::object ImplicitGemmNormActPlan(nanobind::str op,
+                                         nanobind::dict geometry,
                                          nanobind::str dtype,
+                                         nanobind::str activation,
                                          int multiprocessors);
 
 // How the products of sampled columns run in slices of so many samples, or None

@@ -56,6 +56,8 @@ nb::dict Targets() {
       Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
   add(engine, "norm_act_fprop",
       Stages(NormActFpropInitialize, NormActFpropExecute));
+  add(engine, "norm_act_gradient",
+      Stages(NormActGradientInitialize, NormActGradientExecute));
   add(engine, "layer_backward",
       Stages(FusedBackwardInitialize, FusedBackwardExecute));
   add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
@@ -118,11 +120,11 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm multiplies the sampled columns of a deformable "
         "convolution,\nso many samples at a time, or None where cuBLAS does. "
         "As implicit_gemm_plans\notherwise.");
-  m.def("implicit_gemm_norm_act_plan", &ImplicitGemmNormActPlan, "geometry"_a,
-        "dtype"_a, "multiprocessors"_a,
+  m.def("implicit_gemm_norm_act_plan", &ImplicitGemmNormActPlan, "op"_a,
+        "geometry"_a, "dtype"_a, "activation"_a, "multiprocessors"_a,
         "How implicit_gemm runs a norm, an activation and a convolution in one "
-        "kernel, or\nNone where it does not. As implicit_gemm_plans "
-        "otherwise.");
+        "kernel\n(\"fprop\") or their gradient (\"dgrad\"), or None where it "
+        "does not. As\nimplicit_gemm_plans otherwise.");
   m.def("load_cudnn", &LoadCudnn, "path"_a,
         "Loads cuDNN from a file, or by its soname where `path` is empty; the "
         "first call\ncounts. Why it cannot be used, or an empty string.");

@@ -46,9 +46,33 @@ struct NormActCall {
   float* partials;
 };
 
+// The backward pass through the convolution and the activation: dgrad of dy,
+// multiplied by the activation's derivative at scale x + shift, is what
+// `gradients` gets, and act(scale x + shift), which wgrad reads, `activated`.
+// partials: [N, chunks, 2, C], sums of the gradients and of gradients times x,
+// which are those of shift and scale.
+struct NormActGradientCall {
+  const ConvGeometry& g;  // of fprop
+  Type type;
+  NormActPlan plan;
+  Activation activation;
+  bool by_sample;
+  const void *dy, *w, *x;
+  const float *scale, *shift;
+  void *gradients, *activated;
+  float* partials;
+};
+
+// As PlanNormAct, for kIdentity, kRelu, kGelu and kSilu.
+std::optional<NormActPlan> PlanNormActGradient(const ConvGeometry& g, Type type,
+                                               Activation activation,
+                                               int multiprocessors);
+
 // cudaErrorInvalidValue where the driver refuses a tensor map.
 cudaError_t NormActFprop(const NormActCall& call, Stage stage,
                          cudaStream_t stream);
+cudaError_t NormActGradient(const NormActGradientCall& call, Stage stage,
+                            cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

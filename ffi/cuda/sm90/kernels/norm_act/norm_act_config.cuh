@@ -16,20 +16,29 @@ inline constexpr int kActivators = 6;
 inline constexpr int kActivatorRegisters = 56, kNormActRegisters = 200;
 static_assert(kActivatorRegisters + kNormActRegisters == 2 * 128);
 
-// Halos of x and stages of weights: what fits in shared memory.
-template <typename T_, int kN_, int kHalos_, int kStages_>
+// Halos of x and stages of weights: what fits in shared memory. kGradient: of
+// dgrad, whose input is dy as it is, whose sums are multiplied by the
+// derivative of the activation, and which stores the activated x too.
+template <typename T_, int kN_, int kHalos_, int kStages_,
+          bool kGradient_ = false>
 struct NormActConfig {
   using T = T_;
   static constexpr int kN = kN_, kHalos = kHalos_, kStages = kStages_;
+  static constexpr bool kGradient = kGradient_;
+  // The filter's output channels are contiguous, of which dgrad sums.
+  static constexpr Contiguous kWeights =
+      kGradient ? Contiguous::kReduction : Contiguous::kRows;
   static constexpr int kHaloBytes = kMaxHaloPixels * 128;
-  static constexpr int kWeightBoxes = (kN + 63) / 64;
-  static constexpr int kWeightBytes = kWeightBoxes * kBoxBytes;
-  static constexpr int kOutputBytes = kNormActTilePixels * kN * 2;
+  static constexpr int kWeightBoxes = kGradient ? 1 : (kN + 63) / 64;
+  static constexpr int kWeightBytes =
+      kGradient ? kN * 128 : kWeightBoxes * kBoxBytes;
+  static constexpr int kTileBytes = kNormActTilePixels * kN * 2;
+  static constexpr int kOutputBytes = (kGradient ? 2 : 1) * kTileBytes;
   // Sums and squares of the pixels of a warp, by block of 64.
   static constexpr int kSumBytes = 2 * (kWarpgroup / 32) * 2 * kN * 4;
 
   // scale and shift of 64 channels, of two images at the most.
-  static constexpr int kFactorBytes = 2 * 2 * 64 * 4;
+  static constexpr int kFactorBytes = kGradient ? 0 : 2 * 2 * 64 * 4;
 
   static constexpr int kWeightOffset = kHalos * kHaloBytes;
   static constexpr int kOutputOffset = kWeightOffset + kStages * kWeightBytes;
@@ -44,9 +53,9 @@ struct NormActBarriers {
   uint64_t copied[Config::kHalos];     // a halo is there
   uint64_t activated[Config::kHalos];  // and activated
   uint64_t used[Config::kHalos];       // and multiplied
-  uint64_t turn[kConsumers];           // the other warpgroup's tile is under way
-  uint64_t residual;                   // it is in the buffer of the output
-  uint64_t stored;                     // from which a tile has been stored
+  uint64_t turn[kConsumers];  // the other warpgroup's tile is under way
+  uint64_t residual;          // it is in the buffer of the output
+  uint64_t stored;            // from which a tile has been stored
 
   __device__ void Init() {  // by one thread
     weights.Init(1, kWarpgroup / 32);

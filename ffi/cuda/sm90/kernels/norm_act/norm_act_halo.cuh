@@ -21,17 +21,8 @@ struct HaloCopies {
   int tile = blockIdx.x, block = 0;
   NormActPlace place = PlaceOf<Config>(problem, tile);
 
-  __device__ void CopyNext() {
-    if (tile >= problem.tiles) return;
-    const uint32_t full = SharedAddress(&barriers.copied[at.stage]);
-    const int channel = block * 64;
-    const int bytes = 4 * min(64, problem.c - channel);
-    BarrierWait(SharedAddress(&barriers.used[at.stage]), at.round ^ 1);
-    BarrierArriveExpect(full, problem.halo_pixels * 128 +
-                                  problem.tile_images * 2 * bytes);
-    LoadTile4(shared + at.stage * Config::kHaloBytes, problem.input, full,
-              channel, place.col - problem.pad_w, place.row - problem.pad_h,
-              place.image);
+  // scale and shift of channels from `channel` on, of the tile's images.
+  __device__ void CopyFactors(int channel, int bytes, uint32_t full) {
     uint32_t to =
         shared + Config::kFactorOffset + at.stage * Config::kFactorBytes;
     for (int i = 0; i < problem.tile_images; ++i) {
@@ -41,6 +32,23 @@ struct HaloCopies {
       LoadBytes(to + 256, problem.shift + from, full, bytes);
       to += 512;
     }
+  }
+
+  __device__ void CopyNext() {
+    if (tile >= problem.tiles) return;
+    const uint32_t full = SharedAddress(&barriers.copied[at.stage]);
+    const int channel = block * 64;
+    BarrierWait(SharedAddress(&barriers.used[at.stage]), at.round ^ 1);
+    int bytes = problem.halo_pixels * 128;
+    if constexpr (!Config::kGradient) {
+      const int of_factor = 4 * min(64, problem.c - channel);
+      bytes += problem.tile_images * 2 * of_factor;
+      CopyFactors(channel, of_factor, full);
+    }
+    BarrierArriveExpect(full, bytes);
+    LoadTile4(shared + at.stage * Config::kHaloBytes, problem.input, full,
+              channel, place.col - problem.pad_w, place.row - problem.pad_h,
+              place.image);
     at.Advance();
     if (++block == problem.channel_blocks) {
       block = 0;
@@ -73,8 +81,13 @@ __device__ __forceinline__ void CopyHalosAndWeights(
         BarrierArriveExpect(full, Config::kWeightBytes);
 #pragma unroll
         for (int i = 0; i < Config::kWeightBoxes; ++i) {
-          LoadTile3(to + i * kBoxBytes, problem.weights, full,
-                    place.channel + i * 64, block * 64, tap);
+          if constexpr (Config::kGradient) {  // its taps are in reverse
+            LoadTile3(to, problem.weights, full, block * 64, place.channel,
+                      taps - 1 - tap);
+          } else {
+            LoadTile3(to + i * kBoxBytes, problem.weights, full,
+                      place.channel + i * 64, block * 64, tap);
+          }
         }
         at.Advance();
       }

@@ -4,11 +4,11 @@
 //
 // A tile's pixels of x, its halo, come to shared memory once for all taps, 64
 // channels at a time. Warps of their own read, activate and write it back, once
-// for nine products of a 3x3 filter. A tap's operand is the halo from another pixel
-// on: the swizzle follows from the address, and an operand's groups of eight
-// pixels may lie any number of bytes apart. Two warpgroups multiply tiles of
-// their own in turns: while one multiplies, the other adds the residual, rounds,
-// sums and stores.
+// for nine products of a 3x3 filter. A tap's operand is the halo from another
+// pixel on: the swizzle follows from the address, and an operand's groups of
+// eight pixels may lie any number of bytes apart. Two warpgroups multiply tiles
+// of their own in turns: while one multiplies, the other adds the residual,
+// rounds, sums and stores.
 //
 // Sums run over blocks of 64 channels, then over taps; of no tile size or batch
 // do they depend.
@@ -23,14 +23,14 @@ namespace jax_convbatch::hopper {
 // The hardware barrier of a warpgroup that multiplies is this and its number.
 inline constexpr int kNormActBarrier = 1;
 
-// acc += a b, with a Contiguous::kReduction and b Contiguous::kRows.
-template <typename T, int kN>
+// acc += a b, with a Contiguous::kReduction.
+template <typename T, Contiguous kB, int kN>
 __device__ __forceinline__ void WgmmaNormAct(float (&d)[kN / 2], uint64_t a,
                                              uint64_t b) {
   if constexpr (kIsResidueN<kN>) {
-    WgmmaResidueN<T, Contiguous::kRows, kN>(d, a, b);
+    WgmmaResidueN<T, kB, kN>(d, a, b);
   } else {
-    Wgmma<T, Contiguous::kReduction, Contiguous::kRows, kN>(d, a, b);
+    Wgmma<T, Contiguous::kReduction, kB, kN>(d, a, b);
   }
 }
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ void MultiplyHalos(
     RingPosition<Config::kStages>& at, float (&acc)[2][Config::kN / 2],
     Issued issued) {
   const ReleaseOwn release;
-  constexpr uint64_t kStepB = kReductionStep<Contiguous::kRows>;
+  constexpr uint64_t kStepB = kReductionStep<Config::kWeights>;
   // The distance of groups of eight pixels in place of 1024 bytes.
   const uint64_t layout =
       kDescriptorBase +
@@ -55,13 +55,14 @@ __device__ __forceinline__ void MultiplyHalos(
     release(SharedAddress(&barriers.used[used_halo]));
     used_halo = -1;
   };
-  const int count =
-      problem.channel_blocks * problem.taps_h * problem.taps_w;
+  const int count = problem.channel_blocks * problem.taps_h * problem.taps_w;
   uint64_t a = 0;
   int r = 0, s = 0;
   for (int i = 0; i < count; ++i) {
     if (r == 0 && s == 0) {
-      BarrierWait(SharedAddress(&barriers.activated[halo.stage]), halo.round);
+      uint64_t* ready =
+          Config::kGradient ? barriers.copied : barriers.activated;
+      BarrierWait(SharedAddress(&ready[halo.stage]), halo.round);
       a = layout + ((shared + halo.stage * Config::kHaloBytes & 0x3FFFF) >> 4);
     }
     BarrierWait(SharedAddress(&barriers.weights.full[at.stage]), at.round);
@@ -72,7 +73,7 @@ __device__ __forceinline__ void MultiplyHalos(
     for (int k = 0; k < 4; ++k) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        WgmmaNormAct<typename Config::T, Config::kN>(
+        WgmmaNormAct<typename Config::T, Config::kWeights, Config::kN>(
             acc[m],
             a + k * kReductionStep<Contiguous::kReduction> +
                 m * problem.block_step,
@@ -102,8 +103,8 @@ __device__ __forceinline__ void MultiplyHalos(
 
 template <typename Config>
 __device__ __forceinline__ void ConsumeHalos(
-    const NormActProblem& problem, int group, uint8_t* memory,
-    uint32_t shared, NormActBarriers<Config>& barriers) {
+    const NormActProblem& problem, int group, uint8_t* memory, uint32_t shared,
+    NormActBarriers<Config>& barriers) {
   using T = typename Config::T;
   constexpr int kN = Config::kN;
   const bool signals = threadIdx.x % 32 == 0;
@@ -141,13 +142,25 @@ __device__ __forceinline__ void ConsumeHalos(
       }
       BarrierWait(SharedAddress(&barriers.residual), turn & 1);
     }
-    WriteNormActTile<T, kN>(problem, place, acc, buffer, sums);
+    if constexpr (Config::kGradient) {
+      WriteGradientTile<T, kN>(problem, place, acc, buffer,
+                               buffer + Config::kTileBytes, sums);
+    } else {
+      WriteNormActTile<T, kN>(problem, place, acc, buffer, sums);
+    }
     FenceAsyncProxy();
     NamedBarrier(kNormActBarrier + group, kWarpgroup);
     StorePartials<kN>(problem, place, sums);
     NamedBarrier(kNormActBarrier + group, kWarpgroup);
     if (leads) {
-      StoreBlocks<kN>(problem, place, buffer);
+      if constexpr (Config::kGradient) {
+        StoreBlocks<kN>(problem, place, problem.activated, buffer);
+        StoreBlocks<kN>(problem, place, problem.output,
+                        buffer + Config::kTileBytes);
+      } else {
+        StoreBlocks<kN>(problem, place, problem.output, buffer);
+      }
+      StoreWaitRead<0>();
       BarrierArrive(SharedAddress(&barriers.stored));
     }
   });
@@ -172,7 +185,9 @@ __global__ void __launch_bounds__(kNormActThreads, 1)
     GiveRegisters<kActivatorRegisters>();
     const int number = warp - kConsumers * (kWarpgroup / 32);
     if (number < kActivators) {
-      ActivateHalos<Config>(problem, number, shared, barriers);
+      if constexpr (!Config::kGradient) {
+        ActivateHalos<Config>(problem, number, shared, barriers);
+      }
     } else if (number == kActivators) {
       if (ElectOne()) CopyHalosAndWeights<Config>(problem, shared, barriers);
     }

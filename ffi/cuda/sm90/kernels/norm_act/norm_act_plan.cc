@@ -17,8 +17,8 @@ int TileChannels(const ConvGeometry& g, const NormActShape& s,
   const int64_t pixels = int64_t{s.tiles_n} * s.tiles_h * s.tiles_w;
   int best = 0;
   double least = 0;
-  for (const auto& [n, cost] : {std::pair{128, 128.0}, std::pair{160, 163.0},
-                                std::pair{64, 76.0}}) {
+  for (const auto& [n, cost] :
+       {std::pair{128, 128.0}, std::pair{160, 163.0}, std::pair{64, 76.0}}) {
     const int64_t tiles = pixels * ((g.K + n - 1) / n);
     const double time =
         double((tiles + multiprocessors - 1) / multiprocessors) * cost;
@@ -58,13 +58,25 @@ std::optional<NormActPlan> PlanNormAct(const ConvGeometry& g, Type type,
   const int64_t tiles =
       int64_t{s.tiles_n} * s.tiles_h * s.tiles_w * ((g.K + n - 1) / n);
   if (tiles > kMaxInt / 2) return std::nullopt;
-  const double used = double(g.output_pixels()) /
-                      (double(s.tiles_w) * s.tiles_h * kNormActTilePixels /
-                       s.images);
+  const double used =
+      double(g.output_pixels()) /
+      (double(s.tiles_w) * s.tiles_h * kNormActTilePixels / s.images);
   NormActPlan plan{n, multiprocessors, s.tiles_w * s.tiles_h, true};
-  plan.preferred = g.C >= 64 && g.K >= 64 && used > 0.75 &&
-                   g.output_pixels() >= 256;
+  plan.preferred =
+      g.C >= 64 && g.K >= 64 && used > 0.75 && g.output_pixels() >= 256;
   return plan;
+}
+
+std::optional<NormActPlan> PlanNormActGradient(const ConvGeometry& g, Type type,
+                                               Activation activation,
+                                               int multiprocessors) {
+  if (activation != Activation::kIdentity && activation != Activation::kRelu &&
+      activation != Activation::kGelu && activation != Activation::kSilu) {
+    return std::nullopt;
+  }
+  // Its stride is 1 where fprop's is.
+  if (!g.stride.all(1) || !g.input_dilation.all(1)) return std::nullopt;
+  return PlanNormAct(DgradAsFprop(g), type, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

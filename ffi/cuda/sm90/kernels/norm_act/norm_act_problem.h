@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells the kernel of norm_act_kernel.cuh.
+// What the host tells the kernel of norm_act_kernel.cuh, in fprop's words. Of
+// dgrad, x and c are dy and its channels, y and k the gradient and its.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_PROBLEM_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_PROBLEM_H_
 
@@ -12,9 +13,11 @@
 namespace jax_convbatch::hopper {
 
 struct NormActProblem {
-  CUtensorMap input;             // [N, H, W, C] by halos of 64 channels
-  CUtensorMap weights;           // [taps, C, K]
-  CUtensorMap output, residual;  // [N, P, Q, K] by blocks of 64 pixels
+  CUtensorMap input;    // [N, H, W, C] by halos of 64 channels
+  CUtensorMap weights;  // [taps, C, K]
+  // [N, P, Q, K] by blocks of 64 pixels. Of dgrad, in place of the residual x,
+  // and the activated x.
+  CUtensorMap output, residual, activated;
   const float *scale, *shift;
   int factor_step;  // from one sample's to the next's
   const void* bias;
@@ -27,8 +30,8 @@ struct NormActProblem {
   Divisor n_tiles, tiles_w, tiles_h;  // along the channels; of an image
   int tiles;
 
-  int n, h, w, c, k;     // of x; k of y
-  int p, q;              // of y
+  int n, h, w, c, k;  // of x; k of y
+  int p, q;           // of y
   int pad_h, pad_w;
   Divisor halo_cols, halo_rows;
   int halo_pixels;

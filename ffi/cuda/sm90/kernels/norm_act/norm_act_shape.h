@@ -19,8 +19,8 @@ inline constexpr int kMaxHaloPixels = 200;
 // How tiles lie, and the pixels of x that one reads: its halo.
 struct NormActShape {
   NormActTile tile;
-  int cols, rows, images;            // of a tile
-  int halo_cols, halo_rows;          // of one image
+  int cols, rows, images;    // of a tile
+  int halo_cols, halo_rows;  // of one image
   int tiles_w, tiles_h, tiles_n;
 
   int halo_pixels() const { return images * halo_rows * halo_cols; }
@@ -32,8 +32,9 @@ inline NormActShape NormActShapeOf(const ConvGeometry& g) {
            : g.P <= 8 ? NormActTile::kImages
                       : NormActTile::kBelow;
   s.cols = s.tile == NormActTile::kRow ? 128 : 8;
-  s.rows = s.tile == NormActTile::kRow ? 1
-           : s.tile == NormActTile::kImages ? 8 : 16;
+  s.rows = s.tile == NormActTile::kRow      ? 1
+           : s.tile == NormActTile::kImages ? 8
+                                            : 16;
   s.images = s.tile == NormActTile::kImages ? 2 : 1;
   s.halo_cols = s.cols + static_cast<int>((g.S - 1) * g.filter_dilation.w);
   s.halo_rows = s.rows + static_cast<int>((g.R - 1) * g.filter_dilation.h);

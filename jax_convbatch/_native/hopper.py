@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of what the CUDA module has for Hopper GPUs besides the three operations."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jax_convbatch._native import targets
+from jax_convbatch._shapes.geometry import ConvGeometry
+
+
+def deform_plan(
+    geometry: ConvGeometry, dtype: str, offset_groups: int
+) -> dict[str, Any] | str:
+    """How the CUDA kernels run fprop of a deformable convolution, or why not.
+
+    Args:
+      geometry, dtype: as in `targets.implicit_gemm_plans`; float32 is multiplied as
+        TF32.
+      offset_groups: groups of input channels with offsets of their own.
+
+    Returns:
+      {"tile_n": channels of a tile, "split": blocks that share its reduction, ...},
+      or a reason.
+    """
+    module, gpu = targets.cuda()
+    if module is None:
+        return "this: the cuda module is not there"
+    if gpu.capability != targets.HOPPER:
+        return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    native = module.implicit_gemm_deform_plan(
+        fields, dtype, offset_groups, gpu.multiprocessors
+    )
+    return native or "channels of this number (see docs/contributing/kernels.md)"
+
+
+def column_plan(op: str, geometry: ConvGeometry, dtype: str, samples: int) -> Any:
+    """How the Hopper kernels multiply a deformable convolution's sampled columns.
+
+    Args:
+      op, geometry, dtype: as in `targets.implicit_gemm_plans`.
+      samples: how many of the batch at a time.
+
+    Returns:
+      {"workspace": bytes, "adds_bias": whether fprop adds one, ...}, or None where
+      cuBLAS multiplies, which does not depend on the batch.
+    """
+    module, gpu = targets.cuda()
+    if module is None or gpu.capability != targets.HOPPER:
+        return None
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    return module.implicit_gemm_column_plan(
+        op, fields, dtype, samples, gpu.multiprocessors
+    )
+
+
+def norm_act_plan(
+    op: str, geometry: ConvGeometry, dtype: str, activation: str
+) -> dict[str, Any] | None:
+    """How one kernel norms, activates and convolves on JAX's first GPU, or None.
+
+    Args:
+      op: "fprop", or "dgrad" for the gradient.
+      geometry, dtype: as in `targets.implicit_gemm_plans`.
+      activation: its name.
+
+    Returns:
+      {"tile_n": channels of a tile, "workspace": bytes for sums, "preferred": whether
+      it is faster than a pass and a convolution, ...}.
+    """
+    module, gpu = targets.cuda()
+    if module is None or gpu.capability != targets.HOPPER:
+        return None
+    return _norm_act_plan(op, geometry, dtype, activation, gpu.multiprocessors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _norm_act_plan(
+    op: str, geometry: ConvGeometry, dtype: str, activation: str, count: int
+) -> dict[str, Any] | None:
+    module, _ = targets.cuda()
+    assert module is not None
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    return module.implicit_gemm_norm_act_plan(op, fields, dtype, activation, count)
