@@ -39,11 +39,10 @@ from jax_convbatch._layers import activations, channel_sums, norm_act
 from jax_convbatch._layers.norm_act_parts import (
     NormAct,
     activated,
-    by_sample,
     plan,
+    sums_of,
 )
 from jax_convbatch._native import targets
-from jax_convbatch._shapes.geometry import accumulator
 
 __all__ = ["Statistics", "norm_act_conv", "scale_and_shift", "statistics_of"]
 
@@ -188,11 +187,7 @@ def norm_act_conv(
     if fused is not None:
         static, x, w, bias, residual = fused
         y, *sums = norm_act.layer(x, w, *given, bias, residual, static)
-        if statistics is None:
-            return y
-        if statistics == "channels":
-            return y, Statistics(*(a.sum(0) for a in sums))
-        return y, Statistics(*channel_sums.of_groups(sums, int(statistics)))
+        return (y, Statistics(*sums)) if sums else y
 
     def layer(
         x: jax.Array, w: jax.Array, factors: Any, bias: Any, residual: Any
@@ -207,7 +202,7 @@ def norm_act_conv(
     if not nothing_before:
         layer = jax.checkpoint(layer)
     y = layer(x, w, given, bias, residual)
-    return y if statistics is None else (y, _statistics_of(y, statistics))
+    return y if statistics is None else (y, Statistics(*sums_of(y, statistics)))
 
 
 def _in_one_kernel(
@@ -259,9 +254,9 @@ def _in_one_kernel(
         activation,
         bias is not None,
         residual is not None,
-        statistics is not None,
+        statistics,
     )
-    if plan(static, x.dtype, platform) is None:
+    if all(plan(static, x.dtype, platform, op) is None for op in ("fprop", "dgrad")):
         return None
     bias, residual, _ = fitted(
         bias, residual, None, params.shape("y"), params.axis("y", "K"), x.dtype
@@ -289,7 +284,7 @@ def statistics_of(x: ArrayLike, statistics: str | int) -> Statistics:
         raise ValueError(f"x must be [N, *spatial, C], got shape {tuple(x.shape)}")
     _check_floating("x", x)
     _check_statistics(statistics, x.shape[-1])
-    return _statistics_of(x, statistics)
+    return Statistics(*sums_of(x, statistics))
 
 
 def scale_and_shift(
@@ -351,14 +346,6 @@ def scale_and_shift(
     scale = factor if gamma is None else factor * jnp.asarray(gamma, factor.dtype)
     shift = -mean * scale
     return scale, shift if beta is None else shift + jnp.asarray(beta, shift.dtype)
-
-
-def _statistics_of(y: jax.Array, statistics: str | int) -> Statistics:
-    if statistics == "channels":
-        wide = y.astype(accumulator(y.dtype))
-        return Statistics(*channel_sums.sums(wide, wide, (y.ndim - 1,), y.dtype))
-    # By channel first: two levels of sums.
-    return Statistics(*channel_sums.of_groups(by_sample(y), int(statistics)))
 
 
 def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:

@@ -14,7 +14,7 @@ from fake_gpus import on
 import jax_convbatch as jcb
 from jax_convbatch import norms
 from jax_convbatch._layers import norm_act_parts
-from jax_convbatch._native import targets
+from jax_convbatch._native import hopper, targets
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._shapes import geometry
 
@@ -58,9 +58,6 @@ LAYERS = {
     "few rows": Layer(3, (8, 40), (3, 3), (128, 64), residual=True),
 }
 
-# Much of the tiles of x would be empty.
-NO_GRADIENT = ("valid",)
-
 
 def params_of(layer, **options):
     x, w = layer.shapes
@@ -97,7 +94,11 @@ def stock_conv(x, w, layer):
 
 def static_of(layer, **options):
     return norm_act_parts.NormAct(
-        params_of(layer, **options), layer.activation, layer.bias, layer.residual, True
+        params_of(layer, **options),
+        layer.activation,
+        layer.bias,
+        layer.residual,
+        "channels",
     )
 
 
@@ -105,56 +106,88 @@ def planned(layer, op="fprop", **options):
     return norm_act_parts.plan(static_of(layer, **options), layer.dtype, "cuda", op)
 
 
+@pytest.fixture
+def always(monkeypatch):
+    """The kernel wherever there is one, also where a pass and a convolution are as
+    fast."""
+    found = hopper.norm_act_plan
+
+    def preferred(*arguments):
+        plan = found(*arguments)
+        return plan and {**plan, "preferred": True}
+
+    monkeypatch.setattr(hopper, "norm_act_plan", preferred)
+
+
 # --- plans, without a GPU -------------------------------------------------------
 
 
+@pytest.mark.cuda_module
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.cuda_module
-def test_it_is_one_kernel_whatever_the_batch(monkeypatch, name, op):
+def test_there_is_a_kernel(monkeypatch, always, name, op):
     on(monkeypatch, "9.0")
-    layer = LAYERS[name]
-    for n in (1, 2, 7, 256):
-        found = planned(layer._replace(n=n), op)
-        if name in NO_GRADIENT and op == "dgrad":
-            assert found is None
-        else:
-            assert found is not None and found["tile_n"] in (64, 128, 160)
+    found = planned(LAYERS[name], op)
+    assert found is not None and found["tile_n"] in (64, 96, 128, 160)
+
+
+LARGE = Layer(3, (64, 64), (3, 3), (128, 320))
+BOTH = (
+    LARGE,
+    LARGE._replace(pixels=(32, 33)),
+    LARGE._replace(dtype="float16"),
+    LARGE._replace(pixels=(16384,), taps=(5,), channels=(768, 896)),
+)
+GRADIENTS = (
+    LARGE._replace(taps=(1, 1)),
+    LARGE._replace(channels=(64, 64)),
+    LARGE._replace(pixels=(4096,), taps=(5,)),
+)
+NEITHER = (
+    LARGE._replace(dtype="float32"),
+    LARGE._replace(channels=(100, 128)),
+    LARGE._replace(taps=(7, 7)),
+    LARGE._replace(pixels=(16, 16)),
+    LARGE._replace(pixels=(65, 33)),
+    LARGE._replace(n=0),
+)
 
 
 @pytest.mark.cuda_module
-def test_what_is_composed(monkeypatch):
+def test_where_it_is_faster_whatever_the_batch(monkeypatch):
     on(monkeypatch, "9.0")
-    layer = LAYERS["128"]
-    assert planned(layer) is not None
-    for other in (
-        layer._replace(dtype="float32"),
-        layer._replace(channels=(100, 128)),
-        layer._replace(channels=(32, 128)),
-        layer._replace(taps=(7, 7)),
-        layer._replace(pixels=(7, 7)),
-        layer._replace(pixels=(35, 9)),
-        layer._replace(n=0),
-    ):
-        assert planned(other) is None
-    assert planned(layer, algorithm="cudnn") is None
-    assert planned(layer, workspace_limit=1000) is None
-    assert planned(layer._replace(activation="elu")) is not None
-    assert planned(layer._replace(activation="elu"), "dgrad") is None
-    strided = static_of(layer)
-    g = strided.params.geometry
-    g = g._replace(stride=(1, 2, 2), P=16, Q=16)
+    for layers, wanted in (
+        (BOTH, (True, True)), (GRADIENTS, (False, True)), (NEITHER, (False, False))
+    ):  # fmt: skip
+        for layer in layers:
+            for n in (1, 2, 7, 256) if layer.n else (0,):
+                ops = ("fprop", "dgrad")
+                found = [planned(layer._replace(n=n), op) for op in ops]
+                assert tuple(plan is not None for plan in found) == wanted, layer
+
+
+@pytest.mark.cuda_module
+def test_options_and_gpus(monkeypatch):
+    on(monkeypatch, "9.0")
+    assert planned(LARGE, algorithm="implicit_gemm") is not None
+    assert planned(LARGE, algorithm="cudnn") is None
+    assert planned(LARGE, workspace_limit=1000) is None
+    elu = LARGE._replace(activation="elu")
+    assert planned(elu) is not None and planned(elu, "dgrad") is None
+    strided = static_of(LARGE)
+    g = strided.params.geometry._replace(stride=(1, 2, 2), P=32, Q=32)
     strided = strided._replace(params=dataclasses.replace(strided.params, geometry=g))
-    assert norm_act_parts.plan(strided, layer.dtype, "cuda") is None
+    for op in ("fprop", "dgrad"):
+        assert norm_act_parts.plan(strided, LARGE.dtype, "cuda", op) is None
     on(monkeypatch, "8.0")
-    assert planned(layer) is None
+    assert planned(LARGE) is None
 
 
 @pytest.mark.cuda_module
 def test_explain_says_so(monkeypatch):
     on(monkeypatch, "9.0")
     monkeypatch.setattr(targets, "default_platform", lambda: "cuda")
-    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in LAYERS["128"].shapes)
+    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in LARGE.shapes)
     scale = jax.ShapeDtypeStruct((3, 128), np.float32)
 
     def layer(x, w, scale, groups=32):
@@ -235,20 +268,19 @@ def wide(tree):
     return jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), tree)
 
 
-def assert_near(got, want, dtype):
+def assert_near(got, want, dtype, roundings=1):
     got, want = (np.asarray(a, np.float64) for a in (got, want))
     most = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-8}[
         np.dtype(dtype).name
     ]
     assert got.shape == want.shape
-    assert np.abs(got - want).max() <= most * np.abs(want).max()
+    assert np.abs(got - want).max() <= roundings * most * np.abs(want).max()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LAYERS)
-def test_forward(name):
+def test_forward(always, name):
     layer = LAYERS[name]
-    assert planned(layer) is not None
     given, _ = operands(layer)
     y, sums = jax.jit(ours(layer, "channels"))(given)
     with jax.enable_x64(True):
@@ -269,7 +301,7 @@ def test_forward(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LAYERS)
-def test_backward(name):
+def test_backward(always, name):
     layer = LAYERS[name]
     given, dy = operands(layer, 1)
 
@@ -282,11 +314,12 @@ def test_backward(name):
         wanted = jax.vjp(exact(layer), wide(given))[1](wide(dy))[0]
     for name, want in wanted.items():
         assert found[name].dtype == given[name].dtype
-        assert_near(found[name], want, layer.dtype)
+        # Of what is stored between, too.
+        assert_near(found[name], want, layer.dtype, roundings=2)
 
 
 @pytest.mark.gpu
-def test_backward_through_the_statistics():
+def test_backward_through_the_statistics(always):
     """Of two layers, beside what the composition gives."""
     layer = LAYERS["128"]
     given, dy = operands(layer, 2)
@@ -312,7 +345,7 @@ def test_backward_through_the_statistics():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["64", "160", "cut", "a sequence"])
-def test_the_bits_of_a_sample_do_not_depend_on_the_batch(name):
+def test_the_bits_of_a_sample_do_not_depend_on_the_batch(always, name):
     layer = LAYERS[name]._replace(by_sample=True, residual=False, n=64)
     given, dy = operands(layer)
     groups = layer.channels[1] // 4
@@ -334,7 +367,7 @@ def test_the_bits_of_a_sample_do_not_depend_on_the_batch(name):
 
 
 @pytest.mark.gpu
-def test_a_hundred_runs_give_the_same_bits():
+def test_a_hundred_runs_give_the_same_bits(always):
     layer = LAYERS["cut"]
     given, _ = operands(layer)
     step = jax.jit(lambda g: jax.vjp(ours(layer, "channels"), g)[0])
@@ -346,7 +379,7 @@ def test_a_hundred_runs_give_the_same_bits():
 
 
 @pytest.mark.gpu
-def test_transforms():
+def test_transforms(always):
     layer = LAYERS["64"]
     given, dy = operands(layer)
     call = ours(layer, 16)

@@ -207,7 +207,7 @@ def _norm_act_rows(eqn: Any, platform: str) -> list[Row]:
     found = norm_act_parts.plan(static, x.dtype, platform)
     if found is None:
         return _composed_rows(eqn, norm_act_parts.composed, platform)
-    size = found["workspace"] if static.sums else 0
+    size = 0 if static.statistics is None else found["workspace"]
     return [_halo_row("fprop", static, x.dtype, found, static.describe(), size)]
 
 

@@ -21,13 +21,13 @@ from jax_convbatch import _compat
 from jax_convbatch._layers import norm_act_grad
 from jax_convbatch._layers.norm_act_parts import (
     NormAct,
-    by_sample,
     composed,
     plan,
+    sums_of,
     without_sums,
 )
 from jax_convbatch._native import native
-from jax_convbatch._primitives.bias import broadcast_bias
+from jax_convbatch._primitives.bias import broadcast_bias, result_sharding
 from jax_convbatch._shapes import folding
 from jax_convbatch._shapes.geometry import accumulator
 from jax_convbatch._sharding import partition
@@ -42,7 +42,7 @@ def layer(
     residual: jax.Array | None,
     static: NormAct,
 ) -> list[jax.Array]:
-    """[y], or [y, its sums and those of its squares by sample and channel, [N, K]].
+    """[y], or [y, its sums and those of its squares].
 
     Args:
       x, w: as `static.params` says.
@@ -74,12 +74,15 @@ def _local(
         return composed(x, w, *rest, static=static)
     g = params.geometry
     y = jax.ShapeDtypeStruct(params.shape("y"), x.dtype)
-    sums = jax.ShapeDtypeStruct((g.N, g.K), np.float32)
+    by_sample = static.statistics not in (None, "channels")
+    groups = static.statistics if by_sample else g.K
+    sums = jax.ShapeDtypeStruct((g.N, groups) if by_sample else (g.K,), np.float32)
     workspace = jax.ShapeDtypeStruct((found["workspace"],), np.uint8)
+    has_sums = static.statistics is not None
     out = native.ffi_call(
         params.name("conv_norm_act", x.dtype, static.activation),
         "jax_convbatch_implicit_gemm_norm_act_fprop",
-        [y, *([sums, sums, workspace] if static.sums else [])],
+        [y, *([sums, sums, workspace] if has_sums else [])],
     )(
         x,
         w,
@@ -89,7 +92,8 @@ def _local(
             "activation": static.activation,
             "bias": np.int64(static.bias),
             "residual": np.int64(static.residual),
-            "sums": np.int64(static.sums),
+            "groups": np.int64(groups if has_sums else 0),
+            "by_sample": np.int64(by_sample),
         },
     )
     return list(out[:3])
@@ -110,7 +114,11 @@ def _lowering(
             axes: list[int | None] = [0, None, *[0 if scale.ndim == 2 else None] * 2]
             axes += [None] * static.bias + [0] * static.residual
             operands = [(a.ndim, at) for a, at in zip(avals, axes, strict=True)]
-            results = [(a.ndim, 0) for a in ctx.avals_out]
+            by_channel = static.statistics == "channels"
+            results = [
+                (a.ndim, None if i and by_channel else 0)
+                for i, a in enumerate(ctx.avals_out)
+            ]
             fun = partition.partitioned_samples(
                 fun, tuple(operands), tuple(results), static
             )
@@ -147,9 +155,10 @@ def _jvp(
 
         moved = [[a[i] for i in moving] for a in (primals, tangents)]
         dy = jax.jvp(of_moving, *moved)[1]
-    if not static.sums:
+    if static.statistics is None:
         return out, [dy]
-    return out, [dy, *jax.jvp(by_sample, [out[0]], [dy])[1]]
+    sums = partial(sums_of, statistics=static.statistics)
+    return out, [dy, *jax.jvp(sums, [out[0]], [dy])[1]]
 
 
 # --- vmap -----------------------------------------------------------------------
@@ -186,9 +195,16 @@ def _batching(
         )
     if static.residual:
         rest[-1] = of_samples(rest[-1], dims[-1], x.ndim)
-    static = static._replace(params=static.params.with_sizes(N=n * size))
-    out = norm_act_p.bind(x, w, scale, shift, *rest, static=static)
-    return [folding.unfold(a, 0, size, 1) for a in out], [0] * len(out)
+    by_channel = static.statistics == "channels"
+    folded = static._replace(
+        params=static.params.with_sizes(N=n * size),
+        statistics=static.params.geometry.K if by_channel else static.statistics,
+    )
+    out = norm_act_p.bind(x, w, scale, shift, *rest, static=folded)
+    out = [folding.unfold(a, 0, size, 1) for a in out]
+    if by_channel:
+        out[1:] = [a.sum(1) for a in out[1:]]
+    return out, [0] * len(out)
 
 
 # --- definition -----------------------------------------------------------------
@@ -199,10 +215,16 @@ _Y = (
     lambda x, *_, static: x.sharding,
 )
 _SUMS = (
-    lambda x, *_, static: (x.shape[0], static.params.geometry.K),
+    lambda x, *_, static: (
+        (static.params.geometry.K,)
+        if static.statistics == "channels"
+        else (x.shape[0], static.statistics)
+    ),
     lambda x, *_, static: accumulator(x.dtype),
-    lambda x, *_, static: x.sharding.update(
-        spec=(x.sharding.spec[0], None),
+    lambda x, *_, static: result_sharding(
+        x,
+        kept=(0,) if static.statistics == "channels" else (0, 1),
+        out_sharding=None,
     ),
 )
 norm_act_p = _compat.multi_primitive(
@@ -210,7 +232,7 @@ norm_act_p = _compat.multi_primitive(
     _Y,
     _SUMS,
     _SUMS,
-    count=lambda options: 3 if options["static"].sums else 1,
+    count=lambda options: 1 if options["static"].statistics is None else 3,
 )
 _compat.defjvp(norm_act_p, _jvp)
 _compat.defjet(norm_act_p, composed)

@@ -36,7 +36,7 @@ def suits(x: jax.Array, moving: Sequence[int], static: NormAct) -> bool:
 
 
 def _without_rest(static: NormAct) -> Callable[..., jax.Array]:
-    static = static._replace(bias=False, residual=False, sums=False)
+    static = static._replace(bias=False, residual=False, statistics=None)
     # The convolution is linear, so that only the activated x is formed again.
     return jax.checkpoint(partial(without_sums, static=static))
 
@@ -69,9 +69,8 @@ def _local(
         return composed_cotangent(x, w, scale, shift, dy, static=static)
     g = params.geometry
     like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    sums = jax.ShapeDtypeStruct((g.N, g.C), np.float32)
+    sums = jax.ShapeDtypeStruct(scale.shape, np.float32)
     workspace = jax.ShapeDtypeStruct((found["workspace"],), np.uint8)
-    none = dict.fromkeys(("bias", "residual", "sums"), np.int64(0))
     dz, h, d_shift, d_scale, _ = native.ffi_call(
         params.name("conv_norm_act_dgrad", x.dtype, static.activation),
         "jax_convbatch_implicit_gemm_norm_act_gradient",
@@ -83,13 +82,17 @@ def _local(
         shift,
         x,
         geometry=g.attribute(),
-        layer={"activation": static.activation, **none},
+        layer={
+            "activation": static.activation,
+            "bias": np.int64(0),
+            "residual": np.int64(0),
+            "groups": np.int64(g.C),
+            "by_sample": np.int64(scale.ndim == 2),
+        },
     )
     dw = primitives.local_call(OPS["wgrad"], "cuda", x.dtype, params, h, dy)
     by_pixel = scale.reshape(-1, *(1,) * (x.ndim - 2), g.C)
     dx = (dz.astype(scale.dtype) * by_pixel).astype(x.dtype)
-    if scale.ndim == 1:
-        d_scale, d_shift = d_scale.sum(0), d_shift.sum(0)
     return [dx, dw, d_scale, d_shift]
 
 

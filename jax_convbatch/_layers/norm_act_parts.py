@@ -26,14 +26,15 @@ class NormAct(NamedTuple):
       params: the convolution, of channels-last arrays.
       activation: a name of `activations.ACTIVATIONS`, or "identity".
       bias, residual: whether there is one.
-      sums: whether sums of the result are results.
+      statistics: None; or what sums of the result there are besides: "channels", or
+        a number of groups, by sample.
     """
 
     params: ConvParams
     activation: str
     bias: bool
     residual: bool
-    sums: bool
+    statistics: str | int | None
 
     def named(self, rest: Sequence[Any]) -> dict[str, Any]:
         """Operands after scale and shift by name; None where there is none."""
@@ -47,7 +48,7 @@ class NormAct(NamedTuple):
         words = ["scale and shift"]
         words += [self.activation] if self.activation != "identity" else []
         words += ["bias"] * self.bias + ["residual"] * self.residual
-        words += ["sums of the result"] * self.sums
+        words += ["sums of the result"] * (self.statistics is not None)
         return ", ".join(words)
 
 
@@ -96,10 +97,15 @@ def activated(
     return (fn(z) if fn else z).astype(x.dtype)
 
 
-def by_sample(y: jax.Array) -> list[jax.Array]:
-    """Sums of y and of its squares by sample and channel, in f32 (f64 of f64)."""
-    wide = y.astype(accumulator(y.dtype))
-    return channel_sums.sums(wide, wide, (0, y.ndim - 1), y.dtype)
+def sums_of(y: jax.Array, statistics: str | int) -> list[jax.Array]:
+    """Sums of y and of its squares, in f32 (f64 of f64): by channel, or by sample and
+    group of channels."""
+    wide, last = y.astype(accumulator(y.dtype)), y.ndim - 1
+    if statistics == "channels":
+        return channel_sums.sums(wide, wide, (last,), y.dtype)
+    # By channel first: two levels of sums.
+    by_channel = channel_sums.sums(wide, wide, (0, last), y.dtype)
+    return channel_sums.of_groups(by_channel, int(statistics))
 
 
 def without_sums(
@@ -120,4 +126,4 @@ def without_sums(
 
 def composed(*arrays: jax.Array, static: NormAct) -> list[jax.Array]:
     y = without_sums(*arrays, static=static)
-    return [y, *by_sample(y)] if static.sums else [y]
+    return [y] if static.statistics is None else [y, *sums_of(y, static.statistics)]

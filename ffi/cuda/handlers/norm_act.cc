@@ -25,11 +25,13 @@
 namespace jax_convbatch {
 namespace {
 
-// Which operands there are besides x, w, scale and shift; and whether sums are
-// results, [N, K] each, and bytes for those of tiles.
+// Which operands there are besides x, w, scale and shift; and groups of
+// channels whose sums by sample are results [N, groups], or of as many as there
+// are channels and not `by_sample` [groups], with bytes for those of tiles. 0
+// groups: no sums.
 struct NormActAttributes {
   std::string_view activation;
-  int64_t bias, residual, sums;
+  int64_t bias, residual, groups, by_sample;
 };
 
 }  // namespace
@@ -108,21 +110,36 @@ ffi::Error Check(std::initializer_list<Sized> arrays,
   return ffi::Error::Success();
 }
 
-// Sums and their squares (or products) [N, channels], and those of tiles.
+// Sums and their squares (or products), and those of tiles.
 struct Sums {
+  ChannelSumsShape shape;
   float *first, *second, *partials;
+
+  cudaError_t Add(cudaStream_t stream) const {
+    return AddChannelSums(stream, shape, partials, first, second);
+  }
 };
 
+// Of so many channels in so many tiles of an image.
 template <typename Where>
 ffi::Error FindSums(const ffi::RemainingRets& results, size_t from,
-                    const ConvGeometry& g, int64_t channels, int chunks,
-                    Where&& where, Sums* sums) {
-  const int64_t bytes = g.N * channels * int64_t{sizeof(float)};
+                    const ConvGeometry& g, const NormActAttributes& a,
+                    int64_t channels, int chunks, Where&& where, Sums* sums) {
+  if (a.groups < 1 || channels % a.groups != 0 ||
+      (!a.by_sample && a.groups != channels)) {
+    return Wrong("the groups", where);
+  }
+  sums->shape =
+      a.by_sample ? ChannelSumsShape{g.N, chunks, a.groups, channels / a.groups}
+                  : ChannelSumsShape{1, g.N * chunks, a.groups};
+  const int64_t bytes = sums->shape.samples * a.groups * int64_t{sizeof(float)};
   int64_t wanted = bytes;
   for (float** to : {&sums->first, &sums->second, &sums->partials}) {
     auto buffer = results.get<ffi::AnyBuffer>(from++);
     if (!buffer.has_value()) return buffer.error();
-    if (to == &sums->partials) wanted = 2 * chunks * bytes;
+    if (to == &sums->partials) {
+      wanted = g.N * chunks * 2 * channels * int64_t{sizeof(float)};
+    }
     if (static_cast<int64_t>((**buffer).size_bytes()) < wanted) {
       return Wrong("the sums", where);
     }
@@ -165,9 +182,9 @@ ffi::Error RunFprop(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
   const auto plan = hopper::PlanNormAct(g, c.type, c.multiprocessors);
   if (!plan) return NotCovered(where);
   Sums sums{};
-  if (a.sums) {
+  if (a.groups) {
     JCB_RETURN_IF_ERROR(
-        FindSums(results, 0, g, g.K, plan->chunks, where, &sums));
+        FindSums(results, 0, g, a, g.K, plan->chunks, where, &sums));
   }
   const hopper::NormActCall call = {g,
                                     c.type,
@@ -184,10 +201,8 @@ ffi::Error RunFprop(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
                                     sums.partials};
   JCB_RETURN_IF_ERROR(
       ToError(hopper::NormActFprop(call, stage, stream), where));
-  if (!a.sums || stage == Stage::kPrepare) return ffi::Error::Success();
-  return ToError(AddChannelSums(stream, g.N, plan->chunks, g.K, sums.partials,
-                                sums.first, sums.second),
-                 where);
+  if (!a.groups || stage == Stage::kPrepare) return ffi::Error::Success();
+  return ToError(sums.Add(stream), where);
 }
 
 ffi::Error RunGradient(const ffi::AnyBuffer& dy, const ffi::AnyBuffer& w,
@@ -213,7 +228,8 @@ ffi::Error RunGradient(const ffi::AnyBuffer& dy, const ffi::AnyBuffer& w,
       hopper::PlanNormActGradient(g, c.type, c.activation, c.multiprocessors);
   if (!plan) return NotCovered(where);
   Sums sums{};
-  JCB_RETURN_IF_ERROR(FindSums(results, 1, g, g.C, plan->chunks, where, &sums));
+  JCB_RETURN_IF_ERROR(
+      FindSums(results, 1, g, a, g.C, plan->chunks, where, &sums));
   const hopper::NormActGradientCall call = {g,
                                             c.type,
                                             *plan,
@@ -230,9 +246,7 @@ ffi::Error RunGradient(const ffi::AnyBuffer& dy, const ffi::AnyBuffer& w,
   JCB_RETURN_IF_ERROR(
       ToError(hopper::NormActGradient(call, stage, stream), where));
   if (stage == Stage::kPrepare) return ffi::Error::Success();
-  return ToError(AddChannelSums(stream, g.N, plan->chunks, g.C, sums.partials,
-                                sums.first, sums.second),
-                 where);
+  return ToError(sums.Add(stream), where);
 }
 
 // One of the two, and their stages.
@@ -259,7 +273,7 @@ ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer scale,
       ToError(cudaGetDevice(&device), [&] { return Describe("norm_act", g); }));
   CallKey key;
   key.Add(device).Add(g).Add(x.element_type()).Add(a.activation);
-  key.Add(a.bias).Add(a.residual).Add(a.sums);
+  key.Add(a.bias).Add(a.residual).Add(a.groups).Add(a.by_sample);
   using Tag = std::integral_constant<Runner, kRun>;
   return PrepareOnce<Tag>(key, [&] {
     return kRun(x, w, scale, shift, more, y, results, g, a, Stage::kPrepare,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of channel_sums.cuh, from those of parts of a sample.
+// Sums by channel, or by sample and group of channels, from those of parts of
+// samples.
 #ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHANNEL_SUMS_H_
 #define JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHANNEL_SUMS_H_
 
@@ -9,11 +10,15 @@
 
 namespace jax_convbatch {
 
-// partials: [samples, chunks, 2, K]; s1, s2: [samples, K]. In an order that
-// follows from `chunks`.
-cudaError_t AddChannelSums(cudaStream_t stream, int64_t samples, int64_t chunks,
-                           int64_t K, const float* partials, float* s1,
-                           float* s2);
+// partials: [samples, chunks, 2, groups, channels]; s1, s2: [samples, groups].
+// In an order that follows from the other sizes.
+struct ChannelSumsShape {
+  int64_t samples, chunks, groups, channels = 1;
+};
+
+// Follows a kernel that wrote `partials`, and may start before it has ended.
+cudaError_t AddChannelSums(cudaStream_t stream, const ChannelSumsShape& shape,
+                           const float* partials, float* s1, float* s2);
 
 }  // namespace jax_convbatch
 

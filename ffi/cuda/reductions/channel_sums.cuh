@@ -110,7 +110,7 @@ cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t samples,
   kernel<<<static_cast<unsigned>(blocks), kChannelThreads, 0, stream>>>(
       s, static_cast<const T*>(a), static_cast<const T*>(b),
       static_cast<float*>(partials));
-  return AddChannelSums(stream, samples, s.chunks, K,
+  return AddChannelSums(stream, {samples, s.chunks, K},
                         static_cast<const float*>(partials), s1, s2);
 }
 

@@ -14,6 +14,8 @@ cudaError_t Dispatch(const NormActProblem& problem, const NormActPlan& plan,
   switch (plan.tile_n) {
     case 64:
       return launch(NormActConfig<T, 64, 4, 8>());
+    case 96:
+      return launch(NormActConfig<T, 96, 4, 5>());
     case 128:
       return launch(NormActConfig<T, 128, 4, 5>());
     case 160:

@@ -15,6 +15,8 @@ cudaError_t Dispatch(const NormActProblem& problem, const NormActPlan& plan,
   switch (plan.tile_n) {
     case 64:
       return launch(NormActConfig<T, 64, 4, 6, true>());
+    case 96:
+      return launch(NormActConfig<T, 96, 4, 5, true>());
     case 128:
       return launch(NormActConfig<T, 128, 3, 4, true>());
     case 160:

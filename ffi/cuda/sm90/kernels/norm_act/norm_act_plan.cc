@@ -10,24 +10,41 @@ namespace {
 constexpr int64_t kMaxInt = INT32_MAX;
 constexpr int64_t kMaxBox = 256;  // of a side, in pixels
 
-// The channels of a tile by the waves of tiles that they take. 160 leave half a
-// box of the filter unused, and have fewer stages.
+// What a tile of so many channels takes, for a block of 64 of what it sums.
+// Narrow ones read more of shared memory than they multiply; of 160 half a box
+// of the filter is not used.
+struct TileCost {
+  int n;
+  double cost;
+};
+constexpr TileCost kTileCosts[] = {{128, 128}, {160, 163}, {96, 108}, {64, 90}};
+
+// The channels of a tile by the waves of tiles that they take.
 int TileChannels(const ConvGeometry& g, const NormActShape& s,
                  int multiprocessors) {
   const int64_t pixels = int64_t{s.tiles_n} * s.tiles_h * s.tiles_w;
   int best = 0;
   double least = 0;
-  for (const auto& [n, cost] :
-       {std::pair{128, 128.0}, std::pair{160, 163.0}, std::pair{64, 76.0}}) {
-    const int64_t tiles = pixels * ((g.K + n - 1) / n);
+  for (const TileCost& tile : kTileCosts) {
+    const int64_t tiles = pixels * ((g.K + tile.n - 1) / tile.n);
     const double time =
-        double((tiles + multiprocessors - 1) / multiprocessors) * cost;
+        double((tiles + multiprocessors - 1) / multiprocessors) * tile.cost;
     if (best == 0 || time < least) {
-      best = n;
+      best = tile.n;
       least = time;
     }
   }
   return best;
+}
+
+// Of images, and of sequences, whose tiles are twice as wide as high: measured
+// where a pass and a convolution are as fast.
+constexpr int64_t kFewestPixels = 1024, kShortestSequence = 8192;
+
+bool IsLarge(const ConvGeometry& g, const NormActShape& s) {
+  const double tiles = double(s.tiles_w) * s.tiles_h / s.images;
+  return g.output_pixels() >= kFewestPixels &&
+         g.output_pixels() > 0.75 * tiles * kNormActTilePixels;
 }
 
 }  // namespace
@@ -58,12 +75,12 @@ std::optional<NormActPlan> PlanNormAct(const ConvGeometry& g, Type type,
   const int64_t tiles =
       int64_t{s.tiles_n} * s.tiles_h * s.tiles_w * ((g.K + n - 1) / n);
   if (tiles > kMaxInt / 2) return std::nullopt;
-  const double used =
-      double(g.output_pixels()) /
-      (double(s.tiles_w) * s.tiles_h * kNormActTilePixels / s.images);
-  NormActPlan plan{n, multiprocessors, s.tiles_w * s.tiles_h, true};
-  plan.preferred =
-      g.C >= 64 && g.K >= 64 && used > 0.75 && g.output_pixels() >= 256;
+  NormActPlan plan{n, multiprocessors, s.tiles_w * s.tiles_h, false};
+  // To activate a halo takes as long as some five taps of 128 channels.
+  const bool reuses = s.tile == NormActTile::kRow
+                          ? g.taps() >= 5 && g.Q >= kShortestSequence
+                          : g.taps() >= 9;
+  plan.preferred = reuses && g.C >= 128 && g.K >= 128 && IsLarge(g, s);
   return plan;
 }
 
@@ -76,7 +93,12 @@ std::optional<NormActPlan> PlanNormActGradient(const ConvGeometry& g, Type type,
   }
   // Its stride is 1 where fprop's is.
   if (!g.stride.all(1) || !g.input_dilation.all(1)) return std::nullopt;
-  return PlanNormAct(DgradAsFprop(g), type, multiprocessors);
+  const ConvGeometry f = DgradAsFprop(g);
+  auto plan = PlanNormAct(f, type, multiprocessors);
+  if (plan) {
+    plan->preferred = f.C >= 64 && f.K >= 64 && IsLarge(f, NormActShapeOf(f));
+  }
+  return plan;
 }
 
 }  // namespace jax_convbatch::hopper
