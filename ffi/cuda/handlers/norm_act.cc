@@ -40,7 +40,8 @@ struct NormActAttributes {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     jax_convbatch::NormActAttributes,
     StructMember<std::string_view>("activation"), StructMember<int64_t>("bias"),
-    StructMember<int64_t>("residual"), StructMember<int64_t>("sums"));
+    StructMember<int64_t>("residual"), StructMember<int64_t>("groups"),
+    StructMember<int64_t>("by_sample"));
 
 namespace jax_convbatch {
 namespace {
