@@ -9,6 +9,7 @@ sample and channel, once their statistics are known. `statistics_of` sums an arr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -179,14 +180,13 @@ def norm_act_conv(
     )
     bias, residual = operand(bias), operand(residual)
     nothing_before = fn is None and given == (None, None)
-    fused = None
-    if not callable(activation) and not (nothing_before and statistics is None):
-        fused = _in_one_kernel(
+    static = None
+    if not callable(activation) and not nothing_before:
+        static, arrays = _in_one_kernel(
             x, w, bias, residual, activation or "identity", statistics, **options
         )
-    if fused is not None:
-        static, x, w, bias, residual = fused
-        y, *sums = norm_act.layer(x, w, *given, bias, residual, static)
+    if static is not None:
+        y, *sums = norm_act.layer(arrays[:2], given, arrays[2:], static)
         return (y, Statistics(*sums)) if sums else y
 
     def layer(
@@ -220,15 +220,16 @@ def _in_one_kernel(
     precision: PrecisionLike,
     algorithm: str,
     workspace_limit: int | None,
-) -> tuple[NormAct, *tuple[Any, ...]] | None:
-    """What the kernel is given where there is one that JAX's default device runs.
+) -> tuple[NormAct | None, Sequence[Any]]:
+    """What is static, and x, w, bias and residual, where JAX's default device has a
+    kernel.
 
     Raises:
       ValueError, TypeError: as `conv_bias_act`.
     """
     platform = targets.default_platform()
     if platform != "cuda" or groups != 1 or _compat.has_explicit_axes(x):
-        return None
+        return None, ()
     arguments = lax_arguments(
         x,
         w,
@@ -242,26 +243,26 @@ def _in_one_kernel(
         paddings=(*OF_ZEROS, *edges.OF_CONV),
     )
     if arguments["padding"] in edges.OF_CONV:
-        return None
+        return None, ()
     call = resolve(
         x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments
     )
     if isinstance(call, str):
-        return None
+        return None, ()
     params = call.params
     static = NormAct(
         params,
         activation,
         bias is not None,
         residual is not None,
-        statistics,
+        int(statistics) if isinstance(statistics, np.integer) else statistics,
     )
     if all(plan(static, x.dtype, platform, op) is None for op in ("fprop", "dgrad")):
-        return None
+        return None, ()
     bias, residual, _ = fitted(
         bias, residual, None, params.shape("y"), params.axis("y", "K"), x.dtype
     )
-    return static, call.x, call.w, bias, residual
+    return static, (call.x, call.w, bias, residual)
 
 
 def statistics_of(x: ArrayLike, statistics: str | int) -> Statistics:

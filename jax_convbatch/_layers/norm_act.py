@@ -34,29 +34,27 @@ from jax_convbatch._sharding import partition
 
 
 def layer(
-    x: jax.Array,
-    w: jax.Array,
-    scale: jax.Array | None,
-    shift: jax.Array | None,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
+    operands: Sequence[jax.Array],
+    factors: Sequence[jax.Array | None],
+    rest: Sequence[jax.Array | None],
     static: NormAct,
 ) -> list[jax.Array]:
     """[y], or [y, its sums and those of its squares].
 
     Args:
-      x, w: as `static.params` says.
-      scale, shift: [C] or [N, C]; None for 1 and 0.
-      bias, residual: as `fused.layer` takes them; None as `static` says.
+      operands: x and w, as `static.params` says.
+      factors: scale and shift, [C] or [N, C]; None for 1 and 0.
+      rest: bias and residual, as `fused.layer` takes them; None as `static` says.
     """
+    (x, w), (scale, shift) = operands, factors
     wide = accumulator(x.dtype)
     shapes = {a.shape for a in (scale, shift) if a is not None}
     shape = max(shapes, key=len, default=(x.shape[-1],))
     scale = jnp.ones(shape, wide) if scale is None else scale.astype(wide)
     shift = jnp.zeros(shape, wide) if shift is None else shift.astype(wide)
-    given = [a for a in (bias, residual) if a is not None]
-    factors = (jnp.broadcast_to(a, shape) for a in (scale, shift))
-    arrays = _compat.auto_insert_reshard(x, w, *factors, *given)
+    whole = (jnp.broadcast_to(a, shape) for a in (scale, shift))
+    given = [a for a in rest if a is not None]
+    arrays = _compat.auto_insert_reshard(x, w, *whole, *given)
     return norm_act_p.bind(*arrays, static=static)
 
 
@@ -75,7 +73,7 @@ def _local(
     g = params.geometry
     y = jax.ShapeDtypeStruct(params.shape("y"), x.dtype)
     by_sample = static.statistics not in (None, "channels")
-    groups = static.statistics if by_sample else g.K
+    groups = int(static.statistics or 0) if by_sample else g.K
     sums = jax.ShapeDtypeStruct((g.N, groups) if by_sample else (g.K,), np.float32)
     workspace = jax.ShapeDtypeStruct((found["workspace"],), np.uint8)
     has_sums = static.statistics is not None
@@ -153,8 +151,8 @@ def _jvp(
                 full[i] = a
             return without_sums(*full, static=static)
 
-        moved = [[a[i] for i in moving] for a in (primals, tangents)]
-        dy = jax.jvp(of_moving, *moved)[1]
+        moved, dots = ([a[i] for i in moving] for a in (primals, tangents))
+        dy = jax.jvp(of_moving, moved, dots)[1]
     if static.statistics is None:
         return out, [dy]
     sums = partial(sums_of, statistics=static.statistics)

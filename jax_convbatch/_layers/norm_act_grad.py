@@ -30,7 +30,8 @@ from jax_convbatch._sharding import partition
 
 def suits(x: jax.Array, moving: Sequence[int], static: NormAct) -> bool:
     """Whether a call whose operands `moving` have tangents is differentiated so."""
-    if not {0, 1} <= set(moving):  # x and w
+    x_and_w, factors = {0, 1} <= set(moving), {2, 3} & set(moving)
+    if not x_and_w or (static.activation == "identity" and not factors):
         return False
     return plan(static, x.dtype, targets.default_platform(), "dgrad") is not None
 
