@@ -33,6 +33,7 @@ import test_implicit_gemm
 import test_layer_parts
 import test_long_sums
 import test_narrow
+import test_norm_act_kernel
 import test_one_channel
 import test_one_pass
 import test_quads
@@ -227,6 +228,22 @@ def small_images(image, c, k):
     return forward_and_backward(test_small_images.layer, args, dy)
 
 
+def norm_act(name):
+    layer = test_norm_act_kernel.LAYERS[name]
+    given, dy = test_norm_act_kernel.operands(layer)
+
+    @jax.jit
+    def both(given, dy):
+        call = test_norm_act_kernel.ours(layer, "channels")
+        (y, sums), pullback = jax.vjp(call, given)
+        zeros = jax.tree.map(jnp.zeros_like, sums)
+        return jax.tree.leaves((y, sums, pullback((dy, zeros))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        test_norm_act_kernel.take_kernels(patch)
+        return both(given, dy)
+
+
 def sums_of_channels(shape, dtype, samples=0):
     a, b = test_channel_sums.operands(shape, dtype)
     jitted = jax.jit(test_channel_sums.both, static_argnums=(2, 3))
@@ -290,6 +307,9 @@ def runs():
     for shape in test_small_images.SHAPES:
         call = functools.partial(small_images, *shape)
         found[f"implicit_gemm, small images, {shape}"] = call
+    for name in test_norm_act_kernel.LAYERS:
+        call = functools.partial(norm_act, name)
+        found[f"implicit_gemm, layer, norm and activation, {name}"] = call
     for shape in test_channel_sums.SHAPES[:-1]:
         for dtype in ("bfloat16", "float32"):
             call = functools.partial(sums_of_channels, shape, dtype)

@@ -106,10 +106,8 @@ def planned(layer, op="fprop", **options):
     return norm_act_parts.plan(static_of(layer, **options), layer.dtype, "cuda", op)
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """The kernel wherever there is one, also where a pass and a convolution are as
-    fast."""
+def take_kernels(monkeypatch):
+    """Wherever there is one, also where a pass and a convolution are as fast."""
     found = hopper.norm_act_plan
 
     def preferred(*arguments):
@@ -117,6 +115,11 @@ def always(monkeypatch):
         return plan and {**plan, "preferred": True}
 
     monkeypatch.setattr(hopper, "norm_act_plan", preferred)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    take_kernels(monkeypatch)
 
 
 # --- plans, without a GPU -------------------------------------------------------
