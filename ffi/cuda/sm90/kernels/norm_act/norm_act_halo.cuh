@@ -191,9 +191,12 @@ __device__ __forceinline__ void ActivateHalos(
               factors + image * 512);
         };
         BarrierWait(SharedAddress(&barriers.copied[at.stage]), at.round);
-        activate(pixels, first, 0);
-        if (problem.tile == NormActTile::kImages) {
-          activate(HaloPixels(problem, place, first, 1), of_image + first, 1);
+        // Channels that x does not have are zeros, and have no factors.
+        if (block * 64 + chunk * 8 < problem.c) {
+          activate(pixels, first, 0);
+          if (problem.tile == NormActTile::kImages) {
+            activate(HaloPixels(problem, place, first, 1), of_image + first, 1);
+          }
         }
         FenceAsyncProxy();
         __syncwarp();
