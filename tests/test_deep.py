@@ -142,8 +142,10 @@ def test_nothing_is_copied(hopper, name):
         return y, pullback(dy)
 
     rows = {row.op: row for row in jc.explain(both, x, w, dy)}
+    if name == "folded, more taps":  # whose dgrad has taps of depth as channels
+        assert rows.pop("dgrad").workspace_bytes < 1 << 17
     assert all("; tiles of" in row.reason for row in rows.values())
-    assert rows["fprop"].workspace_bytes == rows["dgrad"].workspace_bytes == 0
+    assert all(rows[op].workspace_bytes == 0 for op in {*rows} - {"wgrad"})
 
 
 def fields(op_sizes, **changes):

@@ -86,7 +86,10 @@ def test_up_to_three_spatial_axes_are_native(platform, rank):
         jnp.ones((*[3] * rank, 16, 8)),
         platform=platform,
     )
-    assert [row.engine for row in rows] == [default(platform)]
+    (engine,) = (row.engine for row in rows)
+    # So short a sequence is an im2col matrix and a product.
+    fastest = "im2col_gemm" if platform == "cuda" and rank == 1 else default(platform)
+    assert engine == fastest
 
 
 def test_groups_are_native(platform):
