@@ -179,7 +179,7 @@ def norm_act_conv(
         workspace_limit=workspace_limit,
     )
     bias, residual = operand(bias), operand(residual)
-    nothing_before = fn is None and given == (None, None)
+    nothing_before = fn is None and all(a is None for a in given)
     static = None
     if not callable(activation) and not nothing_before:
         static, arrays = _in_one_kernel(

@@ -125,10 +125,9 @@ def always(monkeypatch):
 # --- plans, without a GPU -------------------------------------------------------
 
 
-@pytest.mark.cuda_module
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_there_is_a_kernel(monkeypatch, always, name, op):
+def test_there_is_a_kernel(native, monkeypatch, always, name, op):
     on(monkeypatch, "9.0")
     found = planned(LAYERS[name], op)
     assert found is not None and found["tile_n"] in (64, 96, 128, 160)
@@ -156,8 +155,7 @@ NEITHER = (
 )
 
 
-@pytest.mark.cuda_module
-def test_where_it_is_faster_whatever_the_batch(monkeypatch):
+def test_where_it_is_faster_whatever_the_batch(native, monkeypatch):
     on(monkeypatch, "9.0")
     for layers, wanted in (
         (BOTH, (True, True)), (GRADIENTS, (False, True)), (NEITHER, (False, False))
@@ -169,8 +167,7 @@ def test_where_it_is_faster_whatever_the_batch(monkeypatch):
                 assert tuple(plan is not None for plan in found) == wanted, layer
 
 
-@pytest.mark.cuda_module
-def test_options_and_gpus(monkeypatch):
+def test_options_and_gpus(native, monkeypatch):
     on(monkeypatch, "9.0")
     assert planned(LARGE, algorithm="implicit_gemm") is not None
     assert planned(LARGE, algorithm="cudnn") is None
@@ -186,8 +183,7 @@ def test_options_and_gpus(monkeypatch):
     assert planned(LARGE) is None
 
 
-@pytest.mark.cuda_module
-def test_explain_says_so(monkeypatch):
+def test_explain_says_so(native, monkeypatch):
     on(monkeypatch, "9.0")
     monkeypatch.setattr(targets, "default_platform", lambda: "cuda")
     x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in LARGE.shapes)
@@ -282,7 +278,7 @@ def assert_near(got, want, dtype, roundings=1):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LAYERS)
-def test_forward(always, name):
+def test_forward(hopper, always, name):
     layer = LAYERS[name]
     given, _ = operands(layer)
     y, sums = jax.jit(ours(layer, "channels"))(given)
@@ -304,7 +300,7 @@ def test_forward(always, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LAYERS)
-def test_backward(always, name):
+def test_backward(hopper, always, name):
     layer = LAYERS[name]
     given, dy = operands(layer, 1)
 
@@ -322,7 +318,7 @@ def test_backward(always, name):
 
 
 @pytest.mark.gpu
-def test_backward_through_the_statistics(always):
+def test_backward_through_the_statistics(hopper, always):
     """Of two layers, beside what the composition gives."""
     layer = LAYERS["128"]
     given, dy = operands(layer, 2)
@@ -348,7 +344,7 @@ def test_backward_through_the_statistics(always):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["64", "160", "cut", "a sequence"])
-def test_the_bits_of_a_sample_do_not_depend_on_the_batch(always, name):
+def test_the_bits_of_a_sample_do_not_depend_on_the_batch(hopper, always, name):
     layer = LAYERS[name]._replace(by_sample=True, residual=False, n=64)
     given, dy = operands(layer)
     groups = layer.channels[1] // 4
@@ -370,7 +366,7 @@ def test_the_bits_of_a_sample_do_not_depend_on_the_batch(always, name):
 
 
 @pytest.mark.gpu
-def test_a_hundred_runs_give_the_same_bits(always):
+def test_a_hundred_runs_give_the_same_bits(hopper, always):
     layer = LAYERS["cut"]
     given, _ = operands(layer)
     step = jax.jit(lambda g: jax.vjp(ours(layer, "channels"), g)[0])
@@ -382,7 +378,7 @@ def test_a_hundred_runs_give_the_same_bits(always):
 
 
 @pytest.mark.gpu
-def test_transforms(always):
+def test_transforms(hopper, always):
     layer = LAYERS["64"]
     given, dy = operands(layer)
     call = ours(layer, 16)
