@@ -73,6 +73,13 @@ def test_the_first_table_is_what_was_measured(line):
             assert text == f"{number:.{places}f}", (batch, cell)
 
 
+def test_the_unet_is_as_measured():
+    text = (ROOT / "README.md").read_text()
+    (shown,) = re.findall(r"U-Net\]\S+ is (\d\.\d\d) times", text)
+    (row,) = (r for r in rows("models-diffusion-nvidia-h200") if r["model"] == "unet")
+    assert row["mode"] == "train" and shown == f"{row['over_stock']:.2f}"
+
+
 RANGE = "range-seed80-nvidia-h200"
 # Where random operations are told of: a sentence, and a line of a table.
 TOLD = {
