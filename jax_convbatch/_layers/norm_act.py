@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_convbatch import _compat
-from jax_convbatch._layers import norm_act_grad
+from jax_convbatch._layers import composition, norm_act_grad
 from jax_convbatch._layers.norm_act_parts import (
     NormAct,
     composed,
@@ -144,15 +144,8 @@ def _jvp(
             dy += dr
     else:
         # The convolution is linear, so that only the activated x is formed again.
-        @jax.checkpoint
-        def of_moving(*arrays: jax.Array) -> jax.Array:
-            full = list(primals)
-            for i, a in zip(moving, arrays, strict=True):
-                full[i] = a
-            return without_sums(*full, static=static)
-
-        moved, dots = ([a[i] for i in moving] for a in (primals, tangents))
-        dy = jax.jvp(of_moving, moved, dots)[1]
+        again = jax.checkpoint(partial(without_sums, static=static))
+        dy = composition.tangents_of(again, primals, tangents)
     if static.statistics is None:
         return out, [dy]
     sums = partial(sums_of, statistics=static.statistics)
@@ -172,9 +165,7 @@ def _batching(
     size, n = axis_data.size, static.params.geometry.N
     bias_dim = dims[4] if static.bias else None
     if dims[0] is None or dims[1] is not None or bias_dim is not None or not size:
-        fun = partial(composed, static=static)
-        out = jax.vmap(fun, dims, 0, axis_size=size)(*args)
-        return out, [0] * len(out)
+        return composition.batched(composed, axis_data, args, dims, static=static)
 
     def of_samples(a: jax.Array, dim: int | None, ndim: int) -> jax.Array:
         """[size * N, ...] of [size, N, ...], [size, ...] or [N, ...]."""

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jax_convbatch import _compat
+from jax_convbatch._layers import composition
 from jax_convbatch._layers.norm_act_parts import NormAct, plan, without_sums
 from jax_convbatch._native import native, targets
 from jax_convbatch._plans.params import OPS
@@ -135,34 +136,6 @@ def _tangent_transpose(
     ]
 
 
-def _jvp(
-    primitive: _compat.Primitive,
-    composed: Callable[..., Any],
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    static: NormAct,
-) -> tuple[Any, Any]:
-    """By the composition."""
-    out = primitive.bind(*primals, static=static)
-    tangents = [_compat.instantiate_zeros(t) for t in tangents]
-    fun = partial(composed, static=static)
-    return out, jax.jvp(fun, list(primals), tangents)[1]
-
-
-def _batching(
-    composed: Callable[..., Any],
-    axis_data: _compat.AxisData,
-    args: Sequence[Any],
-    dims: Sequence[Any],
-    *,
-    static: NormAct,
-) -> tuple[Any, Any]:
-    fun = partial(composed, static=static)
-    out = jax.vmap(fun, dims, 0, axis_size=axis_data.size)(*args)
-    return out, jax.tree.map(lambda _: 0, out)
-
-
 # --- definition -----------------------------------------------------------------
 
 
@@ -188,15 +161,17 @@ cotangent_p = _compat.multi_primitive(
     "conv_norm_act_cotangent", *map(_like, range(4)), count=lambda _: 4
 )
 _compat.defjvp(
-    tangent_p, partial(_jvp, tangent_p, _composed_tangent), _tangent_transpose
+    tangent_p,
+    partial(composition.jvp, tangent_p, _composed_tangent),
+    _tangent_transpose,
 )
-_compat.defjvp(cotangent_p, partial(_jvp, cotangent_p, composed_cotangent))
+_compat.defjvp(cotangent_p, partial(composition.jvp, cotangent_p, composed_cotangent))
 for _p, _composed in (
     (tangent_p, _composed_tangent),
     (cotangent_p, composed_cotangent),
 ):
     _compat.defjet(_p, _composed)
-    _compat.defbatching(_p, partial(_batching, _composed))
+    _compat.defbatching(_p, partial(composition.batched, _composed))
 _compat.defsilent(
     tangent_p, _compat.lower_fun(_composed_tangent, multiple_results=False)
 )

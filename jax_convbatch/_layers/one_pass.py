@@ -25,7 +25,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
-from jax_convbatch._layers import act_grad
+from jax_convbatch._layers import act_grad, composition
 from jax_convbatch._layers.backward_calls import Parts, kernel, several
 from jax_convbatch._native import targets
 from jax_convbatch._plans.kinds import OneCall, Plan
@@ -246,30 +246,6 @@ def _cotangent_lowering(
 # --- differentiation ------------------------------------------------------------
 
 
-def _jvp(
-    primitive: _compat.Primitive,
-    composed: Callable[..., Any],
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    **params: Any,
-) -> tuple[Any, Any]:
-    """By the composition, in what moves."""
-    out = primitive.bind(*primals, **params)
-    moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
-
-    def of_moving(*arrays: jax.Array) -> Any:
-        full = list(primals)
-        for i, a in zip(moving, arrays, strict=True):
-            full[i] = a
-        return composed(*full, **params)
-
-    if not moving:
-        zeros = jax.tree.map(_compat.zero_tangent, out)
-        return out, zeros
-    moved, tangents = ([a[i] for i in moving] for a in (primals, tangents))
-    return out, jax.jvp(of_moving, moved, tangents)[1]
-
-
 def _tangent_transpose(
     ct: Any, saved: Any, x: Any, w: Any, *linear: Any, params: ConvParams
 ) -> list[Any]:
@@ -310,21 +286,6 @@ def _cotangent_dce(
     return params if all(now[:2]) else {**params, "used": now}
 
 
-# --- vmap -----------------------------------------------------------------------
-
-
-def _batching(
-    composed: Callable[..., Any],
-    axis_data: _compat.AxisData,
-    args: Sequence[Any],
-    dims: Sequence[Any],
-    **params: Any,
-) -> tuple[Any, Any]:
-    fun = partial(composed, **params)
-    out = jax.vmap(fun, dims, 0, axis_size=axis_data.size)(*args)
-    return out, jax.tree.map(lambda _: 0, out)
-
-
 # --- definition -----------------------------------------------------------------
 
 
@@ -362,9 +323,9 @@ for _p, _composed, _transpose in (
     (tangent_p, _composed_tangent, _tangent_transpose),
     (cotangent_p, _composed_cotangent, _cotangent_transpose),
 ):
-    _compat.defjvp(_p, partial(_jvp, _p, _composed), _transpose)
+    _compat.defjvp(_p, partial(composition.jvp, _p, _composed), _transpose)
     _compat.defjet(_p, _composed)
-    _compat.defbatching(_p, partial(_batching, _composed))
+    _compat.defbatching(_p, partial(composition.batched, _composed))
 _compat.defdce(cotangent_p, _cotangent_dce)
 _compat.defsilent(
     tangent_p, _compat.lower_fun(_composed_tangent, multiple_results=False)
