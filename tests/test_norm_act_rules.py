@@ -20,6 +20,7 @@ import jax_convbatch as jcb
 from jax_convbatch import norms
 from jax_convbatch._layers import activations, norm_act, norm_act_grad, norm_act_parts
 from jax_convbatch._native import native, targets
+from jax_convbatch._tune import tune
 
 N, C, K = 8, 4, 6
 PLAN = {"workspace": 64, "tile_n": 64, "preferred": True}
@@ -229,3 +230,27 @@ def test_a_sharded_batch_stays_so(called, statistics, by_sample):
     assert collectives(compiled) == {"all-reduce"}
     for name in ("x", "residual"):
         assert got[name].sharding.is_equivalent_to(placed[name].sharding, 4)
+
+
+def test_a_policy_for_checkpoints_keeps_the_result(called):
+    given = operands()
+    plain = jax.checkpoint(loss)
+    kept = jax.checkpoint(loss, policy=jcb.convs_saveable)
+    for function, count in ((plain, 2), (kept, 1)):
+        step = jax.grad(lambda given, f=function: jnp.exp(f(given) / 1e9))
+        rows = jcb.explain(step, given, platform="cpu")
+        assert [row.op for row in rows].count("fprop") == count
+
+
+def test_what_is_measured(called, monkeypatch):
+    """wgrad beside the kernels; all three operations where nothing is one kernel."""
+    given = operands()
+    step = jax.grad(functools.partial(loss, statistics="channels"))
+
+    def operations():
+        return [problem.op for problem in tune.problems_of(step, given)]
+
+    monkeypatch.setattr(norm_act_parts, "plan", lambda *_: PLAN)
+    assert operations() == ["wgrad"]
+    monkeypatch.setattr(norm_act_parts, "plan", lambda *_: None)
+    assert sorted(operations()) == ["dgrad", "fprop", "wgrad"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_convbatch._deform import forward as deform_forward
 from jax_convbatch._deform import primitives as deform_primitives
-from jax_convbatch._layers import fused
+from jax_convbatch._layers import fused, norm_act
 from jax_convbatch._primitives import primitives
 
 
@@ -16,8 +16,8 @@ def convs_saveable(prim: Any, *_: Any, **__: Any) -> bool:
 
     `jax.checkpoint_policies.dots_saveable` keeps the results of matrix products and of
     the convolutions of `jax.lax` only. This policy keeps the results of `conv`,
-    `conv_general_dilated`, `conv_transpose`, `conv_bias_act` and `deform_conv`. Use
-    both together where a network of `jax.lax` has `dots_saveable`:
+    `conv_general_dilated`, `conv_transpose`, `conv_bias_act`, `norm_act_conv` and
+    `deform_conv`. Use both together where a network of `jax.lax` has `dots_saveable`:
 
         policy = jax.checkpoint_policies.save_from_both_policies(
             jax.checkpoint_policies.dots_saveable, jax_convbatch.convs_saveable
@@ -37,6 +37,7 @@ def convs_saveable(prim: Any, *_: Any, **__: Any) -> bool:
     return prim in (
         *primitives.PRIMITIVES.values(),
         fused.layer_p,
+        norm_act.norm_act_p,
         deform_forward.forward_p,
         deform_primitives.fprop_p,
     )

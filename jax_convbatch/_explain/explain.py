@@ -134,15 +134,41 @@ def _jaxprs(value: Any) -> Iterator[Any]:
             yield from _jaxprs(item)
 
 
+# Primitives that are one kernel or a composition: the operation whose plan says so
+# (the composition's alone is none), and the composition.
+_EITHER: dict[Any, tuple[str, Callable[..., Any]]] = {
+    norm_act.norm_act_p: ("fprop", norm_act_parts.composed),
+    norm_act_grad.cotangent_p: ("dgrad", norm_act_grad.composed_cotangent),
+    norm_act_grad.tangent_p: ("", norm_act_grad.composed_tangent),
+}
+
+
+def opened(eqn: Any, platform: str) -> Iterator[Any]:
+    """What runs in an equation's place: itself, or the equations it is composed of."""
+    if eqn.primitive not in _EITHER:
+        yield eqn
+        return
+    op, composed = _EITHER[eqn.primitive]
+    static, operands = eqn.params["static"], [v.aval for v in eqn.invars]
+    if op and norm_act_parts.plan(static, operands[0].dtype, platform, op):
+        yield eqn
+        return
+    for inner in traced(partial(composed, static=static), *operands):
+        yield from opened(inner, platform)
+
+
 def rows_of(eqn: Any, platform: str) -> list[Row]:
+    rows = (_rows_of_opened(one, platform) for one in opened(eqn, platform))
+    return list(itertools.chain.from_iterable(rows))
+
+
+def _rows_of_opened(eqn: Any, platform: str) -> list[Row]:
     if eqn.primitive in (*deform_primitives.PRIMITIVES, deform_forward.forward_p):
         return _deform_rows(eqn, platform)
     if eqn.primitive is one_pass.cotangent_p:
         return _one_pass_rows(eqn, platform)
-    if eqn.primitive is norm_act.norm_act_p:
+    if eqn.primitive in _EITHER:
         return _norm_act_rows(eqn, platform)
-    if eqn.primitive is norm_act_grad.cotangent_p:
-        return _norm_act_gradient_rows(eqn, platform)
     row = _row(eqn, platform)
     return [row] if row else []
 
@@ -202,49 +228,31 @@ def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
 
 
 def _norm_act_rows(eqn: Any, platform: str) -> list[Row]:
-    """fprop's row, or those of what is composed where it is not one kernel."""
-    static, x = eqn.params["static"], eqn.invars[0].aval
-    found = norm_act_parts.plan(static, x.dtype, platform)
-    if found is None:
-        return _composed_rows(eqn, norm_act_parts.composed, platform)
-    size = 0 if static.statistics is None else found["workspace"]
-    return [_halo_row("fprop", static, x.dtype, found, static.describe(), size)]
-
-
-def _norm_act_gradient_rows(eqn: Any, platform: str) -> list[Row]:
-    """dgrad's and wgrad's."""
-    static, x = eqn.params["static"], eqn.invars[0].aval
-    found = norm_act_parts.plan(static, x.dtype, platform, "dgrad")
-    if found is None:
-        return _composed_rows(eqn, norm_act_grad.composed_cotangent, platform)
-    also = f"derivative of {static.activation}, sums for scale and shift"
-    options = {"params": static.params, "out_dtype": x.dtype}
-    wgrad, _ = _conv_row("wgrad", options, np.dtype(x.dtype).name, platform)
-    size = found["workspace"]
-    return [_halo_row("dgrad", static, x.dtype, found, also, size), wgrad]
-
-
-def _composed_rows(eqn: Any, composed: Any, platform: str) -> list[Row]:
-    fun = partial(composed, static=eqn.params["static"])
-    inner = traced(fun, *(v.aval for v in eqn.invars))
-    return [row for eqn in inner for row in rows_of(eqn, platform)]
-
-
-def _halo_row(
-    op: str, static: Any, dtype: Any, found: Any, also: str, size: int
-) -> Row:
-    params = static.params
-    return Row(
+    """fprop's, or dgrad's and wgrad's."""
+    op, _ = _EITHER[eqn.primitive]
+    static, dtype = eqn.params["static"], eqn.invars[0].aval.dtype
+    found = norm_act_parts.plan(static, dtype, platform, op)
+    assert found is not None  # or it would have been opened
+    also = static.describe()
+    if op == "dgrad":
+        also = f"derivative of {static.activation}, sums for scale and shift"
+    kept = op == "fprop" and static.statistics is None
+    params, name = static.params, np.dtype(dtype).name
+    row = Row(
         op,
         params.geometry.describe(params.dimension_numbers),
-        np.dtype(dtype).name,
+        name,
         "implicit_gemm",
         f"halo tiles of {found['tile_n']} channels; {also} in the same kernel",
         0,
-        size,
+        0 if kept else found["workspace"],
         "rule",
         params.geometry.flops,
     )
+    if op == "fprop":
+        return [row]
+    options = {"params": params, "out_dtype": dtype}
+    return [row, _conv_row("wgrad", options, name, platform)[0]]
 
 
 def _row(eqn: Any, platform: str) -> Row | None:

@@ -43,7 +43,7 @@ def _without_rest(static: NormAct) -> Callable[..., jax.Array]:
     return jax.checkpoint(partial(without_sums, static=static))
 
 
-def _composed_tangent(*arrays: jax.Array, static: NormAct) -> jax.Array:
+def composed_tangent(*arrays: jax.Array, static: NormAct) -> jax.Array:
     return jax.jvp(_without_rest(static), arrays[:4], arrays[4:])[1]
 
 
@@ -162,17 +162,17 @@ cotangent_p = _compat.multi_primitive(
 )
 _compat.defjvp(
     tangent_p,
-    partial(composition.jvp, tangent_p, _composed_tangent),
+    partial(composition.jvp, tangent_p, composed_tangent),
     _tangent_transpose,
 )
 _compat.defjvp(cotangent_p, partial(composition.jvp, cotangent_p, composed_cotangent))
 for _p, _composed in (
-    (tangent_p, _composed_tangent),
+    (tangent_p, composed_tangent),
     (cotangent_p, composed_cotangent),
 ):
     _compat.defjet(_p, _composed)
     _compat.defbatching(_p, partial(composition.batched, _composed))
 _compat.defsilent(
-    tangent_p, _compat.lower_fun(_composed_tangent, multiple_results=False)
+    tangent_p, _compat.lower_fun(composed_tangent, multiple_results=False)
 )
 _compat.deflowering(cotangent_p, _cotangent_lowering)

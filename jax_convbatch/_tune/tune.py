@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,8 +18,8 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jax_convbatch._explain.explain import traced
-from jax_convbatch._layers import fused
+from jax_convbatch._explain.explain import opened, traced
+from jax_convbatch._layers import fused, norm_act_grad
 from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
 from jax_convbatch._plans.params import OPS, ConvParams
@@ -152,18 +153,19 @@ def problems_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[P
     """Every convolution of `fn` whose engine "auto" chooses, empty ones left out."""
     names = {primitive: name for name, primitive in primitives.PRIMITIVES.items()}
     names[fused.layer_p] = "fprop"  # with what follows it
-    for eqn in traced(fn, *args, **kwargs):
-        name = names.get(eqn.primitive)
-        if name is None or eqn.params["params"].algorithm != "auto":
+    platform = targets.default_platform()
+    equations = (opened(eqn, platform) for eqn in traced(fn, *args, **kwargs))
+    for eqn in itertools.chain.from_iterable(equations):
+        name, params = names.get(eqn.primitive), eqn.params.get("params")
+        if eqn.primitive is norm_act_grad.cotangent_p:  # of one kernel and wgrad
+            name, params = "wgrad", eqn.params["static"].params
+        if name is None or params.algorithm != "auto":
             continue
         arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         if all(a.size for a in arrays):
-            yield Problem(
-                name,
-                eqn.params["params"],
-                np.dtype(arrays[0].dtype).name,
-                np.dtype(eqn.params["out_dtype"]).name,
-            )
+            dtype = arrays[0].dtype
+            out_dtype = eqn.params.get("out_dtype", dtype)
+            yield Problem(name, params, np.dtype(dtype).name, np.dtype(out_dtype).name)
 
 
 class Time(NamedTuple):
