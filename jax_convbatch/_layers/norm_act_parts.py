@@ -57,7 +57,8 @@ def plan(
 ) -> dict[str, Any] | None:
     """How the kernel runs, or None where there is none or it is slower than `composed`.
 
-    Whether there is one does not depend on the batch, so that a sample's bits do not.
+    Without a `workspace_limit`, whether there is one does not depend on the batch, so
+    that a sample's bits do not.
 
     Args:
       op: "fprop", or "dgrad" for the gradient.
