@@ -124,9 +124,9 @@ def norm_act_conv(
 ) -> jax.Array | tuple[jax.Array, Statistics]:
     """conv(activation(scale * x + shift), w) + bias + residual.
 
-    Scale, shift and activation are formed in f32 (f64 of f64) and rounded to x's dtype,
-    in one pass over x. Padding with zeros pads what they give. The backward pass keeps
-    x, and forms it again. Every derivative works, those through the statistics too.
+    Scale, shift and activation are formed in f32 (f64 of f64) and rounded to x's dtype.
+    Padding with zeros pads what they give. The backward pass keeps x, and forms the
+    activated x again. Every derivative works, those through the statistics too.
 
         sums = norms.statistics_of(x, 32)
         scale, shift = norms.scale_and_shift(sums, x.shape, gamma, beta)

@@ -174,6 +174,13 @@ def test_options_and_gpus(native, monkeypatch):
     assert planned(LARGE, workspace_limit=1000) is None
     elu = LARGE._replace(activation="elu")
     assert planned(elu) is not None and planned(elu, "dgrad") is None
+    deep = static_of(LARGE)
+    g = deep.params.geometry._replace(pad=(1, 1, 1))  # of which nothing is left
+    deep = deep._replace(params=dataclasses.replace(deep.params, geometry=g))
+    for op in ("fprop", "dgrad"):
+        assert norm_act_parts.plan(deep, LARGE.dtype, "cuda", op) is None
+    without = static_of(LARGE, workspace_limit=0)._replace(statistics=None)
+    assert norm_act_parts.plan(without, LARGE.dtype, "cuda") is not None
     strided = static_of(LARGE)
     g = strided.params.geometry._replace(stride=(1, 2, 2), P=32, Q=32)
     strided = strided._replace(params=dataclasses.replace(strided.params, geometry=g))

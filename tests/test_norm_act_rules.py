@@ -82,6 +82,13 @@ def in_place_of(called, name, target, results):
     return call
 
 
+LOCAL_CALL = norm_act_grad.primitives.local_call
+
+
+def on_the_cpu(op, platform, *rest):
+    return LOCAL_CALL(op, "cpu", *rest)
+
+
 @pytest.fixture
 def called(monkeypatch):
     """Which of the kernels' calls were made."""
@@ -98,11 +105,6 @@ def called(monkeypatch):
         return ffi_call(name, target, results, **options)
 
     monkeypatch.setattr(native, "ffi_call", either)
-    local_call = norm_act_grad.primitives.local_call
-
-    def on_the_cpu(op, platform, *rest):
-        return local_call(op, "cpu", *rest)
-
     monkeypatch.setattr(norm_act_grad.primitives, "local_call", on_the_cpu)
     return names
 
@@ -230,6 +232,21 @@ def test_a_sharded_batch_stays_so(called, statistics, by_sample):
     assert collectives(compiled) == {"all-reduce"}
     for name in ("x", "residual"):
         assert got[name].sharding.is_equivalent_to(placed[name].sharding, 4)
+
+
+def test_within_a_shard_map(called):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
+    given = operands()
+    specs = {name: P("batch") for name in given} | {"w": P(), "bias": P()}
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(specs,), out_specs=P())
+    def total(given):
+        return jax.lax.psum(loss(given, 3), "batch")
+
+    grad = jax.grad(total)
+    rows = jcb.explain(grad, given, platform="cpu")
+    assert {row.op for row in rows} == {"fprop", "bgrad", "dgrad", "wgrad"}
+    assert_near(jax.jit(grad)(given), composed(jax.grad(loss), given, 3))
 
 
 def test_a_policy_for_checkpoints_keeps_the_result(called):

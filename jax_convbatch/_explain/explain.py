@@ -134,8 +134,8 @@ def _jaxprs(value: Any) -> Iterator[Any]:
             yield from _jaxprs(item)
 
 
-# Primitives that are one kernel or a composition: the operation whose plan says so
-# (the composition's alone is none), and the composition.
+# Primitives that are one kernel or a composition: the operation whose plan says which
+# ("": always the composition), and the composition.
 _EITHER: dict[Any, tuple[str, Callable[..., Any]]] = {
     norm_act.norm_act_p: ("fprop", norm_act_parts.composed),
     norm_act_grad.cotangent_p: ("dgrad", norm_act_grad.composed_cotangent),
@@ -149,7 +149,9 @@ def opened(eqn: Any, platform: str) -> Iterator[Any]:
         yield eqn
         return
     op, composed = _EITHER[eqn.primitive]
-    static, operands = eqn.params["static"], [v.aval for v in eqn.invars]
+    static = eqn.params["static"]
+    # Without what a shard_map knows of them, as it is traced outside.
+    operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     if op and norm_act_parts.plan(static, operands[0].dtype, platform, op):
         yield eqn
         return
@@ -236,7 +238,6 @@ def _norm_act_rows(eqn: Any, platform: str) -> list[Row]:
     also = static.describe()
     if op == "dgrad":
         also = f"derivative of {static.activation}, sums for scale and shift"
-    kept = op == "fprop" and static.statistics is None
     params, name = static.params, np.dtype(dtype).name
     row = Row(
         op,
@@ -245,7 +246,7 @@ def _norm_act_rows(eqn: Any, platform: str) -> list[Row]:
         "implicit_gemm",
         f"halo tiles of {found['tile_n']} channels; {also} in the same kernel",
         0,
-        0 if kept else found["workspace"],
+        found["workspace"],
         "rule",
         params.geometry.flops,
     )

@@ -73,6 +73,8 @@ def plan(
     found = hopper.norm_act_plan(op, g, np.dtype(dtype).name, static.activation)
     if found is None or not found["preferred"]:
         return None
+    if op == "fprop" and static.statistics is None:
+        found = {**found, "workspace": 0}
     limit = params.workspace_limit
     return found if limit is None or found["workspace"] <= limit else None
 

@@ -25,10 +25,9 @@
 namespace jax_convbatch {
 namespace {
 
-// Which operands there are besides x, w, scale and shift; and groups of
-// channels whose sums by sample are results [N, groups], or of as many as there
-// are channels and not `by_sample` [groups], with bytes for those of tiles. 0
-// groups: no sums.
+// bias, residual: whether there are such operands. groups: of channels, whose
+// sums are results; 0 without sums. by_sample: the sums are [N, groups]; else
+// they are those of channels over all samples, [K].
 struct NormActAttributes {
   std::string_view activation;
   int64_t bias, residual, groups, by_sample;
@@ -116,8 +115,8 @@ struct Sums {
   ChannelSumsShape shape;
   float *first, *second, *partials;
 
-  cudaError_t Add(cudaStream_t stream) const {
-    return AddChannelSums(stream, shape, partials, first, second);
+  cudaError_t Add(Stage stage, cudaStream_t stream) const {
+    return AddChannelSums(stream, shape, partials, first, second, stage);
   }
 };
 
@@ -202,8 +201,8 @@ ffi::Error RunFprop(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
                                     sums.partials};
   JCB_RETURN_IF_ERROR(
       ToError(hopper::NormActFprop(call, stage, stream), where));
-  if (!a.groups || stage == Stage::kPrepare) return ffi::Error::Success();
-  return ToError(sums.Add(stream), where);
+  if (!a.groups) return ffi::Error::Success();
+  return ToError(sums.Add(stage, stream), where);
 }
 
 ffi::Error RunGradient(const ffi::AnyBuffer& dy, const ffi::AnyBuffer& w,
@@ -246,8 +245,7 @@ ffi::Error RunGradient(const ffi::AnyBuffer& dy, const ffi::AnyBuffer& w,
                                             sums.partials};
   JCB_RETURN_IF_ERROR(
       ToError(hopper::NormActGradient(call, stage, stream), where));
-  if (stage == Stage::kPrepare) return ffi::Error::Success();
-  return ToError(sums.Add(stream), where);
+  return ToError(sums.Add(stage, stream), where);
 }
 
 // One of the two, and their stages.
@@ -263,7 +261,7 @@ ffi::Error Execute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w,
               stream);
 }
 
-// Before the first execution and outside of captures: loads the kernel.
+// Before the first execution and outside of captures: loads the kernels.
 template <Runner kRun>
 ffi::Error Initialize(ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer scale,
                       ffi::AnyBuffer shift, ffi::RemainingArgs more,

@@ -78,7 +78,14 @@ __global__ void __launch_bounds__(kGroupThreads)
 }  // namespace
 
 cudaError_t AddChannelSums(cudaStream_t stream, const ChannelSumsShape& shape,
-                           const float* partials, float* s1, float* s2) {
+                           const float* partials, float* s1, float* s2,
+                           Stage stage) {
+  if (stage == Stage::kPrepare) {
+    cudaFuncAttributes loads;
+    return shape.channels == 1
+               ? cudaFuncGetAttributes(&loads, &AddChannelSumsKernel)
+               : cudaFuncGetAttributes(&loads, &AddGroupSumsKernel);
+  }
   const int64_t tiles = (2 * shape.groups + kColumns - 1) / kColumns;
   const int64_t blocks =
       shape.samples * (shape.channels == 1 ? tiles : shape.groups);

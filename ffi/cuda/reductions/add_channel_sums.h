@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/stage.h"
+
 namespace jax_convbatch {
 
 // partials: [samples, chunks, 2, groups, channels]; s1, s2: [samples, groups].
@@ -18,7 +20,8 @@ struct ChannelSumsShape {
 
 // Follows a kernel that wrote `partials`, and may start before it has ended.
 cudaError_t AddChannelSums(cudaStream_t stream, const ChannelSumsShape& shape,
-                           const float* partials, float* s1, float* s2);
+                           const float* partials, float* s1, float* s2,
+                           Stage stage = Stage::kLaunch);
 
 }  // namespace jax_convbatch
 

@@ -9,8 +9,8 @@
 
 namespace jax_convbatch::hopper {
 
-// Warps: of two warpgroups one that copies, and those that activate; then those
-// that multiply. Their registers are together what a block is launched with.
+// Two warpgroups multiply. Of the warps of two others some activate and one
+// copies. Their registers are together what a block is launched with.
 inline constexpr int kNormActThreads = 4 * kWarpgroup;
 inline constexpr int kActivators = 6;
 inline constexpr int kActivatorRegisters = 56, kNormActRegisters = 200;

@@ -58,8 +58,8 @@ struct HaloCopies {
   }
 };
 
-// By one thread. A halo is copied while the taps of the one before still are:
-// it takes longer, as it is activated too.
+// By one thread. A halo is copied before the weights of the one before it, as
+// it is activated after that.
 template <typename Config>
 __device__ __forceinline__ void CopyHalosAndWeights(
     const NormActProblem& problem, uint32_t shared,

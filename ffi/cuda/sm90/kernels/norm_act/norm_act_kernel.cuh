@@ -10,8 +10,8 @@
 // of their own in turns: while one multiplies, the other adds the residual,
 // rounds, sums and stores.
 //
-// Sums run over blocks of 64 channels, then over taps; of no tile size or batch
-// do they depend.
+// Sums run over blocks of 64 channels, then over taps, and depend on neither
+// tile size nor batch.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_KERNEL_CUH_
 
@@ -134,6 +134,8 @@ __device__ __forceinline__ void ConsumeHalos(
     MultiplyHalos<Config>(problem, shared, barriers, halo, at, acc, [&] {
       if (signals) BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
     });
+    // No warp is two tiles ahead of this barrier, nor of the residual's: the
+    // four of a warpgroup multiply together.
     if (turn > 0) BarrierWait(SharedAddress(&barriers.stored), turn - 1 & 1);
     if (problem.has_residual) {
       if (leads) {

@@ -52,9 +52,9 @@ bool IsLarge(const ConvGeometry& g, const NormActShape& s) {
 std::optional<NormActPlan> PlanNormAct(const ConvGeometry& g, Type type,
                                        int multiprocessors) {
   if (type == Type::kTf32 || g.groups != 1 || g.T != 1 || g.D != 1 ||
-      g.O != 1 || !g.stride.all(1) || !g.input_dilation.all(1) ||
-      g.C % 8 != 0 || g.K % 8 != 0 || g.N < 1 || g.P < 1 || g.Q < 1 ||
-      g.C < 8 || g.K < 8 || g.H < 1 || g.W < 1) {
+      g.O != 1 || g.pad.d != 0 || !g.stride.all(1) ||
+      !g.input_dilation.all(1) || g.C % 8 != 0 || g.K % 8 != 0 || g.N < 1 ||
+      g.P < 1 || g.Q < 1 || g.C < 8 || g.K < 8 || g.H < 1 || g.W < 1) {
     return std::nullopt;
   }
   for (int64_t size : {g.N, g.H, g.W, g.C, g.K, g.P, g.Q, g.N * g.C}) {

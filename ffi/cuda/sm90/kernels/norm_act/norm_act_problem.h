@@ -15,8 +15,8 @@ namespace jax_convbatch::hopper {
 struct NormActProblem {
   CUtensorMap input;    // [N, H, W, C] by halos of 64 channels
   CUtensorMap weights;  // [taps, C, K]
-  // [N, P, Q, K] by blocks of 64 pixels. Of dgrad, in place of the residual x,
-  // and the activated x.
+  // [N, P, Q, K] by blocks of 64 pixels. dgrad reads x as the residual, and
+  // writes the activated x.
   CUtensorMap output, residual, activated;
   const float *scale, *shift;
   int factor_step;  // from one sample's to the next's
