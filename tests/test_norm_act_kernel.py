@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norm, activation and convolution in one kernel on Hopper GPUs, and its gradient."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -9,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_gpus import on
 
 import jax_convbatch as jcb
 from jax_convbatch import norms
+from jax_convbatch._api.canonical import geometry_of
 from jax_convbatch._layers import norm_act_parts
-from jax_convbatch._native import hopper, targets
+from jax_convbatch._native import hopper
 from jax_convbatch._plans.params import ConvParams
-from jax_convbatch._shapes import geometry
 
 NUMBERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC")}
 
@@ -40,7 +38,7 @@ class Layer(NamedTuple):
         return (self.n, *self.pixels, c), (*self.taps, c, k)
 
 
-# Tiles of 64, 128 and 160 channels, whole and cut; images of several tiles, cut ones;
+# Tiles of 64 to 160 channels, whole and cut; images of several tiles, cut ones;
 # channels that fill no box; two images a tile; rows.
 LAYERS = {
     "64": Layer(2, (16, 16), (3, 3), (64, 64), bias=True, residual=True),
@@ -62,25 +60,18 @@ LAYERS = {
 def params_of(layer, **options):
     x, w = layer.shapes
     rank = len(layer.pixels)
-    y = jax.eval_shape(lambda x, w: stock_conv(x, w, layer), *map(struct, (x, w)))
-    numbers = jax.lax.conv_dimension_numbers(x, w, NUMBERS[rank])
-    pads = jax.lax.padtype_to_pads(
-        x[1:-1],
-        [(t - 1) * layer.dilation + 1 for t in layer.taps],
-        (1,) * rank,
-        layer.padding,
-    ) if isinstance(layer.padding, str) else layer.padding  # fmt: skip
-    g = geometry.from_lax(
-        x, w, y.shape,
-        window_strides=(1,) * rank, padding=pads, lhs_dilation=(1,) * rank,
-        rhs_dilation=(layer.dilation,) * rank, dimension_numbers=numbers,
+    g, numbers, _ = geometry_of(
+        *(jax.ShapeDtypeStruct(shape, np.float32) for shape in (x, w)),
+        window_strides=(1,) * rank,
+        padding=layer.padding,
+        lhs_dilation=(1,) * rank,
+        rhs_dilation=(layer.dilation,) * rank,
+        dimension_numbers=NUMBERS[rank],
         feature_group_count=1,
-    )  # fmt: skip
+        batch_group_count=1,
+        preferred_element_type=None,
+    )
     return ConvParams(g, numbers, **options)
-
-
-def struct(shape):
-    return jax.ShapeDtypeStruct(shape, np.float32)
 
 
 def stock_conv(x, w, layer):
@@ -120,104 +111,6 @@ def take_kernels(monkeypatch):
 @pytest.fixture
 def always(monkeypatch):
     take_kernels(monkeypatch)
-
-
-# --- plans, without a GPU -------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", ["fprop", "dgrad"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_there_is_a_kernel(native, monkeypatch, always, name, op):
-    on(monkeypatch, "9.0")
-    found = planned(LAYERS[name], op)
-    assert found is not None and found["tile_n"] in (64, 96, 128, 160)
-
-
-LARGE = Layer(3, (64, 64), (3, 3), (128, 320))
-BOTH = (
-    LARGE,
-    LARGE._replace(pixels=(32, 33)),
-    LARGE._replace(dtype="float16"),
-    LARGE._replace(pixels=(16384,), taps=(5,), channels=(768, 896)),
-)
-GRADIENTS = (
-    LARGE._replace(taps=(1, 1)),
-    LARGE._replace(channels=(64, 64)),
-    LARGE._replace(pixels=(4096,), taps=(5,)),
-)
-NEITHER = (
-    LARGE._replace(dtype="float32"),
-    LARGE._replace(channels=(100, 128)),
-    LARGE._replace(taps=(7, 7)),
-    LARGE._replace(pixels=(16, 16)),
-    LARGE._replace(pixels=(65, 33)),
-    LARGE._replace(n=0),
-)
-
-
-def test_where_it_is_faster_whatever_the_batch(native, monkeypatch):
-    on(monkeypatch, "9.0")
-    for layers, wanted in (
-        (BOTH, (True, True)), (GRADIENTS, (False, True)), (NEITHER, (False, False))
-    ):  # fmt: skip
-        for layer in layers:
-            for n in (1, 2, 7, 256) if layer.n else (0,):
-                ops = ("fprop", "dgrad")
-                found = [planned(layer._replace(n=n), op) for op in ops]
-                assert tuple(plan is not None for plan in found) == wanted, layer
-
-
-def test_options_and_gpus(native, monkeypatch):
-    on(monkeypatch, "9.0")
-    assert planned(LARGE, algorithm="implicit_gemm") is not None
-    assert planned(LARGE, algorithm="cudnn") is None
-    assert planned(LARGE, workspace_limit=1000) is None
-    elu = LARGE._replace(activation="elu")
-    assert planned(elu) is not None and planned(elu, "dgrad") is None
-    deep = static_of(LARGE)
-    g = deep.params.geometry._replace(pad=(1, 1, 1))  # of which nothing is left
-    deep = deep._replace(params=dataclasses.replace(deep.params, geometry=g))
-    for op in ("fprop", "dgrad"):
-        assert norm_act_parts.plan(deep, LARGE.dtype, "cuda", op) is None
-    without = static_of(LARGE, workspace_limit=0)._replace(statistics=None)
-    assert norm_act_parts.plan(without, LARGE.dtype, "cuda") is not None
-    strided = static_of(LARGE)
-    g = strided.params.geometry._replace(stride=(1, 2, 2), P=32, Q=32)
-    strided = strided._replace(params=dataclasses.replace(strided.params, geometry=g))
-    for op in ("fprop", "dgrad"):
-        assert norm_act_parts.plan(strided, LARGE.dtype, "cuda", op) is None
-    on(monkeypatch, "8.0")
-    assert planned(LARGE) is None
-
-
-def test_explain_says_so(native, monkeypatch):
-    on(monkeypatch, "9.0")
-    monkeypatch.setattr(targets, "default_platform", lambda: "cuda")
-    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in LARGE.shapes)
-    scale = jax.ShapeDtypeStruct((3, 128), np.float32)
-
-    def layer(x, w, scale, groups=32):
-        return jcb.norm_act_conv(
-            x, w, scale=scale, activation="silu", statistics=groups
-        )
-
-    (row,) = jcb.explain(layer, x, w, scale, platform="cuda")
-    assert row.engine == "implicit_gemm" and row.workspace_bytes > 0
-    for word in ("scale and shift", "silu", "sums of the result", "in the same kernel"):
-        assert word in row.reason
-    rows = jcb.explain(
-        jax.grad(lambda *a: (layer(*a)[0].astype("float32") ** 2).sum(), (0, 1, 2)),
-        *(x, w, scale),
-        platform="cuda",
-    )
-    assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"]
-    assert "derivative of silu" in rows[1].reason
-    rows = jcb.explain(layer, x, w, scale, platform="cpu")
-    assert [row.op for row in rows] == ["fprop"]
-    assert "same kernel" not in rows[0].reason
-
-
-# --- results ---------------------------------------------------------------------
 
 
 def operands(layer, seed=0):

@@ -21,8 +21,7 @@ def jvp(
 ) -> tuple[Any, Any]:
     """Results of the primitive, and the composition's tangents, in what moves."""
     out = primitive.bind(*primals, **params)
-    moving = [i for i, t in enumerate(tangents) if not _compat.is_zero(t)]
-    if not moving:
+    if all(map(_compat.is_zero, tangents)):
         return out, jax.tree.map(_compat.zero_tangent, out)
     return out, tangents_of(partial(composed, **params), primals, tangents)
 

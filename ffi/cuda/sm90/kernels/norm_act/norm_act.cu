@@ -3,29 +3,6 @@
 #include "cuda/sm90/kernels/norm_act/norm_act_launch.cuh"
 
 namespace jax_convbatch::hopper {
-namespace {
-
-template <typename T>
-cudaError_t Dispatch(const NormActProblem& problem, const NormActPlan& plan,
-                     Stage stage, cudaStream_t stream) {
-  auto launch = [&](auto config) {
-    return LaunchNormAct<decltype(config)>(problem, plan.blocks, stage, stream);
-  };
-  switch (plan.tile_n) {
-    case 64:
-      return launch(NormActConfig<T, 64, 4, 8>());
-    case 96:
-      return launch(NormActConfig<T, 96, 4, 5>());
-    case 128:
-      return launch(NormActConfig<T, 128, 4, 5>());
-    case 160:
-      return launch(NormActConfig<T, 160, 3, 4>());
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
-}  // namespace
 
 cudaError_t NormActFprop(const NormActCall& call, Stage stage,
                          cudaStream_t stream) {
@@ -48,9 +25,7 @@ cudaError_t NormActFprop(const NormActCall& call, Stage stage,
   problem.bias = call.bias;
   problem.partials = call.partials;
   problem.activation = call.activation;
-  return call.type == Type::kBf16
-             ? Dispatch<__nv_bfloat16>(problem, call.plan, stage, stream)
-             : Dispatch<__half>(problem, call.plan, stage, stream);
+  return LaunchNormAct<false>(call.type, problem, call.plan, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

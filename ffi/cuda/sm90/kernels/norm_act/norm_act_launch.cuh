@@ -15,8 +15,8 @@
 namespace jax_convbatch::hopper {
 
 template <typename Config>
-cudaError_t LaunchNormAct(const NormActProblem& problem, int blocks,
-                          Stage stage, cudaStream_t stream) {
+cudaError_t LaunchNormActKernel(const NormActProblem& problem, int blocks,
+                                Stage stage, cudaStream_t stream) {
   const auto kernel = &NormActKernel<Config>;
   constexpr int kBytes = kNormActShared<Config>;
   static_assert(kBytes <= kMostShared);
@@ -25,6 +25,40 @@ cudaError_t LaunchNormAct(const NormActProblem& problem, int blocks,
   kernel<<<std::min(problem.tiles, blocks), kNormActThreads, kBytes, stream>>>(
       problem);
   return cudaGetLastError();
+}
+
+// The kernel of a plan's tiles; kGradient as in NormActConfig.
+template <typename T, bool kGradient>
+cudaError_t LaunchNormActTiles(const NormActProblem& problem,
+                               const NormActPlan& plan, Stage stage,
+                               cudaStream_t stream) {
+  auto launch = [&](auto config) {
+    return LaunchNormActKernel<decltype(config)>(problem, plan.blocks, stage,
+                                                 stream);
+  };
+  switch (plan.tile_n) {
+    case 64:
+      return launch(NormActConfig<T, 64, 4, kGradient ? 6 : 8, kGradient>());
+    case 96:
+      return launch(NormActConfig<T, 96, 4, 5, kGradient>());
+    case 128:
+      return launch(NormActConfig<T, 128, kGradient ? 3 : 4, kGradient ? 4 : 5,
+                                  kGradient>());
+    case 160:
+      return launch(NormActConfig<T, 160, kGradient ? 2 : 3, 4, kGradient>());
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <bool kGradient>
+cudaError_t LaunchNormAct(Type type, const NormActProblem& problem,
+                          const NormActPlan& plan, Stage stage,
+                          cudaStream_t stream) {
+  const auto launch = type == Type::kBf16
+                          ? &LaunchNormActTiles<__nv_bfloat16, kGradient>
+                          : &LaunchNormActTiles<__half, kGradient>;
+  return launch(problem, plan, stage, stream);
 }
 
 // The map of an array like y of `g`, by blocks of 64 pixels of tiles of n
