@@ -96,7 +96,7 @@ def timed(row: dict) -> Timed | None:
 
 
 def tile_of(op: str, each: dict) -> Tile:
-    return each["m"], each["n"], each["transposed"] > 0, op == "dgrad"
+    return each["m"], each["n"], tile_model.KERNELS[each["kernel"]], op == "dgrad"
 
 
 def samples_of(rows: list[Timed], tiles: list[Tile]) -> Samples:
@@ -132,8 +132,8 @@ def text_of(name: str, theta: np.ndarray, tiles: list[Tile]) -> str:
         f"{value:.4g}" for value in constants[tile_model.OF_KERNELS :]
     )
     own = ",\n     ".join(
-        f"{{{m}, {n}, {str(transposed).lower()}, {str(dgrad).lower()}, {factor:.3f}}}"
-        for (m, n, transposed, dgrad), factor in zip(tiles, factors, strict=True)
+        f"{{{m}, {n}, {kernel}, {str(dgrad).lower()}, {factor:.3f}}}"
+        for (m, n, kernel, dgrad), factor in zip(tiles, factors, strict=True)
     )
     return (
         f"const TileConstants {name} = {{\n    {{{kernels}}},\n    {shared},\n"
@@ -144,10 +144,10 @@ def text_of(name: str, theta: np.ndarray, tiles: list[Tile]) -> str:
 def read(name: str) -> tuple[np.ndarray, list[Tile]]:
     """The constants that are in the file."""
     body = FILE.read_text().split(f"TileConstants {name} =")[1].split(";")[0]
-    four = r"\{(\d+), (\d+), (true|false), (true|false), ([\d.]+)\}"
+    four = r"\{(\d+), (\d+), (k\w+), (true|false), ([\d.]+)\}"
     factors = re.findall(four, body)
     constants = re.findall(r"[\d.]+(?:e[+-]?\d+)?", re.sub(four, "", body))
-    tiles = [(int(m), int(n), t == "true", d == "true") for m, n, t, d, _ in factors]
+    tiles = [(int(m), int(n), kernel, d == "true") for m, n, kernel, d, _ in factors]
     values = [float(each[4]) for each in factors]
     return tile_model.packed([float(each) for each in constants], values), tiles
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares, minimize
 
-KERNELS = ("kPingPong", "kCooperative", "kSingleWave", "kTransposed")
+KERNELS = ("kPingPong", "kCooperative", "kSingleWave", "kTransposed", "kHalo")
 PER_KERNEL = ("products", "boxes", "stage", "begin", "end")
 SHARED = (
     "power_products",
@@ -33,12 +33,13 @@ KERNEL_START = (
     (0.3, 0.05, 0.02, 1.0, 2.0),
     (0.25, 0.08, 0.02, 1.0, 1.0),
     (0.28, 0.05, 0.02, 0.5, 0.5),
+    (0.32, 0.05, 0.01, 1.0, 1.0),
 )
 SHARED_START = (0.2, 0.1, 2.2, 0.5, 0.5, 0.5, 300.0, 1.0)
 OF_KERNELS = len(KERNELS) * len(PER_KERNEL)
 WHOLE_WAVES = OF_KERNELS + SHARED.index("whole_waves")
 
-Tile = tuple[int, int, bool, bool]  # m, n, transposed, dgrad
+Tile = tuple[int, int, str, bool]  # m, n, which of KERNELS, dgrad
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_constants_are_read_as_they_were_written(tmp_path, monkeypatch):
     file.write_text("begin\n// Fitted.\nold\n// Up to here.\nend\n")
     monkeypatch.setattr(fit, "FILE", file)
     constants = [*np.ravel(tile_model.KERNEL_START), *tile_model.SHARED_START]
-    tiles = [(64, 128, False, True), (256, 64, True, False)]
+    tiles = [(64, 128, "kPingPong", True), (256, 64, "kTransposed", False)]
     theta = tile_model.packed(constants, [0.75, 1.25])
     fit.write({name: fit.text_of(name, theta, tiles) for name in fit.MODELS})
     assert file.read_text().startswith("begin\n")

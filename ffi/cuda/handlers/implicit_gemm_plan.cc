@@ -189,8 +189,9 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
   if (!conv.sums_whole()) return tiles;
   for (const auto& [tile, work, us] :
        hopper::TimedTiles(conv, multiprocessors)) {
-    const hopper::Plan plan = {tile.m, tile.n, multiprocessors,
-                               static_cast<int64_t>(work.transposed)};
+    hopper::Plan plan = {tile.m, tile.n, multiprocessors,
+                         static_cast<int64_t>(work.transposed)};
+    plan.halo = tile.halo();
     const std::string name = hopper::ConfigName(operation, plan);
     nb::dict fields;
     fields["config"] = name.c_str();

@@ -102,7 +102,11 @@ std::string ConfigName(Op op, const Plan& plan) {
   std::string name =
       std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
   if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
-  if (op == Op::kFprop && IsTransposed(plan)) name += "t";
+  if (plan.halo) {
+    name += "h";
+  } else if (op == Op::kFprop && IsTransposed(plan)) {
+    name += "t";
+  }
   if (plan.cluster > 1) name += "c" + std::to_string(plan.cluster);
   if (plan.pair != Pair::kNone) name += plan.pair == Pair::kX ? "px" : "py";
   return name;
@@ -117,15 +121,17 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
   const ConvGeometry folded = Fold(op, g, type);
   for (const Tile& tile : TilesOf(op, folded, type, multiprocessors)) {
+    const bool transposes = Transposes(op, type, tile);
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
-        tile.transposed() == IsTransposed(*rule)) {
+        transposes == IsTransposed(*rule) && tile.halo() == rule->halo) {
       continue;
     }
     plans.push_back(*rule);
     Plan& plan = plans.back();
     plan.tile_m = tile.m;
     plan.tile_n = tile.n;
-    plan.workspace = tile.transposed() ? TransposedBytes(folded) : 0;
+    plan.halo = tile.halo();
+    plan.workspace = transposes ? TransposedBytes(folded) : 0;
   }
   return plans;
 }

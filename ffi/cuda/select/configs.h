@@ -18,7 +18,8 @@ namespace jax_convbatch::hopper {
 // tile_n), and in wgrad also the blocks, "256x128/132", how many of them add
 // their sums in a cluster, "64x64/120c4": its bits depend on them; and whether
 // pairs of blocks copy x or dy for each other, "128x128/128px",
-// "192x128/126py"; or in fprop, whether the filter is transposed, "128x128t".
+// "192x128/126py"; or in fprop, whether the filter is transposed, "128x128t",
+// and whether pixels are copied once for all taps, "128x160h".
 std::string ConfigName(Op op, const Plan& plan);
 
 // Every plan that may be chosen, the rule's first. None of them changes bits.

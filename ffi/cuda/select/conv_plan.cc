@@ -5,6 +5,7 @@
 #include "cuda/select/conv_tf32_plan.h"
 #include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
+#include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -209,12 +210,20 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue) {
   if (type == Type::kTf32) return WithTf32Epilogue(g, plan, epilogue);
-  const bool any = !IsSingleWave(type, plan) && !IsResidueNTile(plan);
-  if (any || HasPlainKernels(g, epilogue)) return plan;
-  return HalfTile(
-      TiledConv(Op::kFprop, g, type), plan.blocks, [](const Tile& tile) {
-        return tile.kernel != TileKernel::kSingleWave && tile.n % 64 == 0;
-      });
+  if (plan.halo ? TakesHaloEpilogue(epilogue)
+                : !IsSingleWave(type, plan) && !IsResidueNTile(plan)) {
+    return plan;
+  }
+  const TiledConv conv(Op::kFprop, g, type);
+  if (HasPlainKernels(g, epilogue)) {
+    return plan.halo ? HalfTile(conv, plan.blocks,
+                                [](const Tile& tile) { return !tile.halo(); })
+                     : plan;
+  }
+  return HalfTile(conv, plan.blocks, [](const Tile& tile) {
+    return tile.kernel != TileKernel::kSingleWave && !tile.halo() &&
+           tile.n % 64 == 0;
+  });
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,

@@ -66,7 +66,9 @@ Plan FpropTf32Tile(const ConvGeometry& g, const SubproblemAxes& sub,
                          multiprocessors);
   }
   return CheapestTile(TiledConv(Op::kFprop, g, Type::kTf32), multiprocessors,
-                      [](const Tile& tile) { return !tile.transposed(); });
+                      [](const Tile& tile) {
+                        return !Transposes(Op::kFprop, Type::kTf32, tile);
+                      });
 }
 
 Plan DgradTf32Tile(const ConvGeometry& g,
@@ -94,11 +96,12 @@ Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& given,
                         : given;
   const bool plain = epilogue.is_plain() && epilogue.bitmask == nullptr;
   if (IsSingleWaveTf32(plan) ? plain : HasTf32Epilogue(plan)) return plan;
-  return CheapestTile(
-      TiledConv(Op::kFprop, g, Type::kTf32), plan.blocks, [](const Tile& tile) {
-        return !tile.transposed() && tile.kernel != TileKernel::kSingleWave &&
-               HasTf32Epilogue({tile.m, tile.n, 0, 0});
-      });
+  return CheapestTile(TiledConv(Op::kFprop, g, Type::kTf32), plan.blocks,
+                      [](const Tile& tile) {
+                        return !Transposes(Op::kFprop, Type::kTf32, tile) &&
+                               tile.kernel != TileKernel::kSingleWave &&
+                               HasTf32Epilogue({tile.m, tile.n, 0, 0});
+                      });
 }
 
 }  // namespace jax_convbatch::hopper

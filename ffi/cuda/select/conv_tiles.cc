@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
+#include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 #include "cuda/sm90/problem/dense_output.h"
@@ -95,8 +96,30 @@ bool TiledConv::sums_whole() const {
 }
 
 std::vector<Tile> ConvTiles(const TiledConv& conv) {
-  return conv.type == Type::kTf32 ? Tf32Tiles(conv) : HalfTiles(conv);
+  auto tiles = conv.type == Type::kTf32 ? Tf32Tiles(conv) : HalfTiles(conv);
+  if (TakesHalo(conv.op, conv.g, conv.type)) {
+    for (const int channels : kHaloChannels) {
+      tiles.push_back({kHaloTilePixels, channels, TileKernel::kHalo});
+    }
+  }
+  return tiles;
 }
+
+namespace {
+
+// A stage's pixels are a share of the halo's.
+void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
+  const HaloShape shape =
+      HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
+  work->tiles = static_cast<double>(shape.tiles) *
+                static_cast<double>((conv.out.c + tile.n - 1) / tile.n);
+  work->boxes = (static_cast<double>(shape.halo_pixels()) /
+                     static_cast<double>(conv.g.R * conv.g.S) +
+                 tile.n) /
+                256;
+}
+
+}  // namespace
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   const bool share = TapsShareIn(conv, tile);
@@ -124,13 +147,17 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   const double elements = static_cast<double>(g.x_size()) +
                           static_cast<double>(g.w_size()) +
                           static_cast<double>(g.y_size());
-  return {tile.m * tile.n / (128.0 * 128),
-          (pixels + tile.n) / 256,
-          tiles,
-          sum / std::max(tiles, 1.0),
-          longest,
-          elements * ElementBytes(conv.type),
-          tile.transposed() ? static_cast<double>(TransposedBytes(g)) : 0};
+  TileWork work = {tile.m * tile.n / (128.0 * 128),
+                   (pixels + tile.n) / 256,
+                   tiles,
+                   sum / std::max(tiles, 1.0),
+                   longest,
+                   elements * ElementBytes(conv.type),
+                   Transposes(conv.op, conv.type, tile)
+                       ? static_cast<double>(TransposedBytes(g))
+                       : 0};
+  if (tile.halo()) SetHalo(conv, tile, &work);
+  return work;
 }
 
 }  // namespace jax_convbatch::hopper

@@ -12,16 +12,23 @@
 namespace jax_convbatch::hopper {
 
 // How the warpgroups of a block share its tiles: each has its own, and stores
-// it while the other multiplies; all multiply one; a block has one tile; or
-// as the first, of f32 whose filter is transposed before, so that it does not
-// go through registers.
-enum class TileKernel { kPingPong, kCooperative, kSingleWave, kTransposed };
+// it while the other multiplies; all multiply one; a block has one tile; as
+// the first, of f32 whose filter is transposed before, so that it does not go
+// through registers; or as the first, where a tile's pixels are copied once for
+// all taps (halo_kernel.cuh).
+enum class TileKernel {
+  kPingPong,
+  kCooperative,
+  kSingleWave,
+  kTransposed,
+  kHalo
+};
 
 struct Tile {
   int m, n;  // pixels and channels
   TileKernel kernel = TileKernel::kPingPong;
 
-  bool transposed() const { return kernel == TileKernel::kTransposed; }
+  bool halo() const { return kernel == TileKernel::kHalo; }
 };
 
 // fprop or dgrad of one group, as its kernels see it.
@@ -38,8 +45,8 @@ struct TiledConv {
   bool sums_whole() const;
 };
 
-// Those of the kernels of conv_launch.cuh, conv_tf32_launch.cuh and
-// single_wave/ that run it where sums are whole. All of them have the same
+// Those of the kernels of conv_launch.cuh, conv_tf32_launch.cuh, single_wave/
+// and halo/ that run it where sums are whole. All of them have the same
 // bits.
 std::vector<Tile> ConvTiles(const TiledConv& conv);
 
@@ -55,6 +62,12 @@ struct TileWork {
 };
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile);
+
+// Whether the filter is transposed first: of fprop of f32.
+inline bool Transposes(Op op, Type type, const Tile& tile) {
+  return op == Op::kFprop && type == Type::kTf32 &&
+         (tile.kernel == TileKernel::kTransposed || tile.halo());
+}
 
 }  // namespace jax_convbatch::hopper
 

@@ -18,8 +18,7 @@ double Hidden(std::initializer_list<double> values, double power) {
 
 double FactorOf(const TileConstants& constants, Op op, const Tile& tile) {
   for (const auto& each : constants.factors) {
-    if (each.m == tile.m && each.n == tile.n &&
-        each.transposed == tile.transposed() &&
+    if (each.m == tile.m && each.n == tile.n && each.kernel == tile.kernel &&
         each.dgrad == (op == Op::kDgrad)) {
       return each.times;
     }
@@ -98,8 +97,10 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
       best = &each;
     }
   }
-  return {best->tile.m, best->tile.n, multiprocessors,
-          static_cast<int64_t>(best->work.transposed)};
+  Plan plan{best->tile.m, best->tile.n, multiprocessors,
+            static_cast<int64_t>(best->work.transposed)};
+  plan.halo = best->tile.halo();
+  return plan;
 }
 
 }  // namespace jax_convbatch::hopper

@@ -16,7 +16,7 @@ struct TileConstants {
   struct Kernel {
     double products, boxes, stage;  // of a stage
     double begin, end;              // of a tile; `end` grows with its size
-  } kernel[4];
+  } kernel[5];
   // What a stage takes on average where the power limit slows all SMs down.
   double power_products, power_boxes;
   double launch;
@@ -27,7 +27,8 @@ struct TileConstants {
   double long_boxes, long_us, long_power;
   struct Factor {
     int m, n;
-    bool transposed, dgrad;
+    TileKernel kernel;
+    bool dgrad;
     double times;
   };
   std::vector<Factor> factors;  // 1 where a tile has none

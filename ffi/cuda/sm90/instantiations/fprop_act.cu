@@ -2,6 +2,7 @@
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
+#include "cuda/sm90/kernels/halo/halo.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -47,6 +48,7 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
 cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
   ConvCall call = given;
   call.plan = WithEpilogue(given.g, given.type, given.plan, *given.epilogue);
+  if (call.plan.halo) return HaloFprop(call, stage, stream);
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

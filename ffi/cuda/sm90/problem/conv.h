@@ -58,6 +58,8 @@ struct Plan {
   // write; and what two blocks of neighbouring tiles copy for each other.
   int cluster = 1;
   Pair pair = Pair::kNone;
+  // Of fprop and dgrad: tiles of halo_kernel.cuh.
+  bool halo = false;
 };
 
 // The plan for a GPU of so many SMs, or nothing where the kernels of the path

@@ -13,8 +13,10 @@
 
 namespace jax_convbatch::hopper {
 
-// Where the next stage of a tile comes from: a tap, a block of channels, and
-// for the input the base pixel of the tile's first pixel.
+// Where the next stage of a tile comes from: a block of channels, a tap, and
+// for the input the base pixel of the tile's first pixel. All taps of a block
+// follow each other, so that a halo of its pixels may serve them all
+// (kernels/halo).
 struct StageWalk {
   int w, h, image;
   int r = 0, s = 0, block = 0;
@@ -35,17 +37,14 @@ struct StageWalk {
   }
 
   template <typename Config>
-  __device__ void Advance(const ConvSubproblem& sub, int channel_blocks) {
-    if (++block == channel_blocks) {
-      block = 0;
-      if (++s == sub.taps_w.count) {
-        s = 0;
-        if (++r == sub.taps_h.count && Config::k3d) {
-          r = 0;
-          ++t;
-        }
-      }
-    }
+  __device__ void Advance(const ConvSubproblem& sub) {
+    if (++s < sub.taps_w.count) return;
+    s = 0;
+    if (++r < sub.taps_h.count) return;
+    r = 0;
+    if (Config::k3d && ++t < sub.taps_d.count) return;
+    t = 0;
+    ++block;
   }
 };
 
@@ -184,7 +183,7 @@ __device__ __forceinline__ void CopyFirstStages(
       CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                           full);
     }
-    walk.Advance<Config>(*tile.sub, problem.channel_blocks);
+    walk.Advance<Config>(*tile.sub);
   }
 }
 
@@ -198,7 +197,7 @@ __device__ __forceinline__ void CopyStages(
 #pragma unroll 1
   for (; i < min(first, count); ++i) {
     at.Advance();
-    walk.Advance<Config>(*tile.sub, problem.channel_blocks);
+    walk.Advance<Config>(*tile.sub);
   }
   for (; i < count; ++i) {
     const uint32_t full = SharedAddress(&barriers.full[at.stage]);
@@ -213,7 +212,7 @@ __device__ __forceinline__ void CopyStages(
       }
     }
     at.Advance();
-    walk.Advance<Config>(*tile.sub, problem.channel_blocks);
+    walk.Advance<Config>(*tile.sub);
   }
 }
 

@@ -183,9 +183,10 @@ inline ConvKSlices MakeKSlices(const ConvProblem<1>& problem) {
   ConvKSlices k_slices{};
   for (int i = 0; i < kSumKSlices; ++i) {
     const int begin = KSliceBegin(sub.iterations, i);
-    const int tap = begin / problem.channel_blocks;
+    const int taps = sub.taps_h.count * sub.taps_w.count;
+    const int tap = begin % taps;
     k_slices.k_slice[i] = {tap / sub.taps_w.count, tap % sub.taps_w.count,
-                           begin % problem.channel_blocks,
+                           begin / taps,
                            KSliceBegin(sub.iterations, i + 1) - begin};
   }
   return k_slices;

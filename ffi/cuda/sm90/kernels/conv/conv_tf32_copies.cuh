@@ -21,8 +21,7 @@ __device__ __forceinline__ int StoredChannel(const ConvTile& tile) {
   return Config::kWidth == kAnyGroups ? tile.in_group : tile.channel;
 }
 
-// Where the next stage of a tile comes from, as StageWalk, but that the taps of
-// a row follow each other, then come the next channels. Every configuration
+// Where the next stage of a tile comes from, as StageWalk. Every configuration
 // adds in this order.
 template <typename Config>
 struct Tf32Walk {
@@ -52,19 +51,15 @@ struct Tf32Walk {
     }
   }
 
-  __device__ __forceinline__ void Advance(const ConvSubproblem& sub,
-                                          int channel_blocks) {
+  __device__ __forceinline__ void Advance(const ConvSubproblem& sub) {
     s += Config::kTaps;
-    if (s == sub.taps_w.count) {
-      s = 0;
-      if (++block == channel_blocks) {
-        block = 0;
-        if (++r == sub.taps_h.count && Config::k3d) {
-          r = 0;
-          ++t;
-        }
-      }
-    }
+    if (s < sub.taps_w.count) return;
+    s = 0;
+    if (++r < sub.taps_h.count) return;
+    r = 0;
+    if (Config::k3d && ++t < sub.taps_d.count) return;
+    t = 0;
+    ++block;
   }
 };
 

@@ -90,7 +90,7 @@ __device__ __forceinline__ void IssueTf32Copies(
                                 input + Config::kInputBytes, full);
       }
       at.Advance();
-      walk.Advance(*tile.sub, problem.channel_blocks);
+      walk.Advance(*tile.sub);
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stages of a tap's last channels where those are at most half of a box. They
+// Stages of the last channels where those are at most half of a box. They
 // come in boxes of 32 or 16 channels, whose lines and swizzles are as narrow:
 // what lies outside of a tensor takes longer to fill in than channels to load.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_
@@ -17,9 +17,9 @@ __device__ __forceinline__ uint64_t ResidueKDescriptor(uint32_t address,
          (address & 0x3FFFF) >> 4;
 }
 
-// AddStages of pipeline.cuh, or of residue_n_tiles.cuh, where of every `blocks`
-// stages the last has so many channels. Its filter lies as that of others where
-// that is a kRows operand, or stays in shared memory.
+// AddStages of pipeline.cuh, or of residue_n_tiles.cuh, where of `blocks`
+// blocks of channels the last has so many. Its filter lies as that of others
+// where that is a kRows operand, or stays in shared memory.
 template <typename T, Contiguous kB, bool kResident, bool kHalfBoxes, int kRows,
           int kHalfN, int kStages, typename Issued>
 __device__ __forceinline__ void AddResidueKStages(
@@ -62,17 +62,17 @@ __device__ __forceinline__ void AddResidueKStages(
     at.Advance();
     ++number;
   };
-  for (int taps = count / blocks; taps > 0; --taps) {
-    for (int block = 1; block < blocks; ++block) {
-      wait();
-      const uint64_t a = Descriptor(input()), b = filter();
-      WgmmaFence();
+  for (int whole = count - count / blocks; whole > 0; --whole) {
+    wait();
+    const uint64_t a = Descriptor(input()), b = filter();
+    WgmmaFence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        multiply(a + k * kStep, kBoxBytes >> 4, b + k * kStepB);
-      }
-      next();
+    for (int k = 0; k < 4; ++k) {
+      multiply(a + k * kStep, kBoxBytes >> 4, b + k * kStepB);
     }
+    next();
+  }
+  for (int taps = count / blocks; taps > 0; --taps) {
     wait();
     const uint64_t a = ResidueKDescriptor(input(), channels);
     const uint64_t b = kFilterRows || kResident

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = conv(act(scale x + shift), w) + bias + residual in one kernel, with sums
-// of y by sample and channel. See norm_act_kernel.cuh.
+// of y by sample and channel. See norm_act_tiles.cuh.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_
 
@@ -16,9 +16,11 @@
 
 namespace jax_convbatch::hopper {
 
-// Tiles of 128 pixels x tile_n channels on `blocks` thread blocks. An image, or
-// two where rows are few, is cut into `chunks` tiles, each of which has sums of
-// its own.
+// Of x under a tile: a multiple of 8, as boxes begin at multiples of 1024.
+inline constexpr int kMaxNormActHaloPixels = 200;
+
+// Tiles of 128 pixels x tile_n channels on `blocks` thread blocks. An image is
+// cut into `chunks` units (halo_shape.h), each of which has sums of its own.
 struct NormActPlan {
   int tile_n, blocks, chunks;
   // Whether it is faster than a pass and a convolution. Does not depend on N.

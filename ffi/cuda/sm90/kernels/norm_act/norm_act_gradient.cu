@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of norm_act_kernel.cuh: dgrad, and what the activation and the norm
+// Launches of norm_act_tiles.cuh: dgrad, and what the activation and the norm
 // before the convolution make of it.
 #include "cuda/sm90/kernels/norm_act/norm_act_launch.cuh"
 
@@ -8,18 +8,17 @@ namespace jax_convbatch::hopper {
 cudaError_t NormActGradient(const NormActGradientCall& call, Stage stage,
                             cudaStream_t stream) {
   const ConvGeometry g = DgradAsFprop(call.g);
-  const NormActShape s = NormActShapeOf(g);
+  const HaloShape s = HaloShapeOf(g);
   const int n = call.plan.tile_n;
   NormActProblem problem{};
-  if (!MakeNormActProblem(g, call.type, call.plan, s, call.dy, &problem) ||
-      !EncodeTiled(&problem.weights, call.type, call.w, {g.C, g.K, g.taps()},
-                   {64, n, 1}) ||
-      !EncodeBlocks(&problem.output, g, call.type, s, n, call.gradients,
-                    Copy::kStore) ||
-      !EncodeBlocks(&problem.activated, g, call.type, s, n, call.activated,
-                    Copy::kStore) ||
-      !EncodeBlocks(&problem.residual, g, call.type, s, n, call.x,
-                    Copy::kLoad)) {
+  if (!MakeHaloProblem(g, call.type, /*dgrad=*/true, n, s, call.dy, call.w,
+                       &problem) ||
+      !EncodeHaloBlocks(&problem.output, g, call.type, s, n, call.gradients,
+                        Copy::kStore) ||
+      !EncodeHaloBlocks(&problem.activated, g, call.type, s, n, call.activated,
+                        Copy::kStore) ||
+      !EncodeHaloBlocks(&problem.residual, g, call.type, s, n, call.x,
+                        Copy::kLoad)) {
     return cudaErrorInvalidValue;
   }
   problem.has_residual = true;
@@ -27,7 +26,8 @@ cudaError_t NormActGradient(const NormActGradientCall& call, Stage stage,
   problem.factor_step = call.by_sample ? problem.k : 0;
   problem.partials = call.partials;
   problem.activation = call.activation;
-  return LaunchNormAct<true>(call.type, problem, call.plan, stage, stream);
+  return LaunchNormAct<Contiguous::kReduction>(call.type, problem, call.plan,
+                                               stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

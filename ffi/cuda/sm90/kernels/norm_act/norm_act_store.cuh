@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way out: a tile's sums with residual, rounded, to shared memory and from
-// there to y, and the sums of what they were rounded to.
+// The way out: a tile's sums with residual, rounded, to shared memory, and the
+// sums of what they were rounded to.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_
 
-#include "cuda/sm90/arch/registers.cuh"
-#include "cuda/sm90/arch/tensor_copies.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
-#include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
-#include "cuda/sm90/kernels/norm_act/norm_act_config.cuh"
+#include "cuda/sm90/kernels/halo/halo_store.cuh"
+#include "cuda/sm90/kernels/norm_act/norm_act_problem.h"
 
 namespace jax_convbatch::hopper {
 
@@ -25,80 +23,6 @@ __device__ __forceinline__ void DispatchGradient(Activation a, F&& f) {
     default:
       return f(ActivationTag<Activation::kIdentity>());
   }
-}
-
-// Where a lane keeps 8 of its row's columns, and 8 more of another's: of block
-// m, columns from 8 j on.
-template <int kN>
-__device__ __forceinline__ uint32_t NormActAddress(uint32_t buffer, int m,
-                                                   int j) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-  if constexpr (kIsResidueN<kN>) {
-    return buffer + ResidueNTileOffset<kN / 2>(m, row, j + lane / 16);
-  } else {
-    const int line = (m * (kN / 64) + j / 8) * 64 + row;
-    return buffer + line * 128 + ((j % 8 + lane / 16 ^ line % 8) << 4);
-  }
-}
-
-// Calls visit(box, m, channel) for the boxes of a tile, as they lie in shared
-// memory: block m, channels from `channel` on.
-template <int kN, typename Visit>
-__device__ __forceinline__ void ForBoxes(Visit visit) {
-  constexpr int kBox = kBoxChannels<kN>;
-  for (int m = 0; m < 2; ++m) {
-    for (int n = 0; n < kN; n += kBox) {
-      visit((m * kN + n) * 64 * 2, m, n);
-    }
-  }
-}
-
-// Where block m of a tile begins.
-__device__ __forceinline__ NormActPlace BlockOf(const NormActProblem& problem,
-                                                NormActPlace place, int m) {
-  if (m == 0) return place;
-  place.col += problem.tile == NormActTile::kRow ? 64 : 0;
-  place.row += problem.tile == NormActTile::kBelow ? 8 : 0;
-  place.image += problem.tile == NormActTile::kImages ? 1 : 0;
-  return place;
-}
-
-// Whether a block has anything to store.
-__device__ __forceinline__ bool IsInside(const NormActProblem& problem,
-                                         const NormActPlace& block) {
-  return block.col < problem.q && block.row < problem.p &&
-         block.image < problem.n;
-}
-
-// By one thread.
-template <int kN>
-__device__ __forceinline__ void CopyResidual(const NormActProblem& problem,
-                                             const NormActPlace& place,
-                                             uint32_t buffer,
-                                             uint32_t barrier) {
-  BarrierArriveExpect(barrier, kNormActTilePixels * kN * 2);
-  ForBoxes<kN>([&](int box, int m, int channel) {
-    const NormActPlace block = BlockOf(problem, place, m);
-    LoadTile4(buffer + box, problem.residual, barrier, place.channel + channel,
-              block.col, block.row, block.image);
-  });
-}
-
-// By one thread.
-template <int kN>
-__device__ __forceinline__ void StoreBlocks(const NormActProblem& problem,
-                                            const NormActPlace& place,
-                                            const CUtensorMap& output,
-                                            uint32_t buffer) {
-  ForBoxes<kN>([&](int box, int m, int channel) {
-    const NormActPlace block = BlockOf(problem, place, m);
-    if (!IsInside(problem, block)) return;
-    if (place.channel + channel >= problem.k) return;
-    StoreTile4(output, buffer + box, place.channel + channel, block.col,
-               block.row, block.image);
-  });
-  StoreCommit();
 }
 
 // Eight numbers of each lane, added over the lanes of the same lane % 4: number
@@ -127,14 +51,14 @@ __device__ __forceinline__ float AddOfEight(const float (&v)[8]) {
 struct RowsInside {
   bool inside[2];
 
-  __device__ __forceinline__ RowsInside(const NormActProblem& problem,
-                                        const NormActPlace& block) {
-    const bool in_row = problem.tile == NormActTile::kRow;
+  __device__ __forceinline__ RowsInside(const HaloProblem& problem,
+                                        const HaloBlock& block) {
+    const bool in_row = problem.tile == HaloTile::kRow;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int pixel =
           threadIdx.x % kWarpgroup / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
-      inside[half] = block.image < problem.n &&
+      inside[half] = block.slice < problem.n &&
                      block.row + (in_row ? 0 : pixel / 8) < problem.p &&
                      block.col + (in_row ? pixel : pixel % 8) < problem.q;
     }
@@ -168,15 +92,15 @@ struct ColumnSums {
 // squares.
 template <typename T, int kN>
 __device__ __forceinline__ void WriteNormActTile(const NormActProblem& problem,
-                                                 const NormActPlace& place,
+                                                 const HaloPlace& place,
                                                  const float (&acc)[2][kN / 2],
                                                  uint32_t buffer, float* sums) {
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
-    const RowsInside rows(problem, BlockOf(problem, place, m));
+    const RowsInside rows(problem, BlockOf(problem, place.pixels, m));
 #pragma unroll
     for (int j = 0; j < kN / 8; j += 2) {
-      const uint32_t address = NormActAddress<kN>(buffer, m, j);
+      const uint32_t address = HaloTileAddress<kN>(buffer, m, j);
       uint32_t residual[4], v[4];
       if (problem.has_residual) LoadMatrix4(address, residual);
       ColumnSums of_columns;
@@ -208,7 +132,7 @@ inline constexpr bool kFromZ = SavesInput(kActivation);
 // those of gradients times x.
 template <typename T, int kN>
 __device__ __forceinline__ void WriteGradientTile(const NormActProblem& problem,
-                                                  const NormActPlace& place,
+                                                  const HaloPlace& place,
                                                   const float (&acc)[2][kN / 2],
                                                   uint32_t buffer,
                                                   uint32_t gradients,
@@ -217,13 +141,13 @@ __device__ __forceinline__ void WriteGradientTile(const NormActProblem& problem,
     constexpr Activation kActivation = decltype(tag)::value;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const NormActPlace block = BlockOf(problem, place, m);
+      const HaloBlock block = BlockOf(problem, place.pixels, m);
       const RowsInside rows(problem, block);
       const int64_t row =
-          int64_t{min(block.image, problem.n - 1)} * problem.factor_step;
+          int64_t{min(block.slice, problem.n - 1)} * problem.factor_step;
 #pragma unroll
       for (int j = 0; j < kN / 8; j += 2) {
-        const uint32_t address = NormActAddress<kN>(buffer, m, j);
+        const uint32_t address = HaloTileAddress<kN>(buffer, m, j);
         uint32_t x[4], h[4], g[4];
         LoadMatrix4(address, x);
         ColumnSums of_columns;
@@ -252,7 +176,7 @@ __device__ __forceinline__ void WriteGradientTile(const NormActProblem& problem,
           of_columns.Add(i, {dz[0], dz[1]}, {dz[0] * of_x.x, dz[1] * of_x.y});
         }
         StoreMatrix4(address, h[0], h[1], h[2], h[3]);
-        StoreMatrix4(NormActAddress<kN>(gradients, m, j), g[0], g[1], g[2],
+        StoreMatrix4(HaloTileAddress<kN>(gradients, m, j), g[0], g[1], g[2],
                      g[3]);
         of_columns.Store<kN>(sums, m, j);
       }
@@ -260,14 +184,13 @@ __device__ __forceinline__ void WriteGradientTile(const NormActProblem& problem,
   });
 }
 
-// What the warps wrote, added in their order.
+// What the warps wrote, added in their order: by unit.
 template <int kN>
-__device__ __forceinline__ void StorePartials(const NormActProblem& problem,
-                                              const NormActPlace& place,
-                                              const float* sums) {
+__device__ __forceinline__ void StoreTilePartials(const NormActProblem& problem,
+                                                  const HaloPlace& place,
+                                                  const float* sums) {
   if (problem.partials == nullptr) return;
-  const bool images = problem.tile == NormActTile::kImages;
-  const int chunks = problem.tiles_w * problem.tiles_h;
+  const int chunks = problem.units_w * problem.units_h;
   for (int t = threadIdx.x % kWarpgroup; t < 2 * kN; t += kWarpgroup) {
     const int which = t / kN, column = t - which * kN;
     if (place.channel + column >= problem.k) continue;
@@ -279,18 +202,19 @@ __device__ __forceinline__ void StorePartials(const NormActProblem& problem,
         of_block[m] += sums[((m * 4 + warp) * 2 + which) * kN + column];
       }
     }
-    auto store = [&](int image, float sum) {
-      if (image >= problem.n) return;
-      const int64_t chunk = int64_t{image} * chunks + place.chunk;
+    auto store = [&](int m, float sum) {
+      const HaloBlock block = BlockOf(problem, place.pixels, m);
+      if (block.slice >= problem.n) return;
+      const int64_t chunk = int64_t{block.slice} * chunks + block.chunk;
       problem
           .partials[(2 * chunk + which) * problem.k + place.channel + column] =
           sum;
     };
-    if (images) {
-      store(place.image, of_block[0]);
-      store(place.image + 1, of_block[1]);
+    if (problem.tile == HaloTile::kSquares) {
+      store(0, of_block[0]);
+      store(1, of_block[1]);
     } else {
-      store(place.image, of_block[0] + of_block[1]);
+      store(0, of_block[0] + of_block[1]);
     }
   }
 }

@@ -264,11 +264,13 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
                     (tile.turn - 1) / kConsumers & 1);
       }
       BarrierWait(SharedAddress(&barriers.full[tile.stage]), tile.round);
-      auto add_taps = [&](auto reduction_steps) {
-        // Of 32 output channels, as 64 rows of a product, all twice.
-        uint64_t a = kTwoBoxes ? HalfLineDescriptor(filter, /*box_stride=*/0)
-                               : Descriptor(filter);
-        uint64_t b = groups | (band & 0x3FFFF) >> 4;
+      // Of 32 output channels, as 64 rows of a product, all twice.
+      const uint64_t first_tap =
+          kTwoBoxes ? HalfLineDescriptor(filter, /*box_stride=*/0)
+                    : Descriptor(filter);
+      auto add_box = [&](int box, bool last, auto reduction_steps) {
+        uint64_t a = first_tap + box * 4 * kFilterStep;
+        uint64_t b = (groups | (band & 0x3FFFF) >> 4) + box * next_box;
         for (int tap = 0, s = 0; tap < taps; ++tap) {
           BarrierWait(SharedAddress(&barriers.filter[tap]), 0);
           WgmmaFence();
@@ -276,11 +278,10 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
           for (int k = 0; k < decltype(reduction_steps)::value; ++k) {
             RowBandProduct<T, kWeights>(
                 acc[0], a + k * kFilterStep,
-                b + k / 4 * next_box +
-                    k % 4 * kReductionStep<Contiguous::kReduction>);
+                b + k * kReductionStep<Contiguous::kReduction>);
           }
           WgmmaCommit();
-          if (tap + 1 == taps && signals) {
+          if (last && tap + 1 == taps && signals) {
             BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
           }
           WgmmaWait<1>();
@@ -291,23 +292,24 @@ __device__ __forceinline__ void MultiplyRowBands(const RowBandProblem& problem,
             b += step_h;
           }
         }
-        WgmmaWait<0>();
       };
       // A loop each: what decides within one holds the multiplier up.
       const int steps = problem.reduction_steps;
       if constexpr (kTwoBoxes) {
+        add_box(0, false, std::integral_constant<int, 4>());
         if (steps == 8) {
-          add_taps(std::integral_constant<int, 8>());
+          add_box(1, true, std::integral_constant<int, 4>());
         } else {
-          add_taps(std::integral_constant<int, 6>());
+          add_box(1, true, std::integral_constant<int, 2>());
         }
       } else if (kWidth != kOneGroup || steps == 4) {
-        add_taps(std::integral_constant<int, 4>());
+        add_box(0, true, std::integral_constant<int, 4>());
       } else if (steps == 3) {
-        add_taps(std::integral_constant<int, 3>());
+        add_box(0, true, std::integral_constant<int, 3>());
       } else {
-        add_taps(std::integral_constant<int, 2>());
+        add_box(0, true, std::integral_constant<int, 2>());
       }
+      WgmmaWait<0>();
       // Every warp's products have read the row band.
       NamedBarrier(1 + group, kWarpgroup);
       if constexpr (EpilogueT::kPresent) {

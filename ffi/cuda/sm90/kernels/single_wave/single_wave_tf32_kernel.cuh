@@ -82,7 +82,7 @@ __device__ __forceinline__ void CopySingleWave(
   at.stage = kFirstStages;
 #pragma unroll
   for (int i = 0; i < kFirstStages; ++i) {
-    walk.Advance(*tile.sub, problem.channel_blocks);
+    walk.Advance(*tile.sub);
   }
   if (at.stage == Config::kStages) at = {0, 1};
   for (int i = kFirstStages; i < count; ++i) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void CopySingleWave(
       }
     }
     at.Advance();
-    walk.Advance(*tile.sub, problem.channel_blocks);
+    walk.Advance(*tile.sub);
   }
 }
 
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           CopyTf32Input<Config>(problem, tile, at, input, full);
           CopySingleWaveWeights<Config>(problem, tile, at, boxes,
                                         input + Config::kInputBytes, full);
-          at.Advance(*tile.sub, problem.channel_blocks);
+          at.Advance(*tile.sub);
         }
       }
       NamedBarrier(kRestBarrier, 64);

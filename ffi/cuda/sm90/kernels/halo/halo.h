@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// fprop and dgrad by the tiles of halo_kernel.cuh.
+#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_H_
+#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_H_
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/problem/conv.h"
+
+namespace jax_convbatch::hopper {
+
+// Of what TakesHalo, with an epilogue that TakesHaloEpilogue or none; see
+// conv.h.
+cudaError_t HaloFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t HaloDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
+// The same of f32.
+cudaError_t HaloFpropTf32(const ConvCall& call, Stage stage,
+                          cudaStream_t stream);
+cudaError_t HaloDgradTf32(const ConvCall& call, Stage stage,
+                          cudaStream_t stream);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_H_
