@@ -20,7 +20,7 @@ from jax_convbatch._native import targets
 from jax_convbatch._primitives import primitives
 from jax_convbatch._select import plan
 
-HALOS = ("128x96h", "128x128h", "128x160h")
+HALOS = ("128x64h", "128x96h", "128x128h", "128x160h")
 OTHER = {"bfloat16": "128x128", "float16": "128x128", "float32": "256x64"}
 
 CASES = {
@@ -39,6 +39,7 @@ CASES = {
     "a dilated row": problem(
         2, (1, 129), 64, 128, (1, 3), padding=((0, 0), (18, 0)), dilation=(1, 9)
     ),
+    "few channels": problem(3, (20, 21), 40, 32, (3, 3), padding=SAME),
     "a volume": volume(2, (5, 12, 11), 96, 64, (3, 3, 3)),
     "a volume of few rows": volume(3, (7, 8, 9), 64, 160, (3, 3, 3)),
     "slices of the past": volume(

@@ -69,6 +69,19 @@ def images(problem: Problem, pixels: int) -> bool:
     return two and one_step and pixels <= g.P * g.Q
 
 
+def halos(problem: Problem) -> bool:
+    """What our tiles that read x once for all taps are for, and of which no other
+    tiles fill up channels with zeros: filters of one step up to some 5x5, of channels
+    that TMA can take (ffi/cuda/sm90/kernels/halo)."""
+    g = problem.geometry
+    one_step = g.stride == g.input_dilation == (1, 1, 1)
+    _, rows, columns = g.filter_dilation
+    short = (g.R - 1) * rows <= 4 and (g.S - 1) * columns <= 4
+    whole = g.C * problem.dtype.itemsize % 16 == g.K * problem.dtype.itemsize % 16 == 0
+    wide = tensor_cores(problem) and whole and least(problem) >= 32
+    return wide and one_step and short and g.R * g.S > 1
+
+
 def patches(problem: Problem) -> bool:
     """Filters as large as their steps, without padding."""
     g = problem.geometry
@@ -89,13 +102,13 @@ def volumes(problem: Problem) -> bool:
 
 
 def many_taps(problem: Problem) -> bool:
-    """f32 of 5x5 and larger filters of one step, to channels that leave much of our
-    widest tiles empty."""
+    """f32 of larger filters than have halos, of one step, to channels that leave much
+    of our widest tiles empty."""
     g = problem.geometry
     many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
     wide = g.C if problem.op == "dgrad" else g.K
-    filled = least(problem) >= 32 and most(problem) >= 64
-    return tf32(problem) and many and filled and wide % 128 != 0
+    filled = least(problem) >= 32 and most(problem) >= 64 and wide % 128 != 0
+    return tf32(problem) and many and filled and not halos(problem)
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
@@ -126,10 +139,10 @@ def thin_images(problem: Problem) -> bool:
 
 
 def uneven_images(problem: Problem) -> bool:
-    """f32 of channels that leave much of our tiles empty, as 48 and 50."""
+    """f32 of channels that leave much of our tiles empty, as 50."""
     g = problem.geometry
-    uneven = g.C % 32 != 0 or (g.K % 64 != 0 and g.K > 32)
-    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 48
+    uneven = g.K % 64 != 0 and least(problem) >= 48 and not halos(problem)
+    return tf32(problem) and images(problem, 4096) and uneven
 
 
 def wgrad_of_few_pixels(problem: Problem) -> bool:
@@ -137,12 +150,6 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
     g = problem.geometry
     few = g.N * g.O * g.P * g.Q <= 256 and taps(problem) > 1
     return tensor_cores(problem) and few and least(problem) >= 640
-
-
-def huge_images(problem: Problem) -> bool:
-    """In 16 bits, of 512x512 pixels and more."""
-    wide = most(problem) == 128 and least(problem) >= 64
-    return half(problem) and images(problem, 1 << 18) and wide
 
 
 def gradients_of_examples(problem: Problem) -> bool:
@@ -354,6 +361,6 @@ def few_inputs(problem: Problem) -> bool:
 
 
 def odd_width(problem: Problem) -> bool:
-    """dx of 40 to 56 channels, which our tiles fill to 64."""
-    many = taps(problem) > 1 and problem.geometry.K >= 128
+    """dx of 40 to 56 channels, which our tiles fill to 64, of a stride."""
+    many = taps(problem) > 1 and problem.geometry.K >= 128 and not halos(problem)
     return half(problem) and many and 32 < problem.geometry.C < 64

@@ -8,6 +8,7 @@ from jax_convbatch._plans import depth
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select.rule_classes import (
     half,
+    halos,
     least,
     most,
     patches,
@@ -20,12 +21,10 @@ from jax_convbatch._select.rule_classes import (
 
 
 def wide_volumes(problem: Problem) -> bool:
-    """Large ones of one step and one box of channels, in 16 bits."""
+    """Large ones of one step and one box of channels on a side, in 16 bits."""
     g = problem.geometry
     one_step = g.stride == g.input_dilation == (1, 1, 1)
-    boxes = least(problem) == 64 and most(problem) <= 128
-    if problem.op == "wgrad":
-        boxes = boxes and most(problem) == 128
+    boxes = least(problem) == 64 and most(problem) == 128
     large = boxes and g.O * g.P * g.Q >= 1 << 18
     return volumes(problem) and half(problem) and one_step and large
 
@@ -57,6 +56,9 @@ def copied_volumes(problem: Problem) -> bool:
         return not fprop and outputs > 4096 and not whole
     if not one_step:
         return fprop and least(problem) < 48 and outputs > 3000
+    # Half of a box of 32 channels is zeros.
+    if halos(problem) and (g.C if fprop else g.K) > 32:
+        return False
     if fprop:
         # cuDNN takes no padding that differs between the sides: x is copied.
         if least(problem) >= 64 or _pads_unevenly(problem):

@@ -218,16 +218,16 @@ CUDA = (
         "8 744, 806, wgrad 716, 847",
     ),
     _cudnn_first(
-        ALL,
+        WGRAD,
         three_axes.wide_volumes,
-        "64x64x64 64 at batch 2 295 us, cuDNN 275; 2x360x480 64->128 fprop 313, 257, "
-        "dgrad 454, 409, wgrad 350, 294",
+        "2x360x480 64->128 at batch 2 350 us, cuDNN 294",
     ),
     _cudnn_first(
         BOTH,
         three_axes.copied_volumes,
-        "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of a transposed 48x48x48 "
-        "192->96 169, 163; 17x180x32 32->16 3x1x1 10, 4",
+        "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of 64x64x64 64->32 183, 135 "
+        "(H200); of a transposed 48x48x48 192->96 169, 163; 17x180x32 32->16 3x1x1 "
+        "10, 4",
     ),
     _cudnn_first(
         BOTH,
@@ -245,8 +245,8 @@ CUDA = (
     _cudnn_first(
         BOTH,
         classes.many_taps,
-        "ours reads x again for each tap: 32x32 96->192 5x5 in f32 at batch 1024 5005 "
-        "us, cuDNN 3307",
+        "x read for each tap: 32x32 96->192 5x5 in f32 at batch 1024 5005 us, cuDNN "
+        "3307",
     ),
     _cudnn_first(
         WGRAD,
@@ -268,17 +268,12 @@ CUDA = (
     _cudnn_first(
         FPROP,
         classes.uneven_images,
-        "75x75 48->96 at batch 64 258 us, cuDNN 204; 128x128 5x5 50->50 52, 43",
+        "128x128 5x5 50->50 52 us, cuDNN 43",
     ),
     _cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
         "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
-    ),
-    _cudnn_first(
-        BOTH,
-        classes.huge_images,
-        "512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's); 384->128 is ours",
     ),
     _cudnn_first(
         FPROP,
@@ -294,7 +289,7 @@ CUDA = (
     _cudnn_first(
         DGRAD,
         classes.odd_width,
-        "112x112 48->192 at batch 128 873 us, cuDNN 739",
+        "x read for each tap: 112x112 48->192 at batch 128 873 us, cuDNN 739",
     ),
     Line(
         "hopper",

@@ -3,12 +3,15 @@
 
 #include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/conv/conv3d.h"
+#include "cuda/sm90/kernels/halo/halo_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
 
 // Else boxes are filled up with zeros where several taps of depth side by side
-// would fill them, and to copy these (depth.py) costs less.
+// would fill them, and to copy these (depth.py) costs less, but for halos: they
+// are copied once for all taps of a slice, and half a box of zeros is not
+// multiplied.
 bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
   const int64_t channels = op == Op::kDgrad ? g.K : g.C;
   const int64_t box = 128 / ElementBytes(type);
@@ -20,7 +23,8 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 
 std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
                            int multiprocessors) {
-  if (g.T == 1 || !IsPlain(g, type) || !FillsBoxes(op, g, type)) {
+  if (g.T == 1 || !IsPlain(g, type) ||
+      !(FillsBoxes(op, g, type) || TakesHalo(op, g, type))) {
     return std::nullopt;
   }
   if (op == Op::kWgrad) return PlanWgrad(g, type, multiprocessors);

@@ -97,22 +97,17 @@ __device__ __forceinline__ void MultiplyHalos(
     }
   };
   constexpr uint64_t kStepA = kReductionStep<Contiguous::kReduction>;
-  const bool whole = problem.last_steps == 4;
-  add_stages((problem.channel_blocks - (whole ? 0 : 1)) * of_block,
-             [&](uint64_t b) {
+  auto add_blocks = [&](int blocks, auto steps) {
+    add_stages(blocks * of_block, [&](uint64_t b) {
 #pragma unroll
-               for (int k = 0; k < 4; ++k) {
-                 multiply(a + k * kStepA, b + k * kStepB);
-               }
-             });
-  if (!whole) {
-    add_stages(of_block, [&](uint64_t b) {
-#pragma unroll 1
-      for (int k = 0; k < problem.last_steps; ++k) {
+      for (int k = 0; k < decltype(steps)::value; ++k) {
         multiply(a + k * kStepA, b + k * kStepB);
       }
     });
-  }
+  };
+  const int halves = problem.last_is_half ? 1 : 0;
+  add_blocks(problem.channel_blocks - halves, std::integral_constant<int, 4>());
+  add_blocks(halves, std::integral_constant<int, 2>());
   issued();
   WgmmaWait<0>();
   release_used();

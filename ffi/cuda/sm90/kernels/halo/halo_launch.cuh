@@ -90,8 +90,7 @@ inline bool MakeHaloProblem(const ConvGeometry& g, Type type, bool dgrad, int n,
                                    : 8 * s.halo_cols;
   p.block_step = pixels * kPixel;
   p.channel_blocks = static_cast<int>((g.C + block - 1) / block);
-  const int last = static_cast<int>(g.C) - (p.channel_blocks - 1) * block;
-  p.last_steps = (4 * last + block - 1) / block;
+  p.last_is_half = g.C - (p.channel_blocks - 1) * block <= block / 2;
   return true;
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kMaxInt = INT32_MAX;
 constexpr int64_t kMaxBox = 256;  // of a side, in pixels
-constexpr int64_t kLeastChannels = 64;
+constexpr int64_t kLeastChannels = 32;
 
 }  // namespace
 

@@ -15,7 +15,7 @@ namespace jax_convbatch::hopper {
 inline constexpr int kMaxLayerHaloPixels = 240;
 
 // Channels of tiles.
-inline constexpr std::array kHaloChannels = {96, 128, 160};
+inline constexpr std::array kHaloChannels = {64, 96, 128, 160};
 
 // Whether fprop or dgrad has such tiles, and some use for them: filters of
 // several taps. The bits are those of the other tiles, where these form their

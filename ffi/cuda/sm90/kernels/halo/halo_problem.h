@@ -40,7 +40,7 @@ struct HaloProblem {
   // 8, from the first block to the second.
   int tap_step, row_step, eight_step, block_step;
   int channel_blocks;  // of 128 bytes
-  int last_steps;      // products of the last of them, each of 32 bytes
+  bool last_is_half;   // at most: half of its zeros are not multiplied
 };
 
 }  // namespace jax_convbatch::hopper

@@ -19,6 +19,8 @@ cudaError_t LaunchLayerTiles(const HaloProblem& problem, const Plan& plan,
                                               stream);
   };
   switch (plan.tile_n) {
+    case 64:
+      return launch(HaloConfig<T, kWeights, 64, 3, 12, LayerTiles>());
     case 96:
       return launch(
           HaloConfig<T, kWeights, 96, 3, kDgrad ? 8 : 6, LayerTiles>());

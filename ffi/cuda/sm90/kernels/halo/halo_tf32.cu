@@ -5,9 +5,9 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <int kN, int kStages>
+template <int kN, int kHalos, int kStages>
 using F32Config =
-    HaloConfig<float, Contiguous::kReduction, kN, 2, kStages, F32Tiles>;
+    HaloConfig<float, Contiguous::kReduction, kN, kHalos, kStages, F32Tiles>;
 
 cudaError_t Run(const ConvCall& call, const ConvGeometry& g, bool dgrad,
                 const void* filter, Stage stage, cudaStream_t stream) {
@@ -20,12 +20,14 @@ cudaError_t Run(const ConvCall& call, const ConvGeometry& g, bool dgrad,
                                               stream);
   };
   switch (call.plan.tile_n) {
+    case 64:
+      return launch(F32Config<64, 3, 12>());
     case 96:
-      return launch(F32Config<96, 9>());
+      return launch(F32Config<96, 2, 9>());
     case 128:
-      return launch(F32Config<128, 6>());
+      return launch(F32Config<128, 2, 6>());
     case 160:
-      return launch(F32Config<160, 4>());
+      return launch(F32Config<160, 2, 4>());
     default:
       return cudaErrorInvalidValue;
   }
