@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every kernel of implicit_gemm on CUDA is held to, whatever its path."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,9 @@ import oracle
 from problems import exact, normal, run, terms, whole
 
 import jax_convbatch as jc
+from jax_convbatch._api.canonical import resolve
+from jax_convbatch._primitives import primitives
+from jax_convbatch._select import plan
 
 
 def arrays(case, make, dtype):
@@ -84,3 +88,36 @@ def assert_a_hundred_runs_agree(case, dtype, **options):
     for _ in range(100):
         for a, b in zip(step(*args), want, strict=True):
             np.testing.assert_array_equal(bits(a), b)
+
+
+def params_of(case, x, w):
+    """Of the canonical convolution."""
+    none = dict(batch_group_count=1, preferred_element_type=None)
+    return resolve(x, w, None, "im2col_gemm", None, **case.kwargs, **none).params
+
+
+def assert_configurations_agree(case, dtype, platform="cuda"):
+    """By all configurations of implicit_gemm, fprop and dgrad have the same bits.
+
+    Returns:
+      Their names, by operation.
+    """
+    x, w, dy = arrays(case, normal, dtype)
+    given = {"x": x, "w": w, "y": dy}
+    params = params_of(case, x, w)
+    found = {}
+    for op in ("fprop", "dgrad"):
+        found[op] = plan.configs("implicit_gemm", op, params.geometry, dtype, platform)
+        want = None
+        for config in found[op]:
+            chosen = dataclasses.replace(
+                params, algorithm="implicit_gemm", config=config
+            )
+            fun = functools.partial(
+                primitives.bind, op, params=chosen, out_dtype=np.dtype(x.dtype)
+            )
+            operands = (given[role] for role in primitives.OPS[op].operands)
+            got = bits(jax.jit(fun)(*operands))
+            want = got if want is None else want
+            np.testing.assert_array_equal(got, want, err_msg=f"{op} {config}")
+    return found

@@ -17,8 +17,8 @@ from promises import (
     assert_exact,
     assert_right_but_for_rounding,
     bits,
+    params_of,
 )
-from test_transposed import params_of
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of wide groups on Hopper: all groups in one launch."""
 
-import dataclasses
 import functools
 
 import jax
@@ -14,18 +13,15 @@ from promises import (
     arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
+    assert_configurations_agree,
     assert_exact,
     assert_not_finite_stays_in_its_group,
     assert_right_but_for_rounding,
-    bits,
 )
 from test_direct import NONE, problem
 from test_hopper_plan import H200, OPS, geometry
-from test_transposed import params_of
 
 import jax_convbatch as jc
-from jax_convbatch._primitives import primitives
-from jax_convbatch._select import plan
 
 # Of 16 and 32 channels, in bf16 and f16.
 NARROW = {
@@ -272,25 +268,9 @@ def test_a_hundred_runs_give_the_same_bits(hopper, name):
 )
 def test_every_configuration_gives_the_same_bits(hopper, name, dtype):
     case = (EDGES | FOURS | LINES)[name]
-    x, w, dy = arrays(case, normal, dtype)
-    given = {"x": x, "w": w, "y": dy}
-    params = params_of(case, x, w)
-    for op in ("fprop", "dgrad"):
-        names = plan.configs("implicit_gemm", op, params.geometry, dtype, "cuda")
+    for names in assert_configurations_agree(case, dtype).values():
         # Lines of f32 may have one.
         assert len(names) > 1 or max(case.w[-2], case.w[-1] // case.conv.groups) <= 32
-        want = None
-        for config in names:
-            chosen = dataclasses.replace(
-                params, algorithm="implicit_gemm", config=config
-            )
-            fun = functools.partial(
-                primitives.bind, op, params=chosen, out_dtype=np.dtype(x.dtype)
-            )
-            operands = (given[role] for role in primitives.OPS[op].operands)
-            got = bits(jax.jit(fun)(*operands))
-            want = got if want is None else want
-            np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.gpu

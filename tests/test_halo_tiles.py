@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hopper's tiles whose pixels are copied once for all taps: the bits of others."""
 
-import dataclasses
-import functools
-
 import jax
 import numpy as np
 import pytest
 import tiles
 from problems import normal
-from promises import arrays, assert_exact, bits
+from promises import arrays, assert_configurations_agree, assert_exact, bits, params_of
 from test_depth import volume
 from test_implicit_gemm import SAME, problem
 from test_layer_hopper import layer
-from test_transposed import params_of
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets
-from jax_convbatch._primitives import primitives
 from jax_convbatch._select import plan
 
 HALOS = ("128x64h", "128x96h", "128x128h", "128x160h")
@@ -86,25 +81,8 @@ def test_whole_numbers_are_exact(hopper, monkeypatch, name, config, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_tile_gives_the_same_bits(hopper, dtype, name):
-    case = CASES[name]
-    x, w, dy = arrays(case, normal, dtype)
-    given = {"x": x, "w": w, "y": dy}
-    params = params_of(case, x, w)
-    for op in ("fprop", "dgrad"):
-        want = None
-        names = configs(op, case, dtype)
+    for names in assert_configurations_agree(CASES[name], dtype).values():
         assert set(HALOS) < set(names)
-        for config in names:
-            chosen = dataclasses.replace(
-                params, algorithm="implicit_gemm", config=config
-            )
-            fun = functools.partial(
-                primitives.bind, op, params=chosen, out_dtype=np.dtype(x.dtype)
-            )
-            operands = (given[role] for role in primitives.OPS[op].operands)
-            got = bits(jax.jit(fun)(*operands))
-            want = got if want is None else want
-            np.testing.assert_array_equal(got, want, err_msg=f"{op} {config}")
 
 
 @pytest.mark.gpu

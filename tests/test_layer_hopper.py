@@ -252,6 +252,9 @@ def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
     params = parameters(case, x, w)
     names = plan.configs("implicit_gemm", "fprop", params.geometry, dtype, "cuda")
     assert len(names) > 2
+    # Of those of halos one: test_halo_tiles.py has all.
+    halos = [n for n in names if n.endswith("h")]
+    names = [n for n in names if n not in halos[1:]]
     for *has, saves in [(0, 1, 0, True), (1, 1, 1, True), (1, 1, 0, False)]:
         operands_there = [
             a

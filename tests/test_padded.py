@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from problems import exact, normal, problems, whole
-from promises import arrays
-from test_transposed import params_of
+from promises import arrays, params_of
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans import padded

@@ -14,10 +14,10 @@ from promises import (
     assert_exact,
     assert_not_finite_stays_in_its_group,
     assert_right_but_for_rounding,
+    params_of,
 )
 from test_direct import NONE, problem
 from test_groups import both
-from test_transposed import params_of
 from test_wide_groups import assert_same_sums_by, grouped
 
 import jax_convbatch as jc

@@ -12,8 +12,7 @@ import pytest
 import tiles
 from fake_gpus import on
 from problems import Problem, exact, normal, run, terms, whole
-from promises import arrays, bits
-from test_transposed import params_of
+from promises import arrays, bits, params_of
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets

@@ -15,11 +15,11 @@ from promises import (
     assert_batch_invariant,
     assert_exact,
     assert_right_but_for_rounding,
+    params_of,
 )
 from test_implicit_gemm import NHWC
 
 import jax_convbatch as jc
-from jax_convbatch._api.canonical import resolve
 from jax_convbatch._plans import dual
 from jax_convbatch._plans.kinds import InXla, xla_call
 from jax_convbatch._primitives import primitives
@@ -49,11 +49,6 @@ CASES = {
         2, (8, 8), 32, 16, (4, 4), padding=((-1, 2), (0, -2))
     ),
 }
-
-
-def params_of(case, x, w):
-    none = dict(batch_group_count=1, preferred_element_type=None)
-    return resolve(x, w, None, "im2col_gemm", None, **case.kwargs, **none).params
 
 
 @settings(max_examples=40)

@@ -1,26 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hopper's kernels for few outputs, one tile a block: exact, whatever the tile."""
 
-import dataclasses
-import functools
-
-import jax
-import numpy as np
 import pytest
 import tiles
-from problems import normal
 from promises import (
-    arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
+    assert_configurations_agree,
     assert_exact,
-    bits,
 )
 from test_implicit_gemm import EDGES, SAME, assert_runs_as, problem
-from test_transposed import params_of
-
-from jax_convbatch._primitives import primitives
-from jax_convbatch._select import plan
 
 # With the tiles that fprop and dgrad are given.
 WAVES = {
@@ -155,19 +144,4 @@ CASES = [
     [pytest.param(dtype, case, id=f"{dtype}-{name}") for dtype, name, case in CASES],
 )
 def test_every_configuration_gives_the_same_bits(hopper, dtype, case):
-    x, w, dy = arrays(case, normal, dtype)
-    given = {"x": x, "w": w, "y": dy}
-    params = params_of(case, x, w)
-    for op in ("fprop", "dgrad"):
-        want = None
-        for config in plan.configs("implicit_gemm", op, params.geometry, dtype, "cuda"):
-            chosen = dataclasses.replace(
-                params, algorithm="implicit_gemm", config=config
-            )
-            fun = functools.partial(
-                primitives.bind, op, params=chosen, out_dtype=np.dtype(x.dtype)
-            )
-            operands = (given[role] for role in primitives.OPS[op].operands)
-            got = bits(jax.jit(fun)(*operands))
-            want = got if want is None else want
-            np.testing.assert_array_equal(got, want, err_msg=f"{op} {config}")
+    assert_configurations_agree(case, dtype)

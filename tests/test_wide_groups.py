@@ -13,8 +13,8 @@ from promises import (
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
     assert_exact,
+    params_of,
 )
-from test_transposed import params_of
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets

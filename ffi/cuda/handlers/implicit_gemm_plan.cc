@@ -50,7 +50,7 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();
-  fields["path"] = PathName(op, g, type, plan.path);
+  fields["path"] = plan.halo ? "halo tiles" : PathName(op, g, type, plan.path);
   fields["preferred"] = plan.preferred;
   const bool fprop = op == hopper::Op::kFprop;
   fields["epilogue"] = fprop && hopper::HasEpilogue(plan, g, type);

@@ -15,8 +15,8 @@ namespace jax_convbatch {
 // jax_convbatch/_shapes/geometry.py passes to the handlers, `dtype` "bfloat16",
 // "float16" or "float32" (multiplied as TF32 where there is one group and it is
 // not to be `exact`). Each is
-// a dict: config (its name, see configs.h), path ("tiles", "gathered
-// tiles" or "strips": see conv.h; "direct tiles",
+// a dict: config (its name, see configs.h), path ("tiles", "halo tiles",
+// "gathered tiles" or "strips": see conv.h; "direct tiles",
 // "copied tiles" or "planes" of several groups; "true f32 tiles", also "true
 // f32 by six products, tiles"),
 // preferred (whether it beats columns), workspace (bytes), blocks (thread
