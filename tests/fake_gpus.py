@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import families, workloads
+from benchmarks.drawn import Draw
 from benchmarks.window import DIMENSION_NUMBERS, Window
 from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
@@ -25,6 +26,15 @@ GPUS = {
 OPS = ("fprop", "dgrad", "wgrad")
 DTYPES = ("bfloat16", "float16", "float32")
 DRAWS = 40  # of each family
+
+
+# Filters that reach further than our tiles that read x once for all taps: of images,
+# channels, taps and dilation.
+FAR = {
+    "large images": ((512, 512), 64, 128, (7, 7), (1, 1)),
+    "uneven images": ((96, 96), 48, 96, (3, 3), (3, 3)),
+    "volumes": ((2, 360, 480), 64, 128, (3, 3, 3), (1, 3, 3)),
+}
 
 
 def on(monkeypatch, capability):
@@ -49,10 +59,19 @@ def _geometry(shape, window):
     )
 
 
+def _far(name):
+    size, c, k, taps, dilation = FAR[name]
+    ones = (1,) * len(size)
+    reach = ((t - 1) * d // 2 for t, d in zip(taps, dilation, strict=True))
+    window = Window(ones, tuple((r, r) for r in reach), ones, dilation, 1)
+    draw = Draw("far", 0, name, 2, size, c, k, taps, window, "float32", True)
+    return _geometry(draw.shape, window)
+
+
 @functools.cache
 def geometries():
-    """Of every table of the benchmarks, and drawn from every family."""
-    found = {}
+    """Of every table of the benchmarks, drawn from every family, and FAR."""
+    found = {f"far, {name}": _far(name) for name in FAR}
     for rows, _ in workloads.TABLES.values():
         for name, (batches, row) in rows.items():
             for n in batches:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hopper's tiles whose pixels are copied once for all taps: the bits of others."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -131,6 +133,25 @@ def test_wide_layers_of_unets_take_them(native, monkeypatch, op):
     geometry = params_of(case, x, w).geometry
     names = plan.configs("implicit_gemm", op, geometry, "bfloat16", "cuda")
     assert names[0] in HALOS
+
+
+@pytest.mark.parametrize("n", [1, 8, 256])
+def test_f32_layers_that_are_faster_apart_are_in_every_batch(native, monkeypatch, n):
+    """The halos of f32 form no epilogue, and other tiles are far behind."""
+    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("H200", "9.0", 132))
+
+    def epilogue(case, dtype):
+        x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
+        params = dataclasses.replace(params_of(case, x, w), algorithm="auto")
+        chosen = plan.plan_of(params, "fprop", dtype, dtype, "cuda")
+        assert chosen.engine == "implicit_gemm"
+        return chosen.epilogue
+
+    five = problem(n, (32, 32), 96, 192, (5, 5), padding=((2, 2), (2, 2)))
+    assert not epilogue(five, "float32")
+    assert epilogue(five, "bfloat16")
+    assert not epilogue(problem(n, (75, 75), 48, 96, (3, 3), padding=SAME), "float32")
+    assert epilogue(problem(n, (75, 75), 64, 64, (3, 3), padding=SAME), "float32")
 
 
 @pytest.mark.gpu

@@ -70,16 +70,18 @@ def images(problem: Problem, pixels: int) -> bool:
 
 
 def halos(problem: Problem) -> bool:
-    """What our tiles that read x once for all taps are for, and of which no other
-    tiles fill up channels with zeros: filters of one step up to some 5x5, of channels
-    that TMA can take (ffi/cuda/sm90/kernels/halo)."""
+    """What has tiles of ours that read x once for all taps (kernels/halo), or nearly
+    that: fprop and dgrad of one step, filters up to some 5x5, channels that TMA takes,
+    and sums that are not in K slices."""
     g = problem.geometry
     one_step = g.stride == g.input_dilation == (1, 1, 1)
     _, rows, columns = g.filter_dilation
     short = (g.R - 1) * rows <= 4 and (g.S - 1) * columns <= 4
     whole = g.C * problem.dtype.itemsize % 16 == g.K * problem.dtype.itemsize % 16 == 0
     wide = tensor_cores(problem) and whole and least(problem) >= 32
-    return wide and one_step and short and g.R * g.S > 1
+    height, width = (g.H, g.W) if problem.op == "dgrad" else (g.P, g.Q)
+    large = height * width > 64 and (height > 1 or g.R == 1)
+    return wide and one_step and short and g.R * g.S > 1 and large
 
 
 def patches(problem: Problem) -> bool:
@@ -101,14 +103,18 @@ def volumes(problem: Problem) -> bool:
     return tensor_cores(problem) and three_axes(problem) and g.T > 1 and g.R * g.S > 1
 
 
-def many_taps(problem: Problem) -> bool:
-    """f32 of larger filters than have halos, of one step, to channels that leave much
-    of our widest tiles empty."""
+def _many_taps(problem: Problem) -> bool:
     g = problem.geometry
     many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
     wide = g.C if problem.op == "dgrad" else g.K
     filled = least(problem) >= 32 and most(problem) >= 64 and wide % 128 != 0
-    return tf32(problem) and many and filled and not halos(problem)
+    return tf32(problem) and many and filled
+
+
+def many_taps(problem: Problem) -> bool:
+    """f32 of larger filters than have halos, of one step, to channels that leave much
+    of our widest tiles empty."""
+    return _many_taps(problem) and not halos(problem)
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
@@ -138,11 +144,22 @@ def thin_images(problem: Problem) -> bool:
     return tf32(problem) and g.C == g.K == 32 and small
 
 
-def uneven_images(problem: Problem) -> bool:
-    """f32 of channels that leave much of our tiles empty, as 50."""
+def _uneven_images(problem: Problem) -> bool:
     g = problem.geometry
-    uneven = g.K % 64 != 0 and least(problem) >= 48 and not halos(problem)
-    return tf32(problem) and images(problem, 4096) and uneven
+    uneven = (g.K % 64 != 0 and g.K > 32) or (g.C % 32 != 0 and taps(problem) > 9)
+    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 48
+
+
+def uneven_images(problem: Problem) -> bool:
+    """f32 of channels that leave much of our tiles empty, as 50, without halos."""
+    return _uneven_images(problem) and not halos(problem)
+
+
+def layers_apart(problem: Problem) -> bool:
+    """fprop whose halos form no epilogue, as those of f32 do not, where other tiles of
+    ours are slower by more than a pass over y takes."""
+    slow = _many_taps(problem) or _uneven_images(problem)
+    return problem.op == "fprop" and slow and halos(problem)
 
 
 def wgrad_of_few_pixels(problem: Problem) -> bool:
@@ -150,6 +167,12 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
     g = problem.geometry
     few = g.N * g.O * g.P * g.Q <= 256 and taps(problem) > 1
     return tensor_cores(problem) and few and least(problem) >= 640
+
+
+def huge_images(problem: Problem) -> bool:
+    """In 16 bits, of 512x512 pixels and more, without halos."""
+    wide = most(problem) == 128 and least(problem) >= 64
+    return half(problem) and images(problem, 1 << 18) and wide and not halos(problem)
 
 
 def gradients_of_examples(problem: Problem) -> bool:
@@ -361,6 +384,6 @@ def few_inputs(problem: Problem) -> bool:
 
 
 def odd_width(problem: Problem) -> bool:
-    """dx of 40 to 56 channels, which our tiles fill to 64, of a stride."""
+    """dx of 40 to 56 channels, which our tiles fill to 64, without halos."""
     many = taps(problem) > 1 and problem.geometry.K >= 128 and not halos(problem)
     return half(problem) and many and 32 < problem.geometry.C < 64

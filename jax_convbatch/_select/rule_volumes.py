@@ -21,10 +21,15 @@ from jax_convbatch._select.rule_classes import (
 
 
 def wide_volumes(problem: Problem) -> bool:
-    """Large ones of one step and one box of channels on a side, in 16 bits."""
+    """Large ones of one step and one box of channels on a side, in 16 bits; but for
+    wgrad, of filters without halos."""
     g = problem.geometry
     one_step = g.stride == g.input_dilation == (1, 1, 1)
-    boxes = least(problem) == 64 and most(problem) == 128
+    boxes = least(problem) == 64 and most(problem) <= 128
+    if problem.op == "wgrad":
+        boxes = boxes and most(problem) == 128
+    elif halos(problem):
+        return False
     large = boxes and g.O * g.P * g.Q >= 1 << 18
     return volumes(problem) and half(problem) and one_step and large
 

@@ -218,9 +218,10 @@ CUDA = (
         "8 744, 806, wgrad 716, 847",
     ),
     _cudnn_first(
-        WGRAD,
+        ALL,
         three_axes.wide_volumes,
-        "2x360x480 64->128 at batch 2 350 us, cuDNN 294",
+        "x read for each tap: 64x64x64 64 at batch 2 295 us, cuDNN 275; 2x360x480 "
+        "64->128 fprop 313, 257, dgrad 454, 409, wgrad 350, 294",
     ),
     _cudnn_first(
         BOTH,
@@ -268,12 +269,18 @@ CUDA = (
     _cudnn_first(
         FPROP,
         classes.uneven_images,
-        "128x128 5x5 50->50 52 us, cuDNN 43",
+        "x read for each tap: 75x75 48->96 at batch 64 258 us, cuDNN 204; 128x128 5x5 "
+        "50->50 52, 43",
     ),
     _cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
         "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
+    ),
+    _cudnn_first(
+        BOTH,
+        classes.huge_images,
+        "x read for each tap: 512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
     ),
     _cudnn_first(
         FPROP,

@@ -15,7 +15,7 @@ namespace jax_convbatch::hopper {
 // it while the other multiplies; all multiply one; a block has one tile; as
 // the first, of f32 whose filter is transposed before, so that it does not go
 // through registers; or as the first, where a tile's pixels are copied once for
-// all taps (halo_kernel.cuh).
+// all taps (halo_kernel.cuh), and fprop's filter of f32 is transposed.
 enum class TileKernel {
   kPingPong,
   kCooperative,
