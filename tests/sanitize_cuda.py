@@ -28,6 +28,7 @@ import test_direct
 import test_few_channels
 import test_few_groups
 import test_groups
+import test_halo_tiles
 import test_hopper_wgrad
 import test_implicit_gemm
 import test_layer_parts
@@ -44,6 +45,7 @@ import test_tf32
 import test_true_f32
 import test_wave
 import test_windows
+import tiles
 from problems import whole
 from promises import arrays
 
@@ -149,6 +151,13 @@ def convolution(case, dtype, precision=None, ops=("fprop", "dgrad", "wgrad")):
         return [result for op, result in results if op in ops]
 
     return some(x, w, dy)
+
+
+def halos(case, dtype, config):
+    """By tiles that the rule would not choose for so small a problem."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiles.given(patch, fprop=config, dgrad=config)
+        return convolution(case, dtype, ops=("fprop", "dgrad"))
 
 
 def layer(engine, dtype, k):
@@ -307,6 +316,12 @@ def runs():
     for shape in test_small_images.SHAPES:
         call = functools.partial(small_images, *shape)
         found[f"implicit_gemm, small images, {shape}"] = call
+    configs = test_halo_tiles.HALOS
+    for i, (name, case) in enumerate(test_halo_tiles.CASES.items()):
+        for j, dtype in enumerate(("bfloat16", "float32")):
+            config = configs[(i + j) % len(configs)]
+            call = functools.partial(halos, case, dtype, config)
+            found[f"implicit_gemm, halos of {config}, {dtype}, {name}"] = call
     for name in test_norm_act_kernel.LAYERS:
         call = functools.partial(norm_act, name)
         found[f"implicit_gemm, layer, norm and activation, {name}"] = call
