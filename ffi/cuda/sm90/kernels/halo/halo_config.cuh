@@ -11,9 +11,17 @@ namespace jax_convbatch::hopper {
 
 // Halos of x and stages of weights: what fits in shared memory. kWeights: of
 // fprop the filter's rows are contiguous, of dgrad the channels that it sums,
-// and of f32 always, as the multiplier takes no others. Policy: what becomes of
-// x before the product and of the sums after it, one of layer_tiles.cuh or of
-// kernels/norm_act.
+// and of f32 always, as the multiplier takes no others.
+//
+// Policy: what becomes of x before the product and of the sums after it, one of
+// layer_tiles.cuh or of kernels/norm_act. It has
+//   Problem, kMaxHaloPixels: what it is told, and the largest halo;
+//   kActivators, Activate(): warps that change a halo where it lies;
+//   kFactorBytes, FactorBytes(), CopyFactors(): room for what they need with a
+//     halo, how much of it there is, and its copies;
+//   kOutputs, Write(), Store(): buffers of a tile, what goes to them from the
+//     registers, and from them to memory;
+//   kSums, StorePartials(): numbers of each column that a tile sums.
 template <typename T_, Contiguous kWeights_, int kN_, int kHalos_, int kStages_,
           typename Policy_>
 struct HaloConfig {
