@@ -190,7 +190,7 @@ package: $(INSTALLED)
 	  --config-setting=cmake.define.JAX_CONVBATCH_MANYLINUX=$(MANYLINUX)
 	@! grep 'wgmma.mma_async instructions are serialized' build/package.log || \
 	  { echo "make package: ptxas waits after each product of the kernels above, which" \
-	  "then take twice as long (docs/contributing/testing.md)"; exit 1; }
+	  "is far slower (docs/contributing/testing.md)"; exit 1; }
 	@[ $(MANYLINUX) != ON ] || $(BIN)/python cmake/audit_wheel.py dist \
 	  > build/audit.log 2>&1 || { cat build/audit.log; exit 1; }
 	@[ $(MANYLINUX) != ON ] || tail -n 1 build/audit.log
