@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import tiles
+from fake_gpus import on
 from problems import normal
 from promises import arrays, assert_configurations_agree, assert_exact, bits, params_of
 from test_depth import volume
@@ -14,7 +15,6 @@ from test_implicit_gemm import SAME, problem
 from test_layer_hopper import layer
 
 import jax_convbatch as jc
-from jax_convbatch._native import targets
 from jax_convbatch._select import plan
 
 HALOS = ("128x64h", "128x96h", "128x128h", "128x160h")
@@ -54,9 +54,13 @@ CASES = {
 }
 
 
+def params(case, dtype):
+    shapes = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
+    return params_of(case, *shapes)
+
+
 def configs(op, case, dtype="bfloat16"):
-    x, w, _ = arrays(case, normal, dtype)
-    geometry = params_of(case, x, w).geometry
+    geometry = params(case, dtype).geometry
     return plan.configs("implicit_gemm", op, geometry, dtype, "cuda")
 
 
@@ -64,7 +68,7 @@ def configs(op, case, dtype="bfloat16"):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_the_next_tests_have_halo_tiles(native, monkeypatch, op, name, dtype):
-    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("H200", "9.0", 132))
+    on(monkeypatch, "9.0")
     names = configs(op, CASES[name], dtype)
     assert set(HALOS) < set(names)
     assert len(set(names)) == len(names)
@@ -127,23 +131,19 @@ def test_layers_have_the_same_bits(hopper, monkeypatch, name, dtype, activation)
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_wide_layers_of_unets_take_them(native, monkeypatch, op):
-    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("H200", "9.0", 132))
+    on(monkeypatch, "9.0")
     case = problem(8, (64, 64), 640, 320, (3, 3), padding=SAME)
-    x, w = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in (case.x, case.w))
-    geometry = params_of(case, x, w).geometry
-    names = plan.configs("implicit_gemm", op, geometry, "bfloat16", "cuda")
-    assert names[0] in HALOS
+    assert configs(op, case)[0] in HALOS
 
 
 @pytest.mark.parametrize("n", [1, 8, 256])
 def test_f32_layers_that_are_faster_apart_are_in_every_batch(native, monkeypatch, n):
     """The halos of f32 form no epilogue, and other tiles are far behind."""
-    monkeypatch.setattr(targets, "_gpu", lambda: targets.Gpu("H200", "9.0", 132))
+    on(monkeypatch, "9.0")
 
     def epilogue(case, dtype):
-        x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
-        params = dataclasses.replace(params_of(case, x, w), algorithm="auto")
-        chosen = plan.plan_of(params, "fprop", dtype, dtype, "cuda")
+        auto = dataclasses.replace(params(case, dtype), algorithm="auto")
+        chosen = plan.plan_of(auto, "fprop", dtype, dtype, "cuda")
         assert chosen.engine == "implicit_gemm"
         return chosen.epilogue
 

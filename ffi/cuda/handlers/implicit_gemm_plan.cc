@@ -188,12 +188,10 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
   const hopper::TiledConv conv(operation, hopper::Fold(operation, given, type),
                                type);
   if (!conv.sums_whole()) return tiles;
-  for (const auto& [tile, work, us] :
-       hopper::TimedTiles(conv, multiprocessors)) {
-    hopper::Plan plan = {tile.m, tile.n, multiprocessors,
-                         static_cast<int64_t>(work.transposed)};
-    plan.halo = tile.halo();
-    const std::string name = hopper::ConfigName(operation, plan);
+  for (const auto& timed : hopper::TimedTiles(conv, multiprocessors)) {
+    const auto& [tile, work, us] = timed;
+    const std::string name =
+        hopper::ConfigName(operation, hopper::PlanOf(timed, multiprocessors));
     nb::dict fields;
     fields["config"] = name.c_str();
     fields["m"] = tile.m;

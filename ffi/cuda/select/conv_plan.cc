@@ -214,11 +214,12 @@ Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                 : !IsSingleWave(type, plan) && !IsResidueNTile(plan)) {
     return plan;
   }
+  const bool plain = HasPlainKernels(g, epilogue);
+  if (plain && !plan.halo) return plan;
   const TiledConv conv(Op::kFprop, g, type);
-  if (HasPlainKernels(g, epilogue)) {
-    return plan.halo ? HalfTile(conv, plan.blocks,
-                                [](const Tile& tile) { return !tile.halo(); })
-                     : plan;
+  if (plain) {
+    return HalfTile(conv, plan.blocks,
+                    [](const Tile& tile) { return !tile.halo(); });
   }
   return HalfTile(conv, plan.blocks, [](const Tile& tile) {
     return tile.kernel != TileKernel::kSingleWave && !tile.halo() &&

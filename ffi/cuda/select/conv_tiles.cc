@@ -79,6 +79,18 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
   return tiles;
 }
 
+// A stage's pixels are a share of the halo's.
+void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
+  const HaloShape shape =
+      HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
+  work->tiles = static_cast<double>(shape.tiles) *
+                static_cast<double>((conv.out.c + tile.n - 1) / tile.n);
+  work->boxes = (static_cast<double>(shape.halo_pixels()) /
+                     static_cast<double>(conv.g.R * conv.g.S) +
+                 tile.n) /
+                256;
+}
+
 }  // namespace
 
 TiledConv::TiledConv(Op op, const ConvGeometry& g, Type type)
@@ -104,22 +116,6 @@ std::vector<Tile> ConvTiles(const TiledConv& conv) {
   }
   return tiles;
 }
-
-namespace {
-
-// A stage's pixels are a share of the halo's.
-void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
-  const HaloShape shape =
-      HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
-  work->tiles = static_cast<double>(shape.tiles) *
-                static_cast<double>((conv.out.c + tile.n - 1) / tile.n);
-  work->boxes = (static_cast<double>(shape.halo_pixels()) /
-                     static_cast<double>(conv.g.R * conv.g.S) +
-                 tile.n) /
-                256;
-}
-
-}  // namespace
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   const bool share = TapsShareIn(conv, tile);

@@ -82,6 +82,13 @@ std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors) {
   return tiles;
 }
 
+Plan PlanOf(const TimedTile& timed, int multiprocessors) {
+  Plan plan{timed.tile.m, timed.tile.n, multiprocessors,
+            static_cast<int64_t>(timed.work.transposed)};
+  plan.halo = timed.tile.halo();
+  return plan;
+}
+
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,
                   bool (*accepts)(const Tile&)) {
   std::vector<TimedTile> tiles = TimedTiles(conv, multiprocessors);
@@ -97,10 +104,7 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
       best = &each;
     }
   }
-  Plan plan{best->tile.m, best->tile.n, multiprocessors,
-            static_cast<int64_t>(best->work.transposed)};
-  plan.halo = best->tile.halo();
-  return plan;
+  return PlanOf(*best, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -44,6 +44,8 @@ struct TimedTile {
 // take as long, the order is that of ConvTiles().
 std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors);
 
+Plan PlanOf(const TimedTile& timed, int multiprocessors);
+
 // The plan of the first that is accepted. A single-wave tile gives way to one
 // of fewer pixels that are as many: that is less work, whatever was fitted.
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,

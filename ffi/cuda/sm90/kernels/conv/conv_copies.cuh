@@ -13,6 +13,21 @@
 
 namespace jax_convbatch::hopper {
 
+// So many taps of a row further: all taps of a block of channels, then the
+// next.
+template <bool k3d, int kTaps, typename Walk>
+__device__ __forceinline__ void AdvanceTaps(const ConvSubproblem& sub,
+                                            Walk& walk) {
+  walk.s += kTaps;
+  if (walk.s < sub.taps_w.count) return;
+  walk.s = 0;
+  if (++walk.r < sub.taps_h.count) return;
+  walk.r = 0;
+  if (k3d && ++walk.t < sub.taps_d.count) return;
+  walk.t = 0;
+  ++walk.block;
+}
+
 // Where the next stage of a tile comes from: a block of channels, a tap, and
 // for the input the base pixel of the tile's first pixel. All taps of a block
 // follow each other, so that a halo of its pixels may serve them all
@@ -38,13 +53,7 @@ struct StageWalk {
 
   template <typename Config>
   __device__ void Advance(const ConvSubproblem& sub) {
-    if (++s < sub.taps_w.count) return;
-    s = 0;
-    if (++r < sub.taps_h.count) return;
-    r = 0;
-    if (Config::k3d && ++t < sub.taps_d.count) return;
-    t = 0;
-    ++block;
+    AdvanceTaps<Config::k3d, 1>(sub, *this);
   }
 };
 

@@ -52,14 +52,7 @@ struct Tf32Walk {
   }
 
   __device__ __forceinline__ void Advance(const ConvSubproblem& sub) {
-    s += Config::kTaps;
-    if (s < sub.taps_w.count) return;
-    s = 0;
-    if (++r < sub.taps_h.count) return;
-    r = 0;
-    if (Config::k3d && ++t < sub.taps_d.count) return;
-    t = 0;
-    ++block;
+    AdvanceTaps<Config::k3d, Config::kTaps>(sub, *this);
   }
 };
 

@@ -73,6 +73,28 @@ __device__ __forceinline__ void StoreHaloTile(const HaloProblem& problem,
   StoreCommit();
 }
 
+// Of a policy that multiplies x as it is.
+struct PlainHalos {
+  static constexpr int kActivators = 0, kFactorBytes = 0;
+
+  static __device__ int FactorBytes(const HaloProblem&, int) { return 0; }
+  static __device__ void CopyFactors(const HaloProblem&, uint32_t, uint32_t,
+                                     int, int, int) {}
+};
+
+// Of one that stores its tile and nothing else.
+struct OneOutput {
+  static constexpr int kOutputs = 1;
+
+  // By one thread.
+  template <typename Config>
+  static __device__ __forceinline__ void Store(const HaloProblem& problem,
+                                               const HaloPlace& place,
+                                               uint32_t buffer) {
+    StoreHaloTile<Config>(problem, place, problem.output, buffer);
+  }
+};
+
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_STORE_CUH_

@@ -10,24 +10,10 @@
 
 namespace jax_convbatch::hopper {
 
-// What both share: x is multiplied as it is, and nothing but the tile leaves.
-struct StoredTiles {
+// What both share.
+struct StoredTiles : PlainHalos, OneOutput {
   using Problem = HaloProblem;
-  static constexpr int kMaxHaloPixels = kMaxLayerHaloPixels;
-  static constexpr int kActivators = 0, kOutputs = 1, kSums = 0;
-  static constexpr int kFactorBytes = 0;
-
-  static __device__ int FactorBytes(const Problem&, int) { return 0; }
-  static __device__ void CopyFactors(const Problem&, uint32_t, uint32_t, int,
-                                     int, int) {}
-
-  // By one thread.
-  template <typename Config>
-  static __device__ __forceinline__ void Store(const Problem& problem,
-                                               const HaloPlace& place,
-                                               uint32_t buffer) {
-    StoreHaloTile<Config>(problem, place, problem.output, buffer);
-  }
+  static constexpr int kMaxHaloPixels = kMaxLayerHaloPixels, kSums = 0;
 };
 
 // Of 16-bit types.

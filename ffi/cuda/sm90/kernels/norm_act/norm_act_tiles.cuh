@@ -28,8 +28,8 @@ struct SummedTiles {
 
 // Warps of their own read, activate and write a halo back, once for nine
 // products of a 3x3 filter.
-struct NormActTiles : SummedTiles {
-  static constexpr int kActivators = hopper::kActivators, kOutputs = 1;
+struct NormActTiles : SummedTiles, OneOutput {
+  static constexpr int kActivators = hopper::kActivators;
   // scale and shift of 64 channels, for two blocks of 64 pixels.
   static constexpr int kFactorBytes = 2 * 2 * 64 * 4;
 
@@ -61,24 +61,12 @@ struct NormActTiles : SummedTiles {
     WriteNormActTile<typename Config::T, Config::kN>(problem, place, acc,
                                                      buffer, sums);
   }
-
-  // By one thread.
-  template <typename Config>
-  static __device__ __forceinline__ void Store(const Problem& problem,
-                                               const HaloPlace& place,
-                                               uint32_t buffer) {
-    StoreHaloTile<Config>(problem, place, problem.output, buffer);
-  }
 };
 
 // Of dgrad, whose input is dy as it is. Its sums are multiplied by the
 // derivative of the activation, and it stores the activated x too.
-struct NormActGradientTiles : SummedTiles {
-  static constexpr int kActivators = 0, kOutputs = 2, kFactorBytes = 0;
-
-  static __device__ int FactorBytes(const Problem&, int) { return 0; }
-  static __device__ void CopyFactors(const Problem&, uint32_t, uint32_t, int,
-                                     int, int) {}
+struct NormActGradientTiles : SummedTiles, PlainHalos {
+  static constexpr int kOutputs = 2;
 
   template <typename Config>
   static __device__ __forceinline__ void Write(
