@@ -11,6 +11,10 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 enable_language(CUDA)
 
+# Kernels that differ in little compress to a fifth. The driver unpacks a file's
+# the first time that one of them is launched; every driver for CUDA 13 can.
+string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=size")
+
 include(cudnn_headers)
 
 add_native_module(_cuda ${CUDA_SOURCES})

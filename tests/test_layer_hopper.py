@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 from problems import normal, whole
-from promises import bits
+from promises import assert_same_bits, bits
 from test_implicit_gemm import EDGES, problem
 
 import jax_convbatch as jc
@@ -275,10 +275,9 @@ def test_every_tile_gives_the_same_bits(hopper, name, dtype, activation):
                 )
             )
             for _ in range(10):
-                found = [bits(a) for a in fun(x, w, *operands_there)]
-                want = want or found
-                for a, b in zip(found, want, strict=True):
-                    np.testing.assert_array_equal(a, b)
+                found = fun(x, w, *operands_there)
+                want = found if want is None else want
+                assert_same_bits(found, want, config)
 
 
 def biased(activation, x, w, bias, params, config, **saves):
@@ -316,14 +315,14 @@ def test_a_bias_alone_gives_the_bits_that_it_has_beside_z(
         compiled = functools.partial(
             biased, activation, x, w, rest["bias"], params, config
         )
-        want = bits(compiled(save_input=True)()[0])
+        want = compiled(save_input=True)()[0]
         alone, with_signs = compiled(), compiled(save_signs=True)
         for _ in range(5):
-            np.testing.assert_array_equal(bits(alone()[0]), want, config)
+            assert_same_bits(alone()[0], want, config)
             if signs:
                 y, found = with_signs()
-                np.testing.assert_array_equal(bits(y), want, config)
-                np.testing.assert_array_equal(found, activations.signs_of(y, 3))
+                right = activations.signs_of(y, 3)
+                assert_same_bits((y, found), (want, right), config)
 
 
 @pytest.mark.gpu

@@ -29,7 +29,6 @@ from jax_convbatch._plans.planners import (
     largest_slice,
     sliced_limit,
 )
-from jax_convbatch._select import rule_classes
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -138,14 +137,13 @@ def _one_call(problem: Problem, native: list[dict[str, Any]]) -> Plan:
     strided = dual.geometry(problem.geometry) is not None
     if strided:
         reason += f", as {dual.OPS[problem.op][0]} of the strided convolution"
-    together = not rule_classes.layers_apart(problem)
     call = OneCall(
         "implicit_gemm",
         reason,
         workspace_bytes=plan["workspace"],
         by_name_only=not plan["preferred"],
-        epilogue=plan["epilogue"] and together,
-        signs=plan["signs"] and together,
+        epilogue=plan["epilogue"],
+        signs=plan["signs"],
         backward_workspace=plan.get("backward_workspace"),
         parts_workspace=plan.get("parts_workspace"),
         config=plan["config"],

@@ -103,18 +103,14 @@ def volumes(problem: Problem) -> bool:
     return tensor_cores(problem) and three_axes(problem) and g.T > 1 and g.R * g.S > 1
 
 
-def _many_taps(problem: Problem) -> bool:
+def many_taps(problem: Problem) -> bool:
+    """f32 of larger filters than have halos, of one step, to channels that leave much
+    of our widest tiles empty."""
     g = problem.geometry
     many = g.R * g.S >= 25 and g.T == 1 and g.stride == (1, 1, 1)
     wide = g.C if problem.op == "dgrad" else g.K
     filled = least(problem) >= 32 and most(problem) >= 64 and wide % 128 != 0
-    return tf32(problem) and many and filled
-
-
-def many_taps(problem: Problem) -> bool:
-    """f32 of larger filters than have halos, of one step, to channels that leave much
-    of our widest tiles empty."""
-    return _many_taps(problem) and not halos(problem)
+    return tf32(problem) and many and filled and not halos(problem)
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
@@ -144,22 +140,12 @@ def thin_images(problem: Problem) -> bool:
     return tf32(problem) and g.C == g.K == 32 and small
 
 
-def _uneven_images(problem: Problem) -> bool:
-    g = problem.geometry
-    uneven = (g.K % 64 != 0 and g.K > 32) or (g.C % 32 != 0 and taps(problem) > 9)
-    return tf32(problem) and images(problem, 4096) and uneven and least(problem) >= 48
-
-
 def uneven_images(problem: Problem) -> bool:
     """f32 of channels that leave much of our tiles empty, as 50, without halos."""
-    return _uneven_images(problem) and not halos(problem)
-
-
-def layers_apart(problem: Problem) -> bool:
-    """fprop whose halos form no epilogue, as those of f32 do not, where other tiles of
-    ours are slower by more than a pass over y takes."""
-    slow = _many_taps(problem) or _uneven_images(problem)
-    return problem.op == "fprop" and slow and halos(problem)
+    g = problem.geometry
+    uneven = (g.K % 64 != 0 and g.K > 32) or (g.C % 32 != 0 and taps(problem) > 9)
+    many = images(problem, 4096) and least(problem) >= 48
+    return tf32(problem) and many and uneven and not halos(problem)
 
 
 def wgrad_of_few_pixels(problem: Problem) -> bool:

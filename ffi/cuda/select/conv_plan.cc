@@ -210,20 +210,14 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue) {
   if (type == Type::kTf32) return WithTf32Epilogue(g, plan, epilogue);
-  if (plan.halo ? TakesHaloEpilogue(epilogue)
-                : !IsSingleWave(type, plan) && !IsResidueNTile(plan)) {
+  if (plan.halo || (!IsSingleWave(type, plan) && !IsResidueNTile(plan)) ||
+      HasPlainKernels(g, epilogue)) {
     return plan;
   }
-  const bool plain = HasPlainKernels(g, epilogue);
-  if (plain && !plan.halo) return plan;
   const TiledConv conv(Op::kFprop, g, type);
-  if (plain) {
-    return HalfTile(conv, plan.blocks,
-                    [](const Tile& tile) { return !tile.halo(); });
-  }
   return HalfTile(conv, plan.blocks, [](const Tile& tile) {
-    return tile.kernel != TileKernel::kSingleWave && !tile.halo() &&
-           tile.n % 64 == 0;
+    return tile.kernel != TileKernel::kSingleWave &&
+           (tile.halo() || tile.n % 64 == 0);
   });
 }
 

@@ -91,6 +91,7 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
 
 Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& given,
                       const Epilogue& epilogue) {
+  if (given.halo) return given;
   const Plan plan = IsTransposed(given)
                         ? FpropTf32Tile(g, FpropSubproblem(g), given.blocks)
                         : given;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/sm90/kernels/conv/conv3d.h"
+#include "cuda/select/volumes.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
@@ -131,7 +131,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                : std::nullopt;
   }
   const ConvGeometry g = Fold(op, geometry, type);
-  if (Is3d(g)) return Plan3d(op, g, type, multiprocessors);
+  if (Is3d(g)) return PlanVolumes(op, g, type, multiprocessors);
   if (type == Type::kTf32 && IsPlain2d(g, type) && !PrefersCopies(op, g)) {
     const auto plan = ByOp(op, PlanSmallFprop, PlanSmallDgrad, PlanSmallWgrad);
     if (const auto small = plan(g, multiprocessors)) return small;
@@ -192,7 +192,6 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
 }
 
 bool HasReluBitmask(const Plan& plan, const ConvGeometry& given, Type type) {
-  if (Is3d(given)) return false;
   const ConvGeometry g = Fold(Op::kFprop, given, type);
   return (plan.path != Path::kFewChannels || type == Type::kTf32) &&
          g.K % 8 == 0 && HasEpilogue(plan, g, type);

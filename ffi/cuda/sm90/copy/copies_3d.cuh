@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of three axes (tensor_map_3d.h).
+// Copies of three axes (tensor_map_3d.h), and of two or three.
 #ifndef JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_
 
 #include <cuda.h>
 
 #include <cstdint>
+
+#include "cuda/sm90/arch/tensor_copies.cuh"
 
 namespace jax_convbatch::hopper {
 
@@ -49,6 +51,55 @@ __device__ __forceinline__ void Store3dIm2col(const CUtensorMap& map,
       "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
       "r"(from), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n)
       : "memory");
+}
+
+// Where an im2col copy begins; d counts where there are three axes.
+struct PixelPlace {
+  int w, h, image, d = 0;
+};
+
+// From there to the pixels of a tap.
+struct TapOffset {
+  int w, h, d = 0;
+};
+
+// The maps of one launch have the same number of axes, so that all threads
+// take the same branch: one kernel serves volumes, images and sequences.
+__device__ __forceinline__ void LoadTap(bool in_depth, uint32_t to,
+                                        const CUtensorMap& map,
+                                        uint32_t barrier, int c,
+                                        const PixelPlace& at,
+                                        const TapOffset& tap) {
+  if (in_depth) {
+    Load3dIm2col(to, map, barrier, c, at.w, at.h, at.d, at.image, tap.w, tap.h,
+                 tap.d);
+  } else {
+    LoadIm2col(to, map, barrier, c, at.w, at.h, at.image, tap.w, tap.h);
+  }
+}
+
+// To blocks of a cluster, see MulticastIm2col.
+__device__ __forceinline__ void MulticastTap(
+    bool in_depth, uint32_t to, const CUtensorMap& map, uint32_t barrier, int c,
+    const PixelPlace& at, const TapOffset& tap, uint16_t blocks) {
+  if (in_depth) {
+    Multicast3dIm2col(to, map, barrier, c, at.w, at.h, at.d, at.image, tap.w,
+                      tap.h, tap.d, blocks);
+  } else {
+    MulticastIm2col(to, map, barrier, c, at.w, at.h, at.image, tap.w, tap.h,
+                    blocks);
+  }
+}
+
+__device__ __forceinline__ void StorePixels(bool in_depth,
+                                            const CUtensorMap& map,
+                                            uint32_t from, int c,
+                                            const PixelPlace& at) {
+  if (in_depth) {
+    Store3dIm2col(map, from, c, at.w, at.h, at.d, at.image);
+  } else {
+    StoreIm2col(map, from, c, at.w, at.h, at.image);
+  }
 }
 
 }  // namespace jax_convbatch::hopper

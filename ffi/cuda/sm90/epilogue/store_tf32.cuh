@@ -30,8 +30,9 @@ inline constexpr Output kTf32Output = kSubs > 1            ? Output::kWalk
 template <typename Config, Output kOutput>
 class Tf32Store {
  public:
-  __device__ Tf32Store(int group, uint32_t buffer)
-      : barrier_(1 + group), buffer_(buffer) {
+  // volumes: of ConvProblem, where the output is walked.
+  __device__ Tf32Store(int group, uint32_t buffer, bool volumes = false)
+      : barrier_(1 + group), volumes_(volumes), buffer_(buffer) {
     const int warp = threadIdx.x % kWarpgroup / 32;
     const int g = threadIdx.x % 32 / 4;
     const int t = threadIdx.x % 4;
@@ -225,30 +226,24 @@ class Tf32Store {
     StoreCommit();
   }
 
-  // Those of pixels that lie `at` bytes into the buffer's.
+  // Those of pixels that lie `offset` bytes into the buffer's.
   __device__ __forceinline__ void SendBoxes(const ConvSubproblem& sub,
                                             int pixel, int channel,
-                                            int channels, int at) {
-    constexpr bool kWalk3d = Config::k3d && kOutput == Output::kWalk;
-    const std::conditional_t<kWalk3d, OutputPixel3d, OutputPixel> at_pixel(
-        sub, pixel);
+                                            int channels, int offset) {
+    const PixelPlace at = OutputPixel(sub, pixel);
 #pragma unroll
     for (int n = 0; n < Config::kGroupN / kTf32Block; ++n) {
       const int c = channel + n * kTf32Block;
       if (c >= channels) break;
-      const uint32_t box = buffer_ + n * Config::kStoreBoxBytes + at;
+      const uint32_t box = buffer_ + n * Config::kStoreBoxBytes + offset;
       if constexpr (kInGroups && kOutput == Output::kMatrix) {
         StoreTile3(sub.output, box, c, group_, pixel);
       } else if constexpr (kInGroups) {
-        StoreGroupIm2col(sub.output, box, c, at_pixel.w, at_pixel.h,
-                         at_pixel.image, group_);
+        StoreGroupIm2col(sub.output, box, c, at.w, at.h, at.image, group_);
       } else if constexpr (kOutput == Output::kMatrix) {
         StoreTile2(sub.output, box, c, pixel);
-      } else if constexpr (kWalk3d) {
-        Store3dIm2col(sub.output, box, c, at_pixel.w, at_pixel.h, at_pixel.d,
-                      at_pixel.image);
       } else {
-        StoreIm2col(sub.output, box, c, at_pixel.w, at_pixel.h, at_pixel.image);
+        StorePixels(volumes_, sub.output, box, c, at);
       }
     }
   }
@@ -320,6 +315,7 @@ class Tf32Store {
 
   int barrier_, chunk_, next_ = Config::kStoreBytes;
   int group_ = 0, line_ = 0;
+  bool volumes_;
   uint32_t buffer_, offset_;
 };
 

@@ -58,44 +58,31 @@ __device__ __forceinline__ void WriteTile(const float (&acc)[kRows][kHalfN],
 }
 
 // Pixels of a sub-problem, from `pixel` on: where they lie in the output.
-struct OutputPixel {
-  int w, h, image;
-
-  __device__ OutputPixel(const ConvSubproblem& sub, int pixel) {
-    const int row = pixel / sub.cols;
-    image = row / sub.rows;
-    w = sub.output_w + (pixel - row * sub.cols) * sub.output_step_w;
-    h = sub.output_h + (row - image * sub.rows) * sub.output_step_h;
-  }
-};
-
-// The same of three axes.
-struct OutputPixel3d : OutputPixel {
-  int d;
-
-  __device__ OutputPixel3d(const ConvSubproblem& sub, int pixel)
-      : OutputPixel(sub, pixel) {
-    const int slice = image;
-    image = slice / sub.slices;
-    d = sub.output_d + (slice - image * sub.slices) * sub.output_step_d;
-  }
-};
+__device__ __forceinline__ PixelPlace OutputPixel(const ConvSubproblem& sub,
+                                                  int pixel) {
+  const int row = pixel / sub.cols;
+  const int slice = row / sub.rows;
+  const int image = slice / sub.slices;
+  return {sub.output_w + (pixel - row * sub.cols) * sub.output_step_w,
+          sub.output_h + (row - slice * sub.rows) * sub.output_step_h, image,
+          sub.output_d + (slice - image * sub.slices) * sub.output_step_d};
+}
 
 // Issues the stores of a tile, by one thread. A kDense output is one matrix of
 // pixels and channels. Boxes are box_bytes apart: 0 where one box of zeros is
 // the whole tile. A paced store waits for each box before the next, so that it
 // does not hold up the loads of tiles that the tensor cores wait for.
 // kGroups: `channel` is one of `group`, which has so many. Its boxes have
-// GroupStorePixels(). k3d: of three axes.
-template <int kM, int kN, bool kDense, bool kGroups = false, bool k3d = false>
+// GroupStorePixels().
+template <int kM, int kN, bool kDense, bool kGroups = false>
 __device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
                                           uint32_t buffer, int box_bytes,
                                           bool paced, int pixel, int channel,
-                                          int channels, int group = 0) {
+                                          int channels, bool volumes,
+                                          int group = 0) {
   const int step = kGroups && !kDense ? GroupStorePixels(sub.pixels, 64) : 64;
   for (int m = 0; m < kM && pixel + m < sub.pixels; m += step) {
-    const std::conditional_t<k3d && !kDense, OutputPixel3d, OutputPixel> at(
-        sub, pixel + m);
+    const PixelPlace at = OutputPixel(sub, pixel + m);
     for (int n = 0; n < kN && channel + n < channels; n += 64) {
       const uint32_t box = buffer + (m / 64 * (kN / 64) + n / 64) * box_bytes +
                            (kGroups && !kDense ? m % 64 * 128 : 0);
@@ -106,10 +93,8 @@ __device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
                          group);
       } else if constexpr (kDense) {
         StoreTile2(sub.output, box, channel + n, pixel + m);
-      } else if constexpr (k3d) {
-        Store3dIm2col(sub.output, box, channel + n, at.w, at.h, at.d, at.image);
       } else {
-        StoreIm2col(sub.output, box, channel + n, at.w, at.h, at.image);
+        StorePixels(volumes, sub.output, box, channel + n, at);
       }
       if (paced) {
         StoreCommit();

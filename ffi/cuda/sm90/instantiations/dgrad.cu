@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/instantiations/dgrad_launch.cuh"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/group_conv.h"
 #include "cuda/sm90/kernels/halo/halo.h"
@@ -12,7 +11,6 @@ namespace jax_convbatch::hopper {
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
   if (call.plan.halo) return HaloDgrad(call, stage, stream);
-  if (Is3d(call.g)) return Dgrad3d(call, stage, stream);
   if (IsSingleWave(call.type, call.plan)) {
     return SingleWaveDgrad(call, stage, stream);
   }

@@ -8,24 +8,21 @@
 
 namespace jax_convbatch::hopper {
 
-// k3d: Is3d(call.g). A dense output is faster to write.
-template <typename T, bool k3d = false>
+// A dense output is faster to write.
+template <typename T>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto subs = DgradSubproblems(call.g);
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
-  if constexpr (!k3d) {
-    if (IsRowBand(call.plan)) {
-      return subs.size() != 1 ? cudaErrorInvalidValue
-                              : RunRowBand<T, Contiguous::kReduction>(
-                                    call, in, out, subs[0], stage, stream);
-    }
+  if (IsRowBand(call.plan)) {
+    return subs.size() != 1 ? cudaErrorInvalidValue
+                            : RunRowBand<T, Contiguous::kReduction>(
+                                  call, in, out, subs[0], stage, stream);
   }
   const int box_c = call.plan.tile_n;  // all rows of a tile's filter
-  return IsDense(subs)
-             ? RunConv<T, Contiguous::kReduction, 1, k3d>(call, in, out, subs,
-                                                          box_c, stage, stream)
-             : RunConv<T, Contiguous::kReduction, kMaxSubproblems, k3d>(
-                   call, in, out, subs, box_c, stage, stream);
+  return IsDense(subs) ? RunConv<T, Contiguous::kReduction, 1>(
+                             call, in, out, subs, box_c, stage, stream)
+                       : RunConv<T, Contiguous::kReduction, kMaxSubproblems>(
+                             call, in, out, subs, box_c, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/group_conv.h"
 #include "cuda/sm90/kernels/halo/halo.h"
@@ -13,7 +12,6 @@ cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
   if (call.g.groups > 1) return GroupFprop(call, stage, stream);
   if (call.plan.halo) return HaloFprop(call, stage, stream);
-  if (Is3d(call.g)) return Fprop3d(call, stage, stream);
   if (IsSingleWave(call.type, call.plan)) {
     return SingleWaveFprop(call, stage, stream);
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/halo/halo.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -39,8 +38,7 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
                    {out.c, out.n * out.d * out.h * out.w}, {64, 64})) {
     return cudaErrorInvalidValue;
   }
-  return Is3d(call.g) ? FpropAct3d(call, epilogue, stage, stream)
-                      : RunFprop<T>(call, stage, stream, epilogue);
+  return RunFprop<T>(call, stage, stream, epilogue);
 }
 
 }  // namespace

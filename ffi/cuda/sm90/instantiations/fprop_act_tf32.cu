@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
@@ -13,7 +12,6 @@ cudaError_t FpropActTf32(const ConvCall& call, Stage stage,
                          cudaStream_t stream) {
   if (IsSingleWaveTf32(call.plan))
     return SingleWaveFpropPlainTf32(call, stage, stream);
-  if (Is3d(call.g)) return FpropAct3dTf32(call, stage, stream);
   const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),
                                            OutputOf(call.g), subs, kTf32Block,

@@ -10,21 +10,18 @@
 
 namespace jax_convbatch::hopper {
 
-// k3d: Is3d(call.g).
-template <typename T, bool k3d = false, typename EpilogueT = NoEpilogue>
+template <typename T, typename EpilogueT = NoEpilogue>
 cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
                      const EpilogueT& epilogue = {}) {
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
   const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   const Activations in = InputOf(call.g), out = OutputOf(call.g);
-  if constexpr (!k3d) {
-    if (IsRowBand(call.plan)) {
-      return RunRowBand<T, Contiguous::kRows>(call, in, out, subs[0], stage,
-                                              stream, epilogue);
-    }
+  if (IsRowBand(call.plan)) {
+    return RunRowBand<T, Contiguous::kRows>(call, in, out, subs[0], stage,
+                                            stream, epilogue);
   }
-  return RunConv<T, Contiguous::kRows, 1, k3d>(call, in, out, subs, kBoxC,
-                                               stage, stream, epilogue);
+  return RunConv<T, Contiguous::kRows, 1>(call, in, out, subs, kBoxC, stage,
+                                          stream, epilogue);
 }
 
 }  // namespace jax_convbatch::hopper

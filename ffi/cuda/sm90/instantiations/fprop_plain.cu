@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/single_wave/single_wave.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/problem/given_epilogue.h"
@@ -18,7 +17,6 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t FpropPlain(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (Is3d(call.g)) return FpropPlain3d(call, stage, stream);
   if (IsSingleWave(call.type, call.plan)) {
     return SingleWaveFpropPlain(call, stage, stream);
   }

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_launch.cuh"
 
@@ -10,7 +9,6 @@ cudaError_t SingleWaveFpropPlainTf32(const ConvCall& call, Stage stage,
   PlainEpilogue<false> plain{};
   plain.bias = call.epilogue->bias;
   plain.relu = call.epilogue->activation == Activation::kRelu;
-  if (Is3d(call.g)) return SingleWavePlain3dTf32(call, plain, stage, stream);
   return RunSingleWaveTf32<Contiguous::kRows, 1>(
       call, InputOf(call.g), OutputOf(call.g), {FpropSubproblem(call.g)}, stage,
       stream, plain);

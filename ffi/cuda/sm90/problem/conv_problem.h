@@ -48,6 +48,7 @@ struct ConvProblem {
   int channel_blocks;   // of the reduction, 64 each
   int filter_width;     // S
   int slice_taps;       // R S
+  bool volumes;         // three spatial axes
   Divisor n_tiles;      // tiles along the channels
   // Of several groups: tiles along a group's channels, and its input channels.
   Divisor group_tiles;

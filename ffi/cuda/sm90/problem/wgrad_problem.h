@@ -66,7 +66,8 @@ struct WgradProblem : WgradTiles {
   int rows, cols;  // P, Q
   FastDivmod<uint32_t> by_rows, by_cols;
   int base_h, base_w, step_h, step_w, dilation_h, dilation_w;
-  // Of three axes: an image has O slices, the filter R rows a slice.
+  bool volumes;  // three spatial axes
+  // An image has O slices, the filter R rows a slice.
   FastDivmod<uint32_t> by_slices, by_slice_rows;
   int base_d, step_d, dilation_d;
 };

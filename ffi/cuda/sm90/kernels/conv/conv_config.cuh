@@ -10,7 +10,6 @@
 #include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 #include "cuda/sm90/problem/group_width.h"
-#include "cuda/sm90/problem/in_depth.h"
 
 namespace jax_convbatch::hopper {
 
@@ -46,7 +45,6 @@ struct ConvConfig {
   static constexpr int kResident = kResident_;
   static constexpr bool kFullRows = kFullRows_;
   static constexpr int kWidth = kWidth_;
-  static constexpr bool k3d = false;
   static_assert(!kIsNarrow<kWidth> || (kN == 64 && kResident == 0));
 
   static constexpr int kInputBytes = kM * 128;
@@ -78,8 +76,6 @@ template <typename Config>
 inline constexpr int kFilterBox = kBoxChannels<Config::kN>;
 template <typename T>
 inline constexpr int kFilterBox<InWholeBoxes<T>> = 64;
-template <typename Config>
-inline constexpr int kFilterBox<InDepth<Config>> = kFilterBox<Config>;
 
 // Of a small tile, a warpgroup keeps what it has added so far in registers.
 template <typename Config>

@@ -3,6 +3,8 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 
+#include <type_traits>
+
 #include "cuda/sm90/copy/copies_3d.cuh"
 #include "cuda/sm90/copy/group_copies.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
@@ -13,9 +15,36 @@
 
 namespace jax_convbatch::hopper {
 
+// One kernel serves images and volumes. Its producers are there twice,
+// body(std::bool_constant<volumes>), as what a third axis takes at each stage
+// is a fifth of the shortest launches. Groups have two axes.
+template <typename Config, typename Problem, typename Body>
+__device__ __forceinline__ void ByAxes(const Problem& problem, Body body) {
+  if constexpr (Config::kWidth == kOneGroup) {
+    if (__builtin_expect(problem.volumes, false)) {
+      return body(std::true_type());
+    }
+  }
+  body(std::false_type());
+}
+
+// The base pixel of a sub-problem's pixel.
+template <bool kVolumes>
+__device__ __forceinline__ PixelPlace InputPixel(const ConvSubproblem& sub,
+                                                 int pixel) {
+  const int row = pixel / sub.cols;
+  const int slice = row / sub.rows;
+  const int w = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
+  const int h = sub.input_h + (row - slice * sub.rows) * sub.input_step_h;
+  if constexpr (!kVolumes) return {w, h, slice};
+  const int image = slice / sub.slices;
+  return {w, h, image,
+          sub.input_d + (slice - image * sub.slices) * sub.input_step_d};
+}
+
 // So many taps of a row further: all taps of a block of channels, then the
 // next.
-template <bool k3d, int kTaps, typename Walk>
+template <bool kVolumes, int kTaps, typename Walk>
 __device__ __forceinline__ void AdvanceTaps(const ConvSubproblem& sub,
                                             Walk& walk) {
   walk.s += kTaps;
@@ -23,7 +52,7 @@ __device__ __forceinline__ void AdvanceTaps(const ConvSubproblem& sub,
   walk.s = 0;
   if (++walk.r < sub.taps_h.count) return;
   walk.r = 0;
-  if (k3d && ++walk.t < sub.taps_d.count) return;
+  if (kVolumes && ++walk.t < sub.taps_d.count) return;
   walk.t = 0;
   ++walk.block;
 }
@@ -32,47 +61,37 @@ __device__ __forceinline__ void AdvanceTaps(const ConvSubproblem& sub,
 // for the input the base pixel of the tile's first pixel. All taps of a block
 // follow each other, so that a halo of its pixels may serve them all
 // (kernels/halo).
+template <bool kVolumes_>
 struct StageWalk {
-  int w, h, image;
-  int r = 0, s = 0, block = 0;
-  int d = 0, t = 0;  // of three axes
+  static constexpr bool kVolumes = kVolumes_;
+  PixelPlace at;
+  int r = 0, s = 0, t = 0, block = 0;
 
-  __device__ StageWalk(const ConvSubproblem& sub, int pixel) {
-    const int row = pixel / sub.cols;
-    image = row / sub.rows;
-    w = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
-    h = sub.input_h + (row - image * sub.rows) * sub.input_step_h;
-  }
+  __device__ StageWalk(const ConvSubproblem& sub, int pixel)
+      : at(InputPixel<kVolumes>(sub, pixel)) {}
 
-  // From the number of a slice's grid to its image.
-  __device__ void EnterSlice(const ConvSubproblem& sub) {
-    const int slice = image;
-    image = slice / sub.slices;
-    d = sub.input_d + (slice - image * sub.slices) * sub.input_step_d;
-  }
-
-  template <typename Config>
   __device__ void Advance(const ConvSubproblem& sub) {
-    AdvanceTaps<Config::k3d, 1>(sub, *this);
+    AdvanceTaps<kVolumes, 1>(sub, *this);
   }
 };
 
-template <typename Config>
-__device__ __forceinline__ StageWalk FirstStage(const ConvTile& tile) {
-  StageWalk walk(*tile.sub, tile.pixel);
-  if constexpr (Config::k3d) walk.EnterSlice(*tile.sub);
-  return walk;
+// From the base pixel to the tap that a walk has come to.
+template <typename Walk>
+__device__ __forceinline__ TapOffset OffsetOfTap(const ConvSubproblem& sub,
+                                                 const Walk& walk) {
+  return {walk.s * sub.taps_w.offset_step, walk.r * sub.taps_h.offset_step,
+          walk.t * sub.taps_d.offset_step};
 }
 
 // Of the filter, the tap that a walk has come to.
-template <typename Config, int kSubs, typename Walk>
+template <int kSubs, typename Walk>
 __device__ __forceinline__ int FilterTap(const ConvProblem<kSubs>& problem,
                                          const ConvSubproblem& sub,
                                          const Walk& walk) {
   int tap =
       (sub.taps_h.tap + walk.r * sub.taps_h.tap_step) * problem.filter_width +
       sub.taps_w.tap + walk.s * sub.taps_w.tap_step;
-  if constexpr (Config::k3d) {
+  if constexpr (Walk::kVolumes) {
     tap += (sub.taps_d.tap + walk.t * sub.taps_d.tap_step) * problem.slice_taps;
   }
   return tap;
@@ -84,25 +103,20 @@ __device__ __forceinline__ int FilterTap(const ConvProblem<kSubs>& problem,
 // issues.
 enum class Operand { kInput, kWeights };
 
-template <typename Config, typename Problem>
+template <typename Config, typename Problem, typename Walk>
 __device__ __forceinline__ void CopyInput(const Problem& problem,
                                           const ConvTile& tile,
-                                          const StageWalk& walk, uint32_t to,
+                                          const Walk& walk, uint32_t to,
                                           uint32_t full) {
   const ConvSubproblem& sub = *tile.sub;
-  const int offset_w = walk.s * sub.taps_w.offset_step;
-  const int offset_h = walk.r * sub.taps_h.offset_step;
+  const TapOffset tap = OffsetOfTap(sub, walk);
   auto load = [&](const CUtensorMap& map) {
-    if constexpr (Config::k3d) {
-      Load3dIm2col(to, map, full, walk.block * 64, walk.w, walk.h, walk.d,
-                   walk.image, offset_w, offset_h,
-                   walk.t * sub.taps_d.offset_step);
-    } else if constexpr (Config::kWidth == kAnyGroups) {
-      LoadGroupIm2col(to, map, full, walk.block * 64, walk.w, walk.h,
-                      walk.image, tile.group, offset_w, offset_h);
+    if constexpr (Config::kWidth == kAnyGroups) {
+      LoadGroupIm2col(to, map, full, walk.block * 64, walk.at.w, walk.at.h,
+                      walk.at.image, tile.group, tap.w, tap.h);
     } else {
-      LoadIm2col(to, map, full, tile.input_channel + walk.block * 64, walk.w,
-                 walk.h, walk.image, offset_w, offset_h);
+      LoadTap(Walk::kVolumes, to, map, full,
+              tile.input_channel + walk.block * 64, walk.at, tap);
     }
   };
   if constexpr (kHasResidueK<Problem>) {
@@ -144,12 +158,12 @@ __device__ __forceinline__ void LoadWeights(const ConvTile& tile, uint32_t to,
   }
 }
 
-template <typename Config, typename Problem>
+template <typename Config, typename Problem, typename Walk>
 __device__ __forceinline__ void CopyWeights(const Problem& problem,
                                             const ConvTile& tile,
-                                            const StageWalk& walk, uint32_t to,
+                                            const Walk& walk, uint32_t to,
                                             uint32_t full) {
-  const int tap = FilterTap<Config>(problem, *tile.sub, walk);
+  const int tap = FilterTap(problem, *tile.sub, walk);
   if constexpr (kHasResidueK<Problem>) {
     const ConvResidueK& residue_k = problem.residue_k;
     if (walk.block == residue_k.block) {
@@ -178,9 +192,9 @@ __device__ __forceinline__ void LoadResident(const Problem& problem,
 // Copies the first stages of a block's first tile, by one warp and before the
 // block's other barriers stand: a short launch waits for its first copy. The
 // code stands first in the kernel, as a jump waits for its instructions.
-template <typename Config, typename Problem>
+template <typename Config, typename Problem, typename Walk>
 __device__ __forceinline__ void CopyFirstStages(
-    const Problem& problem, const ConvTile& tile, StageWalk walk, int count,
+    const Problem& problem, const ConvTile& tile, Walk walk, int count,
     uint32_t ring, RingBarriers<Config::kStages>& barriers) {
 #pragma unroll
   for (int i = 0; i < kFirstStages; ++i) {
@@ -192,21 +206,21 @@ __device__ __forceinline__ void CopyFirstStages(
       CopyWeights<Config>(problem, tile, walk, input + Config::kInputBytes,
                           full);
     }
-    walk.Advance<Config>(*tile.sub);
+    walk.Advance(*tile.sub);
   }
 }
 
 // Of `count` stages those from `first` on.
-template <typename Config, Operand kOperand, typename Problem>
+template <typename Config, Operand kOperand, typename Problem, typename Walk>
 __device__ __forceinline__ void CopyStages(
-    const Problem& problem, const ConvTile& tile, StageWalk walk, int first,
+    const Problem& problem, const ConvTile& tile, Walk walk, int first,
     int count, uint32_t ring, RingBarriers<Config::kStages>& barriers,
     RingPosition<Config::kStages>& at) {
   int i = 0;
 #pragma unroll 1
   for (; i < min(first, count); ++i) {
     at.Advance();
-    walk.Advance<Config>(*tile.sub);
+    walk.Advance(*tile.sub);
   }
   for (; i < count; ++i) {
     const uint32_t full = SharedAddress(&barriers.full[at.stage]);
@@ -221,7 +235,7 @@ __device__ __forceinline__ void CopyStages(
       }
     }
     at.Advance();
-    walk.Advance<Config>(*tile.sub);
+    walk.Advance(*tile.sub);
   }
 }
 
@@ -230,12 +244,15 @@ template <typename Config, Operand kOperand, typename Problem>
 __device__ __forceinline__ void IssueCopies(
     const Problem& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
-  RingPosition<Config::kStages> at;
-  int first = kFirstStages;
-  ForTiles<Config>(problem, [&](const ConvTile& tile) {
-    CopyStages<Config, kOperand>(problem, tile, FirstStage<Config>(tile), first,
-                                 tile.iterations, ring, barriers, at);
-    first = 0;
+  ByAxes<Config>(problem, [&](auto volumes) {
+    RingPosition<Config::kStages> at;
+    int first = kFirstStages;
+    ForTiles<Config>(problem, [&](const ConvTile& tile) {
+      const StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      CopyStages<Config, kOperand>(problem, tile, walk, first, tile.iterations,
+                                   ring, barriers, at);
+      first = 0;
+    });
   });
 }
 

@@ -275,10 +275,10 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
         StoreResidueNTile<kM, kN>(*tile.sub, from, paced, tile.pixel,
                                   tile.channel, problem.channels);
       } else {
-        StoreTile<kM, kN, kSubs == 1, kGroups, Config::k3d>(
+        StoreTile<kM, kN, kSubs == 1, kGroups>(
             *tile.sub, from, kBoxBytes, paced, tile.pixel,
             kGroups ? tile.in_group : tile.channel, problem.channels,
-            tile.group);
+            problem.volumes, tile.group);
       }
       StoreWaitRead<kStores - 1>();
       // What was written kStores - 1 turns before this one has been read.
@@ -293,10 +293,10 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
       }
     } else if constexpr (Config::kZeros) {
       if (tile.sub->iterations == 0) {
-        StoreTile<kM, kN, kSubs == 1, kGroups, Config::k3d>(
+        StoreTile<kM, kN, kSubs == 1, kGroups>(
             *tile.sub, shared + ConvShared<Config>::kZeroOffset, 0, false,
             tile.pixel, kGroups ? tile.in_group : tile.channel,
-            problem.channels, tile.group);
+            problem.channels, problem.volumes, tile.group);
       }
     }
   });
@@ -317,16 +317,18 @@ __global__ void __launch_bounds__(kThreads, 1) ConvKernel(
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, kThreads);
     const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
-    const StageWalk walk = FirstStage<Config>(tile);
-    if (ElectOne()) {
-      if constexpr (Config::kResident > 0) {
-        LoadResident<Config>(problem, tile,
-                             shared + ConvShared<Config>::kResidentOffset,
-                             &barriers.resident);
+    ByAxes<Config>(problem, [&](auto volumes) {
+      const StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      if (ElectOne()) {
+        if constexpr (Config::kResident > 0) {
+          LoadResident<Config>(problem, tile,
+                               shared + ConvShared<Config>::kResidentOffset,
+                               &barriers.resident);
+        }
+        CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
+                                barriers.ring);
       }
-      CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
-                              barriers.ring);
-    }
+    });
     NamedBarrier(kRestBarrier, 64);
   } else {
     if (threadIdx.x == 64) {

@@ -105,6 +105,7 @@ bool MakeConvProblem(const ConvCall& call, const Activations& in,
   problem->channel_blocks = static_cast<int>((inputs + block - 1) / block);
   problem->filter_width = static_cast<int>(g.S);
   problem->slice_taps = static_cast<int>(g.R * g.S);
+  problem->volumes = Is3d(g);
   problem->group_tiles = static_cast<int>((outputs + n - 1) / n);
   problem->group_inputs = static_cast<int>(inputs);
   problem->n_tiles = static_cast<int>(units * problem->group_tiles);
@@ -206,9 +207,9 @@ cudaError_t LaunchSplit(const ConvProblem<1>& problem,
                       stream, problem, MakeKSlices(problem), epilogue);
 }
 
-// The filter is copied in boxes of box_c input channels. k3d: Is3d(call.g).
-template <typename T, Contiguous kWeights, int kSubs, bool k3d = false,
-          typename Subproblems, typename EpilogueT = NoEpilogue>
+// The filter is copied in boxes of box_c input channels.
+template <typename T, Contiguous kWeights, int kSubs, typename Subproblems,
+          typename EpilogueT = NoEpilogue>
 cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const Activations& out, const Subproblems& subs, int box_c,
                     Stage stage, cudaStream_t stream,
@@ -246,18 +247,17 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     problem.sub_tiles = problem.tiles / int(problem.subs);
   }
   auto launch = [&](auto config) {
-    using Config = MaybeInDepth<decltype(config), k3d>;
-    return LaunchConv<Config, kSubs>(problem, epilogue, call.plan.blocks, stage,
-                                     stream);
+    return LaunchConv<decltype(config), kSubs>(problem, epilogue,
+                                               call.plan.blocks, stage, stream);
   };
   // Stages and store buffers: what fits in shared memory.
   constexpr Schedule kPingPong = Schedule::kPingPong,
                      kCooperative = Schedule::kCooperative;
   constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
-  // K slices are never summed for a plain epilogue alone, nor in three axes.
-  if constexpr (kSubs == 1 && !EpilogueT::kPlain && !k3d) {
-    if (SumsInKSlices(in, out, subs[0])) {
+  // K slices are never summed for a plain epilogue alone, nor of volumes.
+  if constexpr (kSubs == 1 && !EpilogueT::kPlain) {
+    if (!problem.volumes && SumsInKSlices(in, out, subs[0])) {
       if (m == 64 && n == 64) {
         return launch(
             InKSlices<
@@ -280,7 +280,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     return launch(ConvConfig<T, 64, 64, kPingPong, 12, 2, kZeros, kWeights>());
   }
   if (m == 64 && n == 128) {
-    if constexpr (kSubs == 1 && !k3d) {
+    if constexpr (kSubs == 1) {
       // Small sums: a tile's weights would be most of what it copies.
       constexpr int kResident = 2;
       if (call.g.taps() == 1 && problem.sub[0].iterations <= kResident &&
@@ -315,8 +315,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
       return launch(ConvConfig<T, 128, 32, kPingPong, 9, 2, false, kWeights>());
     }
   }
-  if constexpr (kSubs == 1 && !k3d &&
-                (EpilogueT::kPlain || !EpilogueT::kPresent)) {
+  if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (lines && StoresFullRows(in, out, subs[0])) {
       return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
                                kPingPong, 8, 4, false, kWeights, 1, true>());

@@ -20,7 +20,6 @@ struct SplitConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool k3d = false;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
@@ -59,10 +58,9 @@ struct SplitBarriers {
 };
 
 // Where a block's K slice begins in the sum of its tile.
-__device__ __forceinline__ StageWalk KSliceWalk(const ConvSubproblem& sub,
-                                                int pixel,
-                                                const ConvKSlice& k_slice) {
-  StageWalk walk(sub, pixel);
+__device__ __forceinline__ StageWalk<false> KSliceWalk(
+    const ConvSubproblem& sub, int pixel, const ConvKSlice& k_slice) {
+  StageWalk<false> walk(sub, pixel);
   walk.r = k_slice.r;
   walk.s = k_slice.s;
   walk.block = k_slice.block;
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const ConvKSlice& k_slice = k_slices.k_slice[rank];
   const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumKSlices);
   const int channel = tile.channel + rank * Config::kHalf;  // of its half
-  const StageWalk walk = KSliceWalk(*tile.sub, tile.pixel, k_slice);
+  const auto walk = KSliceWalk(*tile.sub, tile.pixel, k_slice);
   // As in ConvKernel.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   constexpr int kInputWarp = kWarpgroup / 32;
@@ -201,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     BarrierWait(SharedAddress(&barriers.written), 0);
     StoreTile<Config::kM, Config::kHalf, true>(*tile.sub, buffer, kBoxBytes,
                                                false, tile.pixel, channel,
-                                               problem.channels);
+                                               problem.channels, false);
     StoreWaitRead<0>();
   }
 }

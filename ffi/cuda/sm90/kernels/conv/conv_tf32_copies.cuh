@@ -23,12 +23,11 @@ __device__ __forceinline__ int StoredChannel(const ConvTile& tile) {
 
 // Where the next stage of a tile comes from, as StageWalk. Every configuration
 // adds in this order.
-template <typename Config>
+template <typename Config, bool kVolumes_>
 struct Tf32Walk {
-  int w[Config::kInputBoxes], h[Config::kInputBoxes],
-      image[Config::kInputBoxes];
-  int r = 0, s = 0, block = 0;
-  int d[Config::kInputBoxes], t = 0;  // of three axes
+  static constexpr bool kVolumes = kVolumes_;
+  PixelPlace at[Config::kInputBoxes];
+  int r = 0, s = 0, t = 0, block = 0;
 
   __device__ __forceinline__ Tf32Walk(const ConvSubproblem& sub, int first) {
 #pragma unroll
@@ -39,46 +38,34 @@ struct Tf32Walk {
       if constexpr (Config::kWidth == kAnyGroups) {
         pixel = min(pixel, sub.pixels - 1);
       }
-      const int row = pixel / sub.cols;
-      image[b] = row / sub.rows;
-      w[b] = sub.input_w + (pixel - row * sub.cols) * sub.input_step_w;
-      h[b] = sub.input_h + (row - image[b] * sub.rows) * sub.input_step_h;
-      if constexpr (Config::k3d) {
-        const int slice = image[b];
-        image[b] = slice / sub.slices;
-        d[b] = sub.input_d + (slice - image[b] * sub.slices) * sub.input_step_d;
-      }
+      at[b] = InputPixel<kVolumes>(sub, pixel);
     }
   }
 
   __device__ __forceinline__ void Advance(const ConvSubproblem& sub) {
-    AdvanceTaps<Config::k3d, Config::kTaps>(sub, *this);
+    AdvanceTaps<kVolumes, Config::kTaps>(sub, *this);
   }
 };
 
-template <typename Config, int kSubs>
+template <typename Config, int kSubs, typename Walk>
 __device__ __forceinline__ void CopyTf32Input(const ConvProblem<kSubs>& problem,
                                               const ConvTile& tile,
-                                              const Tf32Walk<Config>& walk,
-                                              uint32_t input, uint32_t full) {
+                                              const Walk& walk, uint32_t input,
+                                              uint32_t full) {
   const ConvSubproblem& sub = *tile.sub;
   const int c = walk.block * kTf32Block;
-  const int offset_w = walk.s * sub.taps_w.offset_step;
-  const int offset_h = walk.r * sub.taps_h.offset_step;
+  const TapOffset tap = OffsetOfTap(sub, walk);
   BarrierArriveExpect(full, Config::kInputBytes);
 #pragma unroll
   for (int b = 0; b < Config::kInputBoxes; ++b) {
     const uint32_t to = input + b * Config::kBoxPixels * 128;
     if constexpr (Config::kWidth == kAnyGroups) {
-      LoadGroupIm2col(to, sub.input, full, c, walk.w[b], walk.h[b],
-                      walk.image[b], tile.group, offset_w, offset_h);
-    } else if constexpr (Config::k3d) {
-      Load3dIm2col(to, sub.input, full, c, walk.w[b], walk.h[b], walk.d[b],
-                   walk.image[b], offset_w, offset_h,
-                   walk.t * sub.taps_d.offset_step);
+      const PixelPlace& at = walk.at[b];
+      LoadGroupIm2col(to, sub.input, full, c, at.w, at.h, at.image, tile.group,
+                      tap.w, tap.h);
     } else {
-      LoadIm2col(to, sub.input, full, tile.input_channel + c, walk.w[b],
-                 walk.h[b], walk.image[b], offset_w, offset_h);
+      LoadTap(Walk::kVolumes, to, sub.input, full, tile.input_channel + c,
+              walk.at[b], tap);
     }
   }
 }
@@ -93,10 +80,10 @@ __device__ __forceinline__ int FilterBoxes(const ConvProblem<kSubs>& problem,
          kTf32Block;
 }
 
-template <typename Config, int kSubs>
+template <typename Config, int kSubs, typename Walk>
 __device__ __forceinline__ void CopyTf32Weights(
-    const ConvProblem<kSubs>& problem, const ConvTile& tile,
-    const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
+    const ConvProblem<kSubs>& problem, const ConvTile& tile, const Walk& walk,
+    int boxes, uint32_t weights, uint32_t full) {
   constexpr bool kInGroups = Config::kWidth == kAnyGroups;
   constexpr bool kRows = Config::kWeights == Contiguous::kRows;
   const ConvSubproblem& sub = *tile.sub;
@@ -107,7 +94,7 @@ __device__ __forceinline__ void CopyTf32Weights(
   for (int tap = 0; tap < Config::kTaps; ++tap) {
     const uint32_t to_tap = weights + tap * Config::kTapBytes;
     const int filter_tap =
-        FilterTap<Config>(problem, sub, walk) + tap * sub.taps_w.tap_step;
+        FilterTap(problem, sub, walk) + tap * sub.taps_w.tap_step;
     if constexpr (kRows) {
 #pragma unroll
       for (int n = 0; n < Config::kN / kTf32Block; ++n) {

@@ -44,7 +44,6 @@ struct Tf32Config {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr bool kCooperative = kSchedule == Schedule::kCooperative;
   static constexpr int kWidth = kWidth_;
-  static constexpr bool k3d = false;
   static_assert(!kIsNarrow<kWidth>);
 
   // What one warpgroup multiplies, the warps that use a stage, and rows of the
@@ -74,25 +73,27 @@ template <typename Config, Operand kOperand, int kSubs>
 __device__ __forceinline__ void IssueTf32Copies(
     const ConvProblem<kSubs>& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
-  RingPosition<Config::kStages> at;
-  for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
-    const ConvTile tile = TileAt<Config>(problem, t);
-    Tf32Walk<Config> walk(*tile.sub, tile.pixel);
-    const int boxes = FilterBoxes<Config>(problem, tile);
-    for (int i = 0; i < tile.iterations; i += Config::kTaps) {
-      const uint32_t full = SharedAddress(&barriers.full[at.stage]);
-      const uint32_t input = ring + at.stage * Config::kStageBytes;
-      BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
-      if constexpr (kOperand == Operand::kInput) {
-        CopyTf32Input<Config>(problem, tile, walk, input, full);
-      } else {
-        CopyTf32Weights<Config>(problem, tile, walk, boxes,
-                                input + Config::kInputBytes, full);
+  ByAxes<Config>(problem, [&](auto volumes) {
+    RingPosition<Config::kStages> at;
+    for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
+      const ConvTile tile = TileAt<Config>(problem, t);
+      Tf32Walk<Config, decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      const int boxes = FilterBoxes<Config>(problem, tile);
+      for (int i = 0; i < tile.iterations; i += Config::kTaps) {
+        const uint32_t full = SharedAddress(&barriers.full[at.stage]);
+        const uint32_t input = ring + at.stage * Config::kStageBytes;
+        BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
+        if constexpr (kOperand == Operand::kInput) {
+          CopyTf32Input<Config>(problem, tile, walk, input, full);
+        } else {
+          CopyTf32Weights<Config>(problem, tile, walk, boxes,
+                                  input + Config::kInputBytes, full);
+        }
+        at.Advance();
+        walk.Advance(*tile.sub);
       }
-      at.Advance();
-      walk.Advance(*tile.sub);
     }
-  }
+  });
 }
 
 // MultiplyStages with several taps in a stage, or a product of columns that it
@@ -141,8 +142,10 @@ __device__ __forceinline__ void ConsumeTf32(
     const ConvProblem<kSubs>& problem, const EpilogueT& epilogue, int group,
     uint32_t ring, RingBarriers<Config::kStages>& barriers) {
   Tf32Store<Config, kTf32Output<Config, kSubs>> out(
-      group, ring + Config::kRingBytes +
-                 group * Config::kStoreBuffers * Config::kStoreBytes);
+      group,
+      ring + Config::kRingBytes +
+          group * Config::kStoreBuffers * Config::kStoreBytes,
+      problem.volumes);
   // Lane % 4 takes rows of the filter in order, as the multiplier takes the
   // pixels' channels.
   const FragmentLoader<Config::kBlocks> loader(threadIdx.x % 4, 4);

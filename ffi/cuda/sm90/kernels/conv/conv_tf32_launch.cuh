@@ -32,10 +32,9 @@ cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
   return cudaGetLastError();
 }
 
-// The filter is copied in boxes of box_c input channels. k3d: Is3d(call.g).
+// The filter is copied in boxes of box_c input channels.
 template <Contiguous kWeights, int kSubs, int kWidth = kOneGroup,
-          bool k3d = false, typename Subproblems,
-          typename EpilogueT = NoEpilogue>
+          typename Subproblems, typename EpilogueT = NoEpilogue>
 cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                         const Activations& out, const Subproblems& subs,
                         int box_c, Stage stage, cudaStream_t stream,
@@ -43,9 +42,8 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
   constexpr Schedule kPingPong = Schedule::kPingPong,
                      kCooperative = Schedule::kCooperative;
   auto launch = [&](auto config, const auto& walked) {
-    using Config = MaybeInDepth<decltype(config), k3d>;
-    return LaunchConvTf32<Config, kSubs>(call, in, out, walked, box_c, stage,
-                                         stream, epilogue);
+    return LaunchConvTf32<decltype(config), kSubs>(call, in, out, walked, box_c,
+                                                   stage, stream, epilogue);
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   // The same bits. Residual and z lie in memory without the columns that are

@@ -9,8 +9,7 @@
 
 namespace jax_convbatch::hopper {
 
-// Of what TakesHalo, with an epilogue that TakesHaloEpilogue or none; see
-// conv.h.
+// Of what TakesHalo, fprop with any epilogue or none; see conv.h.
 cudaError_t HaloFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t HaloDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 // The same of f32.

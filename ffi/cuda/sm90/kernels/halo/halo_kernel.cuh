@@ -19,9 +19,6 @@
 
 namespace jax_convbatch::hopper {
 
-// The hardware barrier of a warpgroup that multiplies is this and its number.
-inline constexpr int kHaloBarrier = 1;
-
 // acc += a b, with a Contiguous::kReduction.
 template <typename T, Contiguous kB, int kN>
 __device__ __forceinline__ void WgmmaHalo(float (&d)[kN / 2], uint64_t a,
@@ -138,7 +135,7 @@ __device__ __forceinline__ void ConsumeHalos(
     if constexpr (Config::kTf32) {
       BeginSums(acc, [](int, int) { return 0.0f; });
     } else {
-      TileBias<T, kN / 8> bias{false};
+      TileBias<T, kN / 8> bias{problem.channel_scale != nullptr};
       bias.Load(problem.bias, place.channel, problem.k);
       BeginSums(acc, [&](int, int i) { return bias.First(i); });
     }

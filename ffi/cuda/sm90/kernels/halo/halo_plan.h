@@ -23,12 +23,6 @@ inline constexpr std::array kHaloChannels = {64, 96, 128, 160};
 // does.
 bool TakesHalo(Op op, const ConvGeometry& g, Type type);
 
-// Whether those of 16-bit types form the epilogue: they write no z and no
-// bitmask, and have no scale. Those of f32 form none.
-inline bool TakesHaloEpilogue(const Epilogue& e) {
-  return e.scale == nullptr && e.z == nullptr && e.bitmask == nullptr;
-}
-
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PLAN_H_

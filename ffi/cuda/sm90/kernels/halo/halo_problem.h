@@ -6,6 +6,8 @@
 
 #include <cuda.h>
 
+#include <cstdint>
+
 #include "activation.h"
 #include "cuda/common/divisor.h"
 #include "cuda/sm90/kernels/halo/halo_shape.h"
@@ -16,10 +18,11 @@ struct HaloProblem {
   CUtensorMap input;    // [N, D, H, W, C] by halos of 128 bytes of channels
   CUtensorMap weights;  // [taps, C, K]
   // [N O, P, Q, K] by blocks of 64 pixels.
-  CUtensorMap output, residual;
-  bool has_residual;
-  const void* bias;
+  CUtensorMap output, residual, z;
+  bool has_residual, keeps_z;
+  const void *bias, *channel_scale;
   Activation activation;
+  uint8_t* bitmask;  // see epilogue.h
 
   HaloTile tile;
   int unit_cols, unit_rows;

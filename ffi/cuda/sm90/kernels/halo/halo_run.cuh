@@ -46,27 +46,36 @@ inline bool MakeLayerProblem(const ConvCall& call, const ConvGeometry& g,
                           Copy::kStore);
 }
 
+// False where the driver refuses.
+inline bool SetHaloEpilogue(const ConvCall& call, const HaloShape& s,
+                            HaloProblem* problem) {
+  if (call.epilogue == nullptr) return true;
+  const Epilogue& e = *call.epilogue;
+  problem->channel_scale = e.scale;
+  problem->bias = e.bias;
+  problem->activation = e.activation;
+  problem->bitmask = e.bitmask;
+  problem->has_residual = e.residual != nullptr;
+  problem->keeps_z = e.z != nullptr;
+  // f32 as it is: to load it would round it to TF32.
+  auto encode = [&](CUtensorMap* map, const void* data) {
+    return data == nullptr ||
+           EncodeHaloBlocks(map, call.g, call.type, s, call.plan.tile_n, data,
+                            Copy::kStore);
+  };
+  return encode(&problem->residual, e.residual) && encode(&problem->z, e.z);
+}
+
 // Of 16-bit types.
 template <Contiguous kWeights>
 cudaError_t RunHalo(const ConvCall& call, const ConvGeometry& g, Stage stage,
                     cudaStream_t stream) {
   constexpr bool kDgrad = kWeights == Contiguous::kReduction;
   const HaloShape s = HaloShapeOf(g);
-  const int n = call.plan.tile_n;
   HaloProblem problem{};
-  if (!MakeLayerProblem(call, g, s, kDgrad, call.rhs, &problem)) {
+  if (!MakeLayerProblem(call, g, s, kDgrad, call.rhs, &problem) ||
+      !SetHaloEpilogue(call, s, &problem)) {
     return cudaErrorInvalidValue;
-  }
-  if (call.epilogue != nullptr) {
-    const Epilogue& e = *call.epilogue;
-    problem.bias = e.bias;
-    problem.activation = e.activation;
-    problem.has_residual = e.residual != nullptr;
-    if (problem.has_residual &&
-        !EncodeHaloBlocks(&problem.residual, g, call.type, s, n, e.residual,
-                          Copy::kLoad)) {
-      return cudaErrorInvalidValue;
-    }
   }
   const auto launch = call.type == Type::kBf16
                           ? &LaunchLayerTiles<__nv_bfloat16, kWeights>

@@ -5,32 +5,42 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-template <int kN, int kHalos, int kStages>
-using F32Config =
-    HaloConfig<float, Contiguous::kReduction, kN, kHalos, kStages, F32Tiles>;
+template <int kValue>
+inline constexpr std::integral_constant<int, kValue> kInt;
 
-cudaError_t Run(const ConvCall& call, const ConvGeometry& g, bool dgrad,
-                const void* filter, Stage stage, cudaStream_t stream) {
-  HaloProblem problem{};
-  if (!MakeLayerProblem(call, g, HaloShapeOf(g), dgrad, filter, &problem)) {
-    return cudaErrorInvalidValue;
-  }
-  auto launch = [&](auto config) {
-    return LaunchHaloKernel<decltype(config)>(problem, call.plan.blocks, stage,
-                                              stream);
+template <bool kLayer>
+cudaError_t Launch(const HaloProblem& problem, const Plan& plan, Stage stage,
+                   cudaStream_t stream) {
+  auto launch = [&](auto channels, auto halos, auto stages) {
+    using Config = HaloConfig<float, Contiguous::kReduction,
+                              decltype(channels)::value, decltype(halos)::value,
+                              decltype(stages)::value, F32Tiles<kLayer>>;
+    return LaunchHaloKernel<Config>(problem, plan.blocks, stage, stream);
   };
-  switch (call.plan.tile_n) {
+  switch (plan.tile_n) {
     case 64:
-      return launch(F32Config<64, 3, 12>());
+      return launch(kInt<64>, kInt<3>, kInt<12>);
     case 96:
-      return launch(F32Config<96, 2, 9>());
+      return launch(kInt<96>, kInt<2>, kInt<9>);
     case 128:
-      return launch(F32Config<128, 2, 6>());
+      return launch(kInt<128>, kInt<2>, kInt<6>);
     case 160:
-      return launch(F32Config<160, 2, 4>());
+      return launch(kInt<160>, kInt<2>, kInt<4>);
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t Run(const ConvCall& call, const ConvGeometry& g, bool dgrad,
+                const void* filter, Stage stage, cudaStream_t stream) {
+  const HaloShape s = HaloShapeOf(g);
+  HaloProblem problem{};
+  if (!MakeLayerProblem(call, g, s, dgrad, filter, &problem) ||
+      !SetHaloEpilogue(call, s, &problem)) {
+    return cudaErrorInvalidValue;
+  }
+  const auto launch = call.epilogue != nullptr ? &Launch<true> : &Launch<false>;
+  return launch(problem, call.plan, stage, stream);
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policies of halo_kernel.cuh for a convolution as it is, and for a layer:
-// bias, residual, activation.
+// The policies of halo_kernel.cuh for a convolution as it is, and for a layer
+// (epilogue.h).
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_LAYER_TILES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_LAYER_TILES_CUH_
 
-#include "cuda/sm90/epilogue/epilogue.cuh"
 #include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/halo/halo_store.cuh"
 
@@ -16,74 +15,182 @@ struct StoredTiles : PlainHalos, OneOutput {
   static constexpr int kMaxHaloPixels = kMaxLayerHaloPixels, kSums = 0;
 };
 
-// Of 16-bit types.
+// Of 16-bit types. dgrad, whose filter is not kByRows, has no layer.
 struct LayerTiles : StoredTiles {
   // Rounds a warpgroup's sums and writes them to the buffer of the output,
   // where the residual lies.
   template <typename Config>
   static __device__ __forceinline__ void Write(const Problem& problem,
-                                               const HaloPlace&,
+                                               const HaloPlace& place,
                                                float (&acc)[2][Config::kN / 2],
                                                uint32_t buffer, float*) {
     using T = typename Config::T;
-    constexpr int kN = Config::kN;
-    auto write = [&](auto pack) {
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int j = 0; j < kN / 8; j += 2) {
-          const uint32_t address = HaloTileAddress<kN>(buffer, m, j);
-          float* const v = &acc[m][4 * j];
-          if (problem.has_residual) {
-            uint32_t residual[4];
-            LoadMatrix4(address, residual);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float2 two = Unpack<T>(residual[i]);
-              v[2 * i] += two.x;
-              v[2 * i + 1] += two.y;
-            }
-          }
-          StoreMatrix4(address, pack(v[0], v[1]), pack(v[2], v[3]),
-                       pack(v[4], v[5]), pack(v[6], v[7]));
-        }
-      }
-    };
+    auto round = [](float low, float high) { return Pack<T>(low, high); };
     if constexpr (!Config::kByRows) {
-      write([](float low, float high) { return Pack<T>(low, high); });
+      WritePacked<Config::kN>(acc, buffer, round);
     } else {
+      if (problem.channel_scale != nullptr) Scale<T>(problem, place, acc);
+      if (problem.has_residual) AddResidual<T, Config::kN>(buffer, acc);
+      if (problem.keeps_z) {
+        WritePacked<Config::kN>(acc, buffer, round);
+        StoreHaloTileAndWait<Config>(problem, place, problem.z, buffer);
+      }
       DispatchActivation(problem.activation, [&](auto tag) {
-        write([](float low, float high) {
+        WritePacked<Config::kN>(acc, buffer, [](float low, float high) {
           return PackActivated<T, decltype(tag)::value>(low, high);
         });
       });
+      if (problem.bitmask != nullptr) {
+        WriteHaloBitmask<Config>(problem, place, buffer);
+      }
+    }
+  }
+
+ private:
+  // Sums that did not begin with the bias.
+  template <typename T, int kHalfN>
+  static __device__ __forceinline__ void Scale(const Problem& problem,
+                                               const HaloPlace& place,
+                                               float (&acc)[2][kHalfN]) {
+    Epilogue e{};
+    e.scale = problem.channel_scale;
+    e.bias = problem.bias;
+    ScaleAndAdd<T>(e, place.channel, problem.k, acc);
+  }
+
+  template <typename T, int kN>
+  static __device__ __forceinline__ void AddResidual(uint32_t buffer,
+                                                     float (&acc)[2][kN / 2]) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int j = 0; j < kN / 8; j += 2) {
+        uint32_t residual[4];
+        LoadMatrix4(HaloTileAddress<kN>(buffer, m, j), residual);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 two = Unpack<T>(residual[i]);
+          acc[m][4 * j + 2 * i] += two.x;
+          acc[m][4 * j + 2 * i + 1] += two.y;
+        }
+      }
+    }
+  }
+
+  template <int kN, typename PackPair>
+  static __device__ __forceinline__ void WritePacked(
+      const float (&acc)[2][kN / 2], uint32_t buffer, PackPair pack) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int j = 0; j < kN / 8; j += 2) {
+        const float* const v = &acc[m][4 * j];
+        StoreMatrix4(HaloTileAddress<kN>(buffer, m, j), pack(v[0], v[1]),
+                     pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+      }
     }
   }
 };
 
-// Of f32, without an epilogue: boxes of 32 channels, in lines of 128 bytes.
+// Of f32: boxes of 32 channels, in lines of 128 bytes.
+template <bool kLayer>
 struct F32Tiles : StoredTiles {
   template <typename Config>
-  static __device__ __forceinline__ void Write(
-      const Problem&, const HaloPlace&, const float (&acc)[2][Config::kN / 2],
-      uint32_t buffer, float*) {
+  static __device__ __forceinline__ void Write(const Problem& problem,
+                                               const HaloPlace& place,
+                                               float (&acc)[2][Config::kN / 2],
+                                               uint32_t buffer, float*) {
+    constexpr int kN = Config::kN;
+    if constexpr (!kLayer) {
+      ForPairs<kN>(acc, buffer,
+                   [](uint32_t to, float2& v) { StoreShared2(to, v); });
+    } else {
+      PreActivate<kN>(problem, place, buffer, acc);
+      if (problem.keeps_z) {
+        ForPairs<kN>(acc, buffer,
+                     [](uint32_t to, float2& v) { StoreShared2(to, v); });
+        StoreHaloTileAndWait<Config>(problem, place, problem.z, buffer);
+      }
+      DispatchActivation(problem.activation, [&](auto tag) {
+        constexpr Activation kActivation = decltype(tag)::value;
+        ForPairs<kN>(acc, buffer, [](uint32_t to, float2& v) {
+          StoreShared2(
+              to, {Activate(kActivation, v.x), Activate(kActivation, v.y)});
+        });
+      });
+      if (problem.bitmask != nullptr) {
+        WriteHaloBitmask<Config>(problem, place, buffer);
+      }
+    }
+  }
+
+ private:
+  // Calls visit(address, pair) for a thread's pairs of columns.
+  template <int kN, typename Visit>
+  static __device__ __forceinline__ void ForPairs(float (&acc)[2][kN / 2],
+                                                  uint32_t buffer,
+                                                  Visit visit) {
     const int lane = threadIdx.x % 32;
-    const int first = threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+    const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+    // The swizzle moves a line's first pair to bits that are not added to.
+    const uint32_t first = HaloF32Pair<kN>(buffer, 0, row, lane % 4 * 2);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int j = 0; j < kN / 8; ++j) {
+      const uint32_t in_line = first ^ j % 4 << 5;
 #pragma unroll
-      for (int j = 0; j < Config::kN / 8; ++j) {
+      for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int row = first + 8 * half;
-          const int line = (m * (Config::kN / 32) + j / 4) * 64 + row;
-          const int chunk = j % 4 * 2 + lane % 4 / 2;
-          const float* v = &acc[m][4 * j + 2 * half];
-          StoreShared2(
-              buffer + line * 128 + ((chunk ^ row % 8) << 4) + lane % 2 * 8,
-              {v[0], v[1]});
+          float* v = &acc[m][4 * j + 2 * half];
+          float2 pair = {v[0], v[1]};
+          visit(in_line + ((m * (kN / 32) + j / 4) * 64 + 8 * half) * 128,
+                pair);
+          v[0] = pair.x, v[1] = pair.y;
         }
       }
+    }
+  }
+
+  // Where the program has it: the compiler would load all first, for which
+  // there are not enough registers.
+  static __device__ __forceinline__ float2 LoadPair(const float2* from) {
+    float2 v;
+    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "l"(from));
+    return v;
+  }
+
+  // As PairEpilogue of epilogue_f32.cuh: what is added is never -0.
+  template <int kN>
+  static __device__ __forceinline__ void PreActivate(const Problem& problem,
+                                                     const HaloPlace& place,
+                                                     uint32_t buffer,
+                                                     float (&acc)[2][kN / 2]) {
+    const int first = place.channel + threadIdx.x % 4 * 2;
+    auto load = [&](const void* from, int j) {
+      const int k = min(first + 8 * j, problem.k - 2);  // past it: not stored
+      return LoadPair(static_cast<const float2*>(from) + k / 2);
+    };
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      float2 scale = {1, 1}, bias = {0, 0};
+      if (problem.channel_scale != nullptr)
+        scale = load(problem.channel_scale, j);
+      if (problem.bias != nullptr) bias = load(problem.bias, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* v = &acc[i / 2][4 * j + i % 2 * 2];
+        v[0] = fmaf(v[0], scale.x, bias.x + 0.0f);
+        v[1] = fmaf(v[1], scale.y, bias.y + 0.0f);
+      }
+    }
+    if (problem.has_residual) {
+      ForPairs<kN>(acc, buffer, [&](uint32_t at, float2& v) {
+        const float2 residual = LoadShared2(at);
+        v.x += residual.x;
+        v.y += residual.y;
+      });
     }
   }
 };

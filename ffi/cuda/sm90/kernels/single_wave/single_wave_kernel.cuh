@@ -26,7 +26,6 @@ struct SingleWaveConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool k3d = false;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
@@ -108,7 +107,7 @@ __device__ __forceinline__ void StoreColumns(const ConvSubproblem& sub,
   if constexpr (kSubs == 1) {
     StoreTile2(sub.output, buffer, channel, pixel);
   } else {
-    const OutputPixel at(sub, pixel);
+    const PixelPlace at = OutputPixel(sub, pixel);
     StoreIm2col(sub.output, buffer, channel, at.w, at.h, at.image);
   }
 }
@@ -127,28 +126,30 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   constexpr int kInputWarp = Config::kGroups * kWarpgroup / 32;
   if (warp >= kInputWarp) {
-    RingPosition<Config::kStages> at;
     if (warp == kInputWarp) {
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-      const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-      const StageWalk walk = FirstStage<Config>(tile);
-      if (ElectOne()) {
-        CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
-                                barriers.ring);
-      }
-      NamedBarrier(kRestBarrier, 64);
-      CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
-                                          tile.iterations, shared,
-                                          barriers.ring, at);
-    } else {
-      const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-      const StageWalk walk = FirstStage<Config>(tile);
-      NamedBarrier(kFirstBarrier, Config::kThreads);
-      CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+    }
+    const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
+    ByAxes<Config>(problem, [&](auto volumes) {
+      const StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      RingPosition<Config::kStages> at;
+      if (warp == kInputWarp) {
+        if (ElectOne()) {
+          CopyFirstStages<Config>(problem, tile, walk, tile.iterations, shared,
+                                  barriers.ring);
+        }
+        NamedBarrier(kRestBarrier, 64);
+        CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
                                             tile.iterations, shared,
                                             barriers.ring, at);
-    }
+      } else {
+        NamedBarrier(kFirstBarrier, Config::kThreads);
+        CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+                                              tile.iterations, shared,
+                                              barriers.ring, at);
+      }
+    });
     return;
   }
   if (threadIdx.x == 32) {

@@ -55,8 +55,8 @@ cudaError_t LaunchSingleWave(void (*kernel)(ConvProblem<kSubs>, EpilogueT),
   return cudaGetLastError();
 }
 
-// epilogue: NoEpilogue or PlainEpilogue. k3d: Is3d(call.g).
-template <typename T, Contiguous kWeights, int kSubs, bool k3d = false,
+// epilogue: NoEpilogue or PlainEpilogue.
+template <typename T, Contiguous kWeights, int kSubs,
           typename EpilogueT = NoEpilogue>
 cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
                           const Activations& out,
@@ -72,20 +72,18 @@ cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
   }
   return WithSingleWaveTile<kSingleWavePixels>(call.plan, [&](auto pixels,
                                                               auto groups) {
-    using Config =
-        MaybeInDepth<SingleWaveConfig<T, decltype(pixels)::value,
-                                      decltype(groups)::value, kWeights>,
-                     k3d>;
+    using Config = SingleWaveConfig<T, decltype(pixels)::value,
+                                    decltype(groups)::value, kWeights>;
     return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kSubs, EpilogueT>,
                                     problem, epilogue, stage, stream);
   });
 }
 
-template <typename T, bool k3d = false, typename EpilogueT = NoEpilogue>
+template <typename T, typename EpilogueT = NoEpilogue>
 cudaError_t RunSingleWaveFprop(const ConvCall& call, Stage stage,
                                cudaStream_t stream,
                                const EpilogueT& epilogue = {}) {
-  return RunSingleWave<T, Contiguous::kRows, 1, k3d>(
+  return RunSingleWave<T, Contiguous::kRows, 1>(
       call, InputOf(call.g), OutputOf(call.g), {FpropSubproblem(call.g)}, stage,
       stream, epilogue);
 }

@@ -22,7 +22,6 @@ struct SingleWaveSplitKConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool k3d = false;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == Config::kWarps) {
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-      const StageWalk walk = KSliceWalk(sub, tile.pixel, k_slice);
+      const auto walk = KSliceWalk(sub, tile.pixel, k_slice);
       if (ElectOne()) {
         CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
                                 barriers.ring);
@@ -148,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                           k_slice.count, shared, barriers.ring,
                                           at);
     } else {
-      const StageWalk walk = KSliceWalk(sub, tile.pixel, k_slice);
+      const auto walk = KSliceWalk(sub, tile.pixel, k_slice);
       NamedBarrier(kFirstBarrier, Config::kThreads);
       ClusterArrive();
       CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,

@@ -36,7 +36,6 @@ struct SingleWaveTf32Config {
   // The multiplier is done with a small tile before the next registers come.
   static constexpr bool kAhead = (kTaps > 1 || kOneBox) && kM <= 112;
   static constexpr int kWidth = kOneGroup;
-  static constexpr bool k3d = false;
   static constexpr int kGroupN = 64, kBlocks = 1;
   static constexpr int kInputBoxes = 1;
   static constexpr int kBoxPixels = kM + (kTaps == 1 ? 0 : kTapReach);
@@ -57,26 +56,25 @@ struct SingleWaveTf32Config {
   static constexpr int kBarrierOffset = kStoreOffset + kGroups * kStoreBytes;
 };
 
-template <typename Config, int kSubs>
+template <typename Config, int kSubs, typename Walk>
 __device__ __forceinline__ void CopySingleWaveWeights(
-    const ConvProblem<kSubs>& problem, const ConvTile& tile,
-    const Tf32Walk<Config>& walk, int boxes, uint32_t weights, uint32_t full) {
+    const ConvProblem<kSubs>& problem, const ConvTile& tile, const Walk& walk,
+    int boxes, uint32_t weights, uint32_t full) {
   if constexpr (Config::kOneBox) {
     static_assert(Config::kTaps == 1);
     BarrierArriveExpect(full, Config::kTapBytes);
     LoadTile4(weights, problem.weights, full, 0, walk.block * kTf32Block,
-              tile.channel / kTf32Block,
-              FilterTap<Config>(problem, *tile.sub, walk));
+              tile.channel / kTf32Block, FilterTap(problem, *tile.sub, walk));
   } else {
     CopyTf32Weights<Config>(problem, tile, walk, boxes, weights, full);
   }
 }
 
 // Copies of `count` stages those from the first few on.
-template <typename Config, Operand kOperand, int kSubs>
+template <typename Config, Operand kOperand, int kSubs, typename Walk>
 __device__ __forceinline__ void CopySingleWave(
-    const ConvProblem<kSubs>& problem, const ConvTile& tile,
-    Tf32Walk<Config> walk, int boxes, int count, uint32_t ring,
+    const ConvProblem<kSubs>& problem, const ConvTile& tile, Walk walk,
+    int boxes, int count, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   RingPosition<Config::kStages> at;
   at.stage = kFirstStages;
@@ -205,31 +203,34 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
     }
     const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
-    const Tf32Walk<Config> walk(*tile.sub, tile.pixel);
     const int boxes = FilterBoxes<Config>(problem, tile);
     const int count = tile.iterations / Config::kTaps;
-    if (first) {
-      if (ElectOne()) {
-        Tf32Walk<Config> at = walk;
+    ByAxes<Config>(problem, [&](auto volumes) {
+      const Tf32Walk<Config, decltype(volumes)::value> walk(*tile.sub,
+                                                            tile.pixel);
+      if (first) {
+        if (ElectOne()) {
+          auto at = walk;
 #pragma unroll
-        for (int i = 0; i < kFirstStages; ++i) {
-          if (i >= count) break;
-          const uint32_t full = SharedAddress(&barriers.ring.full[i]);
-          const uint32_t input = shared + i * Config::kStageBytes;
-          CopyTf32Input<Config>(problem, tile, at, input, full);
-          CopySingleWaveWeights<Config>(problem, tile, at, boxes,
-                                        input + Config::kInputBytes, full);
-          at.Advance(*tile.sub);
+          for (int i = 0; i < kFirstStages; ++i) {
+            if (i >= count) break;
+            const uint32_t full = SharedAddress(&barriers.ring.full[i]);
+            const uint32_t input = shared + i * Config::kStageBytes;
+            CopyTf32Input<Config>(problem, tile, at, input, full);
+            CopySingleWaveWeights<Config>(problem, tile, at, boxes,
+                                          input + Config::kInputBytes, full);
+            at.Advance(*tile.sub);
+          }
         }
-      }
-      NamedBarrier(kRestBarrier, 64);
-      CopySingleWave<Config, Operand::kInput>(problem, tile, walk, boxes, count,
-                                              shared, barriers.ring);
-    } else {
-      NamedBarrier(kFirstBarrier, Config::kThreads);
-      CopySingleWave<Config, Operand::kWeights>(problem, tile, walk, boxes,
+        NamedBarrier(kRestBarrier, 64);
+        CopySingleWave<Config, Operand::kInput>(problem, tile, walk, boxes,
                                                 count, shared, barriers.ring);
-    }
+      } else {
+        NamedBarrier(kFirstBarrier, Config::kThreads);
+        CopySingleWave<Config, Operand::kWeights>(problem, tile, walk, boxes,
+                                                  count, shared, barriers.ring);
+      }
+    });
     return;
   }
   if (threadIdx.x == 32) {

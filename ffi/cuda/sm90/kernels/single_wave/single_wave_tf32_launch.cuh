@@ -39,42 +39,36 @@ cudaError_t LaunchSingleWaveTf32(const ConvCall& call, const Activations& in,
       stream);
 }
 
-// k3d: Is3d(call.g).
-template <Contiguous kWeights, int kSubs, bool k3d = false,
-          typename EpilogueT = NoEpilogue>
+template <Contiguous kWeights, int kSubs, typename EpilogueT = NoEpilogue>
 cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
                               const Activations& out,
                               const std::vector<SubproblemAxes>& subs,
                               Stage stage, cudaStream_t stream,
                               const EpilogueT& epilogue = {}) {
   if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
-  return WithSingleWaveTile<kSingleWaveTf32Pixels>(call.plan, [&](auto pixels,
-                                                                  auto groups) {
-    constexpr int kM = decltype(pixels)::value;
-    constexpr int kGroups = decltype(groups)::value;
-    if constexpr (kSubs == 1 && kGroups == 1) {
-      if (TapsShareInSingleWave(subs[0].w, 64)) {
-        using Config =
-            MaybeInDepth<SingleWaveTf32Config<kM, kGroups, kWeights, 3>, k3d>;
-        return LaunchSingleWaveTf32<Config, kSubs>(
-            call, in, out, {WithReach(subs[0])}, stage, stream, epilogue);
-      }
-    }
-    if constexpr (kWeights == Contiguous::kRows && kGroups == 1 && kM <= 112 &&
-                  !EpilogueT::kPresent) {
-      if (call.g.K % kTf32Block == 0) {
-        using Config =
-            MaybeInDepth<SingleWaveTf32Config<kM, kGroups, kWeights, 1, true>,
-                         k3d>;
+  return WithSingleWaveTile<kSingleWaveTf32Pixels>(
+      call.plan, [&](auto pixels, auto groups) {
+        constexpr int kM = decltype(pixels)::value;
+        constexpr int kGroups = decltype(groups)::value;
+        if constexpr (kSubs == 1 && kGroups == 1) {
+          if (TapsShareInSingleWave(subs[0].w, 64)) {
+            using Config = SingleWaveTf32Config<kM, kGroups, kWeights, 3>;
+            return LaunchSingleWaveTf32<Config, kSubs>(
+                call, in, out, {WithReach(subs[0])}, stage, stream, epilogue);
+          }
+        }
+        if constexpr (kWeights == Contiguous::kRows && kGroups == 1 &&
+                      kM <= 112 && !EpilogueT::kPresent) {
+          if (call.g.K % kTf32Block == 0) {
+            using Config = SingleWaveTf32Config<kM, kGroups, kWeights, 1, true>;
+            return LaunchSingleWaveTf32<Config, kSubs>(call, in, out, subs,
+                                                       stage, stream, epilogue);
+          }
+        }
+        using Config = SingleWaveTf32Config<kM, kGroups, kWeights>;
         return LaunchSingleWaveTf32<Config, kSubs>(call, in, out, subs, stage,
                                                    stream, epilogue);
-      }
-    }
-    using Config =
-        MaybeInDepth<SingleWaveTf32Config<kM, kGroups, kWeights>, k3d>;
-    return LaunchSingleWaveTf32<Config, kSubs>(call, in, out, subs, stage,
-                                               stream, epilogue);
-  });
+      });
 }
 
 }  // namespace jax_convbatch::hopper

@@ -24,7 +24,6 @@ namespace jax_convbatch::hopper {
 template <int kM_, int kN_, int kStages_, int kTaps_, int kWidth_ = kOneGroup>
 struct F32WgradTile {
   static constexpr int kWidth = kWidth_;
-  static constexpr bool k3d = false;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static_assert(kTaps == 1 || kM == kTapRowTile);
   static constexpr int kMultipliers = kTaps == 1 ? 2 : 3;  // warpgroups
@@ -122,7 +121,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         const int r = tap / problem.filter_width;
         c[m] = place.input_channel +
                (block - tap * problem.channel_blocks) * kTf32Block;
-        offset[m] = TapOffset::OfRow<Config::k3d>(problem, r);
+        offset[m] = OffsetOfRow(problem, r);
         offset[m].w = (tap - r * problem.filter_width) * problem.dilation_w;
       }
     } else {
@@ -132,7 +131,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
           min(Config::kXBoxes,
               (problem.group_inputs - first + kTf32Block - 1) / kTf32Block);
       c[0] = place.input_channel + first + issuer * kTf32Block;
-      offset[0] = TapOffset::OfRow<Config::k3d>(problem, r);
+      offset[0] = OffsetOfRow(problem, r);
     }
     const int bytes = x_boxes * Config::kXBoxBytes +
                       (channels + kTf32Block - 1) / kTf32Block * kTf32BoxBytes;
@@ -142,9 +141,8 @@ __device__ __forceinline__ void IssueF32WgradCopies(
       const int image = line / unsigned(problem.rows);
       const int row = line - image * problem.rows;
       const int col = pixel - line * problem.cols;
-      const auto place =
-          PixelPlace::InDy<Config::k3d>(problem, col, row, image);
-      const auto base = place.template InX<Config::k3d>(problem);
+      const PixelPlace place = PlaceInDy(problem, col, row, image);
+      const PixelPlace base = PlaceInX(problem, place);
       const uint32_t full = SharedAddress(&loaded[at.stage]);
       const uint32_t x = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
@@ -164,15 +162,15 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         if constexpr (Config::kTaps == 1) {
           LoadTile2(dy, problem.dy, full, k, pixel);
         } else {
-          LoadTap<Config::k3d>(dy, problem.dy, full, k, place, {0, 0});
+          LoadTap(problem.volumes, dy, problem.dy, full, k, place, {0, 0});
         }
       }
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         const int box = m * Config::kIssuers + issuer;
         if (box >= x_boxes) continue;
-        LoadTap<Config::k3d>(x + box * Config::kXBoxBytes, problem.x, full,
-                             c[m], base, offset[m]);
+        LoadTap(problem.volumes, x + box * Config::kXBoxBytes, problem.x, full,
+                c[m], base, offset[m]);
       }
       at.Advance();
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/arch/launch.cuh"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_halo_kernel.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.h"
@@ -158,12 +157,9 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
     }
   }
   const bool halo = call.plan.tile_m == kHaloM && call.plan.tile_n == kHaloN;
-  if (Is3d(call.g)) {
-    return halo ? RunHalo<T, kOneGroup, true>(call, stage, stream)
-                : Wgrad3d(call, stage, stream);
-  }
-  if (halo) return RunHalo<T, kOneGroup>(call, stage, stream);
-  return RunTiles<T>(call, stage, stream);
+  if (!halo) return RunTiles<T>(call, stage, stream);
+  return Is3d(call.g) ? RunHalo<T, kOneGroup, true>(call, stage, stream)
+                      : RunHalo<T, kOneGroup>(call, stage, stream);
 }
 
 }  // namespace

@@ -56,7 +56,6 @@ struct WgradConfig {
   using Layout =
       WgradConfig<T_, kM_, kN_, 1, kTransposed_, kGroups_, false, kWidth_>;
   static constexpr int kWidth = kWidth_;  // see group_width.h
-  static constexpr bool k3d = false;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kBlocks = kM / 64;  // of filter rows
@@ -187,7 +186,7 @@ __device__ __forceinline__ void IssueWgradCopies(
       const int r = problem.by_filter_width.Divide(tap);
       c[m] = place.unit * problem.group_inputs +
              (block - tap * problem.channel_blocks) * 64;
-      offset[m] = TapOffset::OfRow<Config::k3d>(problem, r);
+      offset[m] = OffsetOfRow(problem, r);
       offset[m].w = (tap - r * problem.filter_width) * problem.dilation_w;
     }
     // Of each round of the classes, the partial has so many steps.
@@ -211,8 +210,7 @@ __device__ __forceinline__ void IssueWgradCopies(
       const int col = static_cast<int>(TakeDigit(problem.by_cols, image));
       const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
       const PixelPlace base =
-          PixelPlace::InDy<Config::k3d>(problem, col, row, image)
-              .template InX<Config::k3d>(problem);
+          PlaceInX(problem, PlaceInDy(problem, col, row, image));
       const bool is_rest = has_rest && next == steps - 1;
       const CUtensorMap& x_map = is_rest ? problem.x_rest : problem.x;
       const CUtensorMap& dy_map = is_rest ? problem.dy_rest : problem.dy;
@@ -227,10 +225,10 @@ __device__ __forceinline__ void IssueWgradCopies(
           const uint32_t to = x + m * kBoxBytes;
           if (Config::kPair && problem.shares_x) {
             if (m % 2 != member) continue;
-            MulticastTap<Config::k3d>(to, x_map, full, c[m], base, offset[m],
-                                      both);
+            MulticastTap(problem.volumes, to, x_map, full, c[m], base,
+                         offset[m], both);
           } else {
-            LoadTap<Config::k3d>(to, x_map, full, c[m], base, offset[m]);
+            LoadTap(problem.volumes, to, x_map, full, c[m], base, offset[m]);
           }
         }
 #pragma unroll

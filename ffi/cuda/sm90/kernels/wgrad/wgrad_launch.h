@@ -118,6 +118,7 @@ inline bool MakeWgradProblem(const ConvCall& call, Copy copy,
   problem->step_w = walk.w.input_step;
   problem->dilation_h = walk.h.taps.offset_step;
   problem->dilation_w = walk.w.taps.offset_step;
+  problem->volumes = Is3d(g);
   problem->by_slices = FastDivmod<uint32_t>(g.O);
   problem->by_slice_rows = FastDivmod<uint32_t>(g.R);
   problem->base_d = static_cast<int>(walk.d.input);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/epilogue/multiply_then_add.cuh"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_halo_tf32_kernel.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.cuh"
@@ -65,7 +64,6 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (Is3d(call.g)) return Wgrad3d(call, stage, stream);
   if (call.g.groups == 1) return Run<kOneGroup>(call, stage, stream);
   return IsNarrowTf32(call.g, call.type) ? Run<kNarrowTf32>(call, stage, stream)
                                          : Run<kBoxGroups>(call, stage, stream);

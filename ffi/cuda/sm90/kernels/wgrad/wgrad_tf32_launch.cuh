@@ -10,18 +10,17 @@
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_tf32_kernel.cuh"
-#include "cuda/sm90/problem/in_depth.h"
 
 namespace jax_convbatch::hopper {
 
-// k3d: Is3d(call.g). kWidth: see group_width.h.
-template <int kWidth, bool k3d = false>
+//  kWidth: see group_width.h.
+template <int kWidth>
 cudaError_t RunTf32Tiles(const ConvCall& call, Stage stage,
                          cudaStream_t stream) {
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
-    using Config = MaybeInDepth<decltype(config), k3d>;
+    using Config = decltype(config);
     const bool whole = problem.tiles % problem.blocks == 0;
     const auto kernel = &WgradTf32Kernel<Config>;
     const cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);

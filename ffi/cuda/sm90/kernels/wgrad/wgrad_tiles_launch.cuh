@@ -10,7 +10,6 @@
 #include "cuda/sm90/kernels/wgrad/wgrad_kernel.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.h"
-#include "cuda/sm90/problem/in_depth.h"
 
 namespace jax_convbatch::hopper {
 
@@ -49,14 +48,14 @@ cudaError_t LaunchWgrad(void (*kernel)(Problem), int threads, int shared_bytes,
       });
 }
 
-// Tiles of one group. k3d: Is3d(call.g).
-template <typename T, bool k3d = false>
+// Tiles of one group.
+template <typename T>
 cudaError_t RunTiles(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const int m = call.plan.tile_m, n = call.plan.tile_n;
   WgradProblem problem{};
   if (!MakeWgradProblem(call, &problem)) return cudaErrorInvalidValue;
   auto launch = [&](auto config) {
-    using Config = MaybeInDepth<decltype(config), k3d>;
+    using Config = decltype(config);
     return LaunchWgrad<Config>(&WgradKernel<Config>, Config::kThreads,
                                Config::kSharedBytes, problem, stage, stream);
   };

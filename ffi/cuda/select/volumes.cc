@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/select/volumes.h"
+
 #include <algorithm>
 
 #include "cuda/select/tile_time.h"
-#include "cuda/sm90/kernels/conv/conv3d.h"
 #include "cuda/sm90/kernels/halo/halo_plan.h"
 
 namespace jax_convbatch::hopper {
@@ -21,8 +22,8 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 
 }  // namespace
 
-std::optional<Plan> Plan3d(Op op, const ConvGeometry& g, Type type,
-                           int multiprocessors) {
+std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
+                                int multiprocessors) {
   if (g.T == 1 || !IsPlain(g, type) ||
       !(FillsBoxes(op, g, type) || TakesHalo(op, g, type))) {
     return std::nullopt;

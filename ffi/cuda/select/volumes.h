@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which convolutions of three spatial axes read x where it lies. Others are
+// convolutions of two axes, of copies (depth.py). Host only.
+#ifndef JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_
+#define JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_
+
+#include <optional>
+
+#include "cuda/sm90/problem/op.h"
+#include "cuda/sm90/problem/subproblems.h"
+
+namespace jax_convbatch::hopper {
+
+// Nothing where there is no kernel: for one slice of taps, or what TMA cannot
+// express; and where copies cost less.
+std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
+                                int multiprocessors);
+
+}  // namespace jax_convbatch::hopper
+
+#endif  // JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_
