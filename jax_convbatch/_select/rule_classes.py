@@ -132,6 +132,14 @@ def thin_sequences(problem: Problem) -> bool:
     return tf32(problem) and thin and long
 
 
+def half_filled_sequences(problem: Problem) -> bool:
+    """In 16 bits, long ones of 32 channels and many taps: our tiles copy their pixels
+    for each tap, half a box at a time."""
+    g = problem.geometry
+    long = sequence(problem) and g.S >= 9 and g.Q >= 1 << 16
+    return half(problem) and long and g.C == g.K == 32
+
+
 def thin_images(problem: Problem) -> bool:
     """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles; smaller
     images have kernels of their own."""

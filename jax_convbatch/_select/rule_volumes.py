@@ -57,8 +57,8 @@ def copied_volumes(problem: Problem) -> bool:
         return False
     outputs = g.O * g.P * g.Q
     if g.input_dilation != (1, 1, 1):
-        whole = g.C % 128 == g.K % 128 == 0
-        return not fprop and outputs > 4096 and not whole
+        filled = g.K % 64 == 0 or g.K == 32
+        return not fprop and outputs > 4096 and not filled
     if not one_step:
         return fprop and least(problem) < 48 and outputs > 3000
     # Half of a box of 32 channels is zeros.
@@ -117,7 +117,7 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         few = 4 < most(problem) <= 8
         return few or (strided and g.K <= 4)
     if transposed:
-        whole = g.C % 128 == g.K % 128 == 0
+        whole = g.C % 64 == g.K % 64 == 0
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
         halves = least(problem) >= 96 and (g.C % 128 != 0 or g.K % 128 != 0)

@@ -20,8 +20,8 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
   std::vector<Tile> tiles;
   if (!conv.sums_whole()) {
     tiles = {{64, 64}, {64, 128}, {128, 128}};
-    for (const int pixels : kSplitKPixels) {
-      tiles.insert(tiles.end(), {{pixels, 64}, {pixels, 128}});
+    for (const auto& [pixels, channels] : kSplitKTiles) {
+      tiles.push_back({pixels, channels});
     }
     return tiles;
   }

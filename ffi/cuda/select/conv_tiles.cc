@@ -37,9 +37,8 @@ std::vector<Tile> HalfTiles(const TiledConv& conv) {
   std::vector<Tile> tiles = {
       {64, 64}, {64, 128}, {128, 128}, {128, 256, kCooperative}, {256, 64}};
   if (HasSingleWaves(conv)) {
-    for (const int pixels : kSingleWavePixels) {
-      tiles.push_back({pixels, 64, kSingleWave});
-      tiles.push_back({pixels, 128, kSingleWave});
+    for (const auto& [pixels, channels] : kSingleWaveTiles) {
+      tiles.push_back({pixels, channels, kSingleWave});
     }
   }
   // Those that write a dense output alone.
@@ -71,9 +70,8 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
     tiles.push_back({fprop ? 224 : 192, 128, kCooperative});
   }
   if (HasSingleWaves(conv)) {
-    for (const int pixels : kSingleWaveTf32Pixels) {
-      tiles.push_back({pixels, 64, kSingleWave});
-      tiles.push_back({pixels, 128, kSingleWave});
+    for (const auto& [pixels, channels] : kSingleWaveTf32Tiles) {
+      tiles.push_back({pixels, channels, kSingleWave});
     }
   }
   return tiles;

@@ -32,8 +32,8 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
           &problem)) {
     return cudaErrorInvalidValue;
   }
-  return WithSingleWaveTile<kSplitKPixels>(call.plan, [&](auto pixels,
-                                                          auto groups) {
+  return WithSingleWaveTile<kSplitKTiles>(call.plan, [&](auto pixels,
+                                                         auto groups) {
     return Launch<SingleWaveSplitKConfig<T, decltype(pixels)::value,
                                          decltype(groups)::value, kWeights>>(
         problem, stage, stream);

@@ -22,18 +22,19 @@ int FilterChannels(const Plan& plan) {
   return kWeights == Contiguous::kRows ? 64 : plan.tile_n;
 }
 
-// Calls run() with constants for a plan's tile: one of kPixels, and warpgroups
-// of 64 channels.
-template <const auto& kPixels, int kIndex = 0, typename Run>
+// Calls run() with constants for a plan's tile, one of kTiles: its pixels, and
+// warpgroups of 64 channels.
+template <const auto& kTiles, int kIndex = 0, typename Run>
 cudaError_t WithSingleWaveTile(const Plan& plan, Run run) {
-  if constexpr (kIndex == std::size(kPixels)) {
+  if constexpr (kIndex == std::size(kTiles)) {
     return cudaErrorInvalidValue;
-  } else if (plan.tile_m == kPixels[kIndex]) {
-    constexpr std::integral_constant<int, kPixels[kIndex]> kM;
-    return plan.tile_n == 64 ? run(kM, std::integral_constant<int, 1>())
-                             : run(kM, std::integral_constant<int, 2>());
   } else {
-    return WithSingleWaveTile<kPixels, kIndex + 1>(plan, run);
+    constexpr SingleWaveSize kTile = kTiles[kIndex];
+    if (plan.tile_m == kTile.pixels && plan.tile_n == kTile.channels) {
+      return run(std::integral_constant<int, kTile.pixels>(),
+                 std::integral_constant<int, kTile.channels / 64>());
+    }
+    return WithSingleWaveTile<kTiles, kIndex + 1>(plan, run);
   }
 }
 
@@ -70,8 +71,8 @@ cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
   if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
-  return WithSingleWaveTile<kSingleWavePixels>(call.plan, [&](auto pixels,
-                                                              auto groups) {
+  return WithSingleWaveTile<kSingleWaveTiles>(call.plan, [&](auto pixels,
+                                                             auto groups) {
     using Config = SingleWaveConfig<T, decltype(pixels)::value,
                                     decltype(groups)::value, kWeights>;
     return LaunchSingleWave<Config>(&SingleWaveKernel<Config, kSubs, EpilogueT>,

@@ -2,7 +2,6 @@
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
@@ -11,9 +10,7 @@
 namespace jax_convbatch::hopper {
 
 bool IsSingleWave(Type type, const Plan& plan) {
-  return type != Type::kTf32 && (plan.tile_n == 64 || plan.tile_n == 128) &&
-         std::find(std::begin(kSingleWavePixels), std::end(kSingleWavePixels),
-                   plan.tile_m) != std::end(kSingleWavePixels);
+  return type != Type::kTf32 && HasTile(kSingleWaveTiles, plan);
 }
 
 bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
@@ -40,12 +37,10 @@ Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
                       : std::numeric_limits<int64_t>::max();
   // What lies beyond the pixels is multiplied, too.
   const int64_t most = tiles(64, 128) * 64 * 128;
-  for (const int n : {64, 128}) {
-    for (const int m : kSplitKPixels) {
-      if (tiles(m, n) <= room && tiles(m, n) * m * n <= most && m + n < least) {
-        best.tile_m = m, best.tile_n = n;
-        least = m + n;
-      }
+  for (const auto& [m, n] : kSplitKTiles) {
+    if (tiles(m, n) <= room && tiles(m, n) * m * n <= most && m + n < least) {
+      best.tile_m = m, best.tile_n = n;
+      least = m + n;
     }
   }
   return best;

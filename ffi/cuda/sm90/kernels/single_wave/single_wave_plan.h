@@ -4,19 +4,37 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_
 
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 
-// Pixels of a tile, by 64 or 128 channels. No other kernel of 16-bit types has
-// tiles of so many, so that they tell the kernel.
-inline constexpr int kSingleWavePixels[] = {32, 48, 56, 96, 104, 192};
+struct SingleWaveSize {
+  int pixels, channels;
+};
+
+// No other kernel of 16-bit types has tiles of so many pixels, so that they
+// tell the kernel.
+inline constexpr SingleWaveSize kSingleWaveTiles[] = {
+    {32, 64}, {48, 64},  {48, 128},  {56, 64},  {56, 128},
+    {96, 64}, {104, 64}, {104, 128}, {192, 64}, {192, 128}};
 inline constexpr int kMaxSingleWaveSubproblems = 4;  // of a stride
 // Where sums come in K slices, of which the blocks of a cluster form one each
 // (single_wave_split_k_kernel.cuh): of images of 7x7 pixels.
-inline constexpr int kSplitKPixels[] = {56, 104};
+inline constexpr SingleWaveSize kSplitKTiles[] = {
+    {56, 64}, {104, 64}, {56, 128}, {104, 128}};
+
+// Whether a plan's tile is one of them.
+template <typename Tiles>
+bool HasTile(const Tiles& tiles, const Plan& plan) {
+  return std::any_of(
+      std::begin(tiles), std::end(tiles), [&](const SingleWaveSize& tile) {
+        return tile.pixels == plan.tile_m && tile.channels == plan.tile_n;
+      });
+}
 
 bool IsSingleWave(Type type, const Plan& plan);
 

@@ -46,7 +46,7 @@ cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
                               Stage stage, cudaStream_t stream,
                               const EpilogueT& epilogue = {}) {
   if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
-  return WithSingleWaveTile<kSingleWaveTf32Pixels>(
+  return WithSingleWaveTile<kSingleWaveTf32Tiles>(
       call.plan, [&](auto pixels, auto groups) {
         constexpr int kM = decltype(pixels)::value;
         constexpr int kGroups = decltype(groups)::value;

@@ -4,16 +4,15 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
 
-#include <vector>
-
-#include "cuda/sm90/problem/subproblems.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
 
-// Pixels of a tile, by 64 or 128 channels. No other kernel of f32 has tiles of
-// so many, so that they tell the kernel.
-inline constexpr int kSingleWaveTf32Pixels[] = {24, 40,  56,  72,
-                                                96, 104, 112, 208};
+// No other kernel of f32 has tiles of so many pixels, so that they tell the
+// kernel.
+inline constexpr SingleWaveSize kSingleWaveTf32Tiles[] = {
+    {24, 64}, {40, 64},  {56, 64},  {56, 128}, {72, 64},  {72, 128},
+    {96, 64}, {104, 64}, {112, 64}, {208, 64}, {208, 128}};
 
 bool IsSingleWaveTf32(const Plan& plan);
 
