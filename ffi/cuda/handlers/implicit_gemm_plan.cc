@@ -50,7 +50,8 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();
-  const bool halo = plan.halo && plan.path == hopper::Path::kCopies;
+  const bool halo = plan.kernel == hopper::TileKernel::kHalo &&
+                    plan.path == hopper::Path::kCopies;
   fields["path"] = halo ? "halo tiles" : PathName(op, g, type, plan.path);
   fields["preferred"] = plan.preferred;
   const bool fprop = op == hopper::Op::kFprop;

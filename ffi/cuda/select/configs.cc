@@ -21,7 +21,7 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
   if (!conv.sums_whole()) {
     tiles = {{64, 64}, {64, 128}, {128, 128}};
     for (const auto& [pixels, channels] : kSplitKTiles) {
-      tiles.push_back({pixels, channels});
+      tiles.push_back({pixels, channels, TileKernel::kSingleWave});
     }
     return tiles;
   }
@@ -31,11 +31,12 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
   if (type == Type::kTf32 || conv.subs.size() != 1) return tiles;
   for (const int pixels : {kRowBandPixels, kColumnStripPixels}) {
     if (TileRowBand(g, type, conv.in, conv.out, conv.subs[0], pixels)) {
-      tiles.push_back({pixels, kRowBandChannels});
+      tiles.push_back({pixels, kRowBandChannels, TileKernel::kRowBand});
     }
   }
   if (StoresFullRows(conv.in, conv.out, conv.subs[0])) {
-    tiles.push_back({kFullRowTilePixels, kFullRowTileChannels});
+    tiles.push_back(
+        {kFullRowTilePixels, kFullRowTileChannels, TileKernel::kFullRows});
   }
   return tiles;
 }
@@ -60,7 +61,7 @@ std::vector<Tile> GroupTiles(Op op, const ConvGeometry& g, Type type,
   for (const int pixels :
        {kGroupRowBandPixels, kRowBandPixels, kColumnStripPixels}) {
     if (TileGroupRowBand(g, type, in, out, subs[0], pixels)) {
-      tiles.push_back({pixels, kRowBandChannels});
+      tiles.push_back({pixels, kRowBandChannels, TileKernel::kRowBand});
     }
   }
   return tiles;
@@ -102,9 +103,9 @@ std::string ConfigName(Op op, const Plan& plan) {
   std::string name =
       std::to_string(plan.tile_m) + "x" + std::to_string(plan.tile_n);
   if (op == Op::kWgrad) name += "/" + std::to_string(plan.blocks);
-  if (plan.halo) {
+  if (plan.kernel == TileKernel::kHalo) {
     name += "h";
-  } else if (op == Op::kFprop && IsTransposed(plan)) {
+  } else if (plan.kernel == TileKernel::kTransposed) {
     name += "t";
   }
   if (plan.cluster > 1) name += "c" + std::to_string(plan.cluster);
@@ -121,17 +122,16 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
   const ConvGeometry folded = Fold(op, g, type);
   for (const Tile& tile : TilesOf(op, folded, type, multiprocessors)) {
-    const bool transposes = Transposes(op, type, tile);
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
-        transposes == IsTransposed(*rule) && tile.halo() == rule->halo) {
+        tile.kernel == rule->kernel) {
       continue;
     }
     plans.push_back(*rule);
     Plan& plan = plans.back();
     plan.tile_m = tile.m;
     plan.tile_n = tile.n;
-    plan.halo = tile.halo();
-    plan.workspace = transposes ? TransposedBytes(folded) : 0;
+    plan.kernel = tile.kernel;
+    plan.workspace = Transposes(op, type, tile) ? TransposedBytes(folded) : 0;
   }
   return plans;
 }

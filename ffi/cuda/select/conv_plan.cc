@@ -86,6 +86,11 @@ int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
   return best;
 }
 
+Plan RowBandPlan(int pixels, int multiprocessors) {
+  return WithKernel({pixels, kRowBandChannels, multiprocessors, 0},
+                    TileKernel::kRowBand);
+}
+
 // Of sums in K slices, for which there are no tiles that are as wide or as
 // high: the largest that still gives every SM work, or a cluster's blocks for
 // each tile if one round has room for them.
@@ -128,10 +133,12 @@ Plan HalfTile(const TiledConv& conv, int multiprocessors,
     const SubproblemAxes& sub = conv.subs[0];
     const int pixels = PixelsOfRowBands(conv.g, conv.type, conv.in, conv.out,
                                         sub, multiprocessors);
-    if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
+    if (pixels > 0) return RowBandPlan(pixels, multiprocessors);
     if (!conv.sums_whole()) return KSliceTile(conv.out, multiprocessors);
     if (TakesFullRows(conv.in, conv.out, sub, multiprocessors)) {
-      return {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0};
+      return WithKernel(
+          {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0},
+          TileKernel::kFullRows);
     }
   }
   return CheapestTile(conv, multiprocessors, accepts);
@@ -152,7 +159,7 @@ Plan GroupTile(const ConvGeometry& g, Type type, const Activations& in,
   if (only) {
     const int pixels =
         PixelsOfGroupRowBands(g, type, in, out, sub, multiprocessors);
-    if (pixels > 0) return {pixels, kRowBandChannels, multiprocessors, 0};
+    if (pixels > 0) return RowBandPlan(pixels, multiprocessors);
   }
   const int64_t pixels = out.n * out.h * out.w;
   const int64_t columns = IsNarrow(GroupWidth(g))
@@ -183,7 +190,7 @@ std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
   if (!tiling || 10 * out.h * out.w < 4 * GroupRowBandPixels(*tiling)) {
     return std::nullopt;
   }
-  return Plan{kGroupRowBandPixels, kRowBandChannels, multiprocessors, 0};
+  return RowBandPlan(kGroupRowBandPixels, multiprocessors);
 }
 
 }  // namespace
@@ -210,10 +217,9 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue) {
   if (type == Type::kTf32) return WithTf32Epilogue(g, plan, epilogue);
-  if (plan.halo || (!IsSingleWave(type, plan) && !IsResidueNTile(plan)) ||
-      HasPlainKernels(g, epilogue)) {
-    return plan;
-  }
+  const bool plain = plan.kernel == TileKernel::kSingleWave ||
+                     (plan.kernel != TileKernel::kHalo && IsResidueNTile(plan));
+  if (!plain || HasPlainKernels(g, epilogue)) return plan;
   const TiledConv conv(Op::kFprop, g, type);
   return HalfTile(conv, plan.blocks, [](const Tile& tile) {
     return tile.kernel != TileKernel::kSingleWave &&

@@ -91,12 +91,13 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
 
 Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& given,
                       const Epilogue& epilogue) {
-  if (given.halo) return given;
-  const Plan plan = IsTransposed(given)
+  if (given.kernel == TileKernel::kHalo) return given;
+  const Plan plan = given.kernel == TileKernel::kTransposed
                         ? FpropTf32Tile(g, FpropSubproblem(g), given.blocks)
                         : given;
   const bool plain = epilogue.is_plain() && epilogue.bitmask == nullptr;
-  if (IsSingleWaveTf32(plan) ? plain : HasTf32Epilogue(plan)) return plan;
+  if (plan.kernel == TileKernel::kSingleWave ? plain : HasTf32Epilogue(plan))
+    return plan;
   return CheapestTile(TiledConv(Op::kFprop, g, Type::kTf32), plan.blocks,
                       [](const Tile& tile) {
                         return !Transposes(Op::kFprop, Type::kTf32, tile) &&

@@ -11,19 +11,6 @@
 
 namespace jax_convbatch::hopper {
 
-// How the warpgroups of a block share its tiles: each has its own, and stores
-// it while the other multiplies; all multiply one; a block has one tile; as
-// the first, of f32 whose filter is transposed before, so that it does not go
-// through registers; or as the first, where a tile's pixels are copied once for
-// all taps (halo_kernel.cuh), and fprop's filter of f32 is transposed.
-enum class TileKernel {
-  kPingPong,
-  kCooperative,
-  kSingleWave,
-  kTransposed,
-  kHalo
-};
-
 struct Tile {
   int m, n;  // pixels and channels
   TileKernel kernel = TileKernel::kPingPong;

@@ -83,10 +83,9 @@ std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors) {
 }
 
 Plan PlanOf(const TimedTile& timed, int multiprocessors) {
-  Plan plan{timed.tile.m, timed.tile.n, multiprocessors,
-            static_cast<int64_t>(timed.work.transposed)};
-  plan.halo = timed.tile.halo();
-  return plan;
+  return WithKernel({timed.tile.m, timed.tile.n, multiprocessors,
+                     static_cast<int64_t>(timed.work.transposed)},
+                    timed.tile.kernel);
 }
 
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,

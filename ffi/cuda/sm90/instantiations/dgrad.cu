@@ -10,8 +10,9 @@ namespace jax_convbatch::hopper {
 
 cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
-  if (call.plan.halo) return HaloDgrad(call, stage, stream);
-  if (IsSingleWave(call.type, call.plan)) {
+  if (call.plan.kernel == TileKernel::kHalo)
+    return HaloDgrad(call, stage, stream);
+  if (call.plan.kernel == TileKernel::kSingleWave) {
     return SingleWaveDgrad(call, stage, stream);
   }
   switch (call.type) {

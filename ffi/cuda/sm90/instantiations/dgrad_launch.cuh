@@ -13,7 +13,7 @@ template <typename T>
 cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   const auto subs = DgradSubproblems(call.g);
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
-  if (IsRowBand(call.plan)) {
+  if (call.plan.kernel == TileKernel::kRowBand) {
     return subs.size() != 1 ? cudaErrorInvalidValue
                             : RunRowBand<T, Contiguous::kReduction>(
                                   call, in, out, subs[0], stage, stream);

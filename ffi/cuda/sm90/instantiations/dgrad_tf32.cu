@@ -8,7 +8,7 @@
 namespace jax_convbatch::hopper {
 
 cudaError_t DgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (IsSingleWaveTf32(call.plan))
+  if (call.plan.kernel == TileKernel::kSingleWave)
     return SingleWaveDgradTf32(call, stage, stream);
   return RunDgradTf32(call, stage, stream);
 }

@@ -11,8 +11,9 @@ namespace jax_convbatch::hopper {
 cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.epilogue != nullptr) return FpropAct(call, stage, stream);
   if (call.g.groups > 1) return GroupFprop(call, stage, stream);
-  if (call.plan.halo) return HaloFprop(call, stage, stream);
-  if (IsSingleWave(call.type, call.plan)) {
+  if (call.plan.kernel == TileKernel::kHalo)
+    return HaloFprop(call, stage, stream);
+  if (call.plan.kernel == TileKernel::kSingleWave) {
     return SingleWaveFprop(call, stage, stream);
   }
   switch (call.type) {

@@ -14,13 +14,16 @@ namespace {
 Plan TileOf(const ConvCall& call) {
   Plan plan = call.plan;
   const Epilogue& e = *call.epilogue;
-  if (IsRowBand(plan) && (e.residual != nullptr || e.z != nullptr)) {
+  if (plan.kernel == TileKernel::kRowBand &&
+      (e.residual != nullptr || e.z != nullptr)) {
     plan.tile_m = 256;
+    plan.kernel = TileKernel::kPingPong;
   }
-  const bool lines = plan.tile_m == kFullRowTilePixels;
+  const bool lines = plan.kernel == TileKernel::kFullRows;
   const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
   if (plan.tile_n == 256 && (lines || stages <= kPacedIterations)) {
     plan.tile_n = 128;
+    plan.kernel = TileKernel::kPingPong;
   }
   return plan;
 }
@@ -46,7 +49,8 @@ cudaError_t Run(const ConvCall& given, Stage stage, cudaStream_t stream) {
 cudaError_t FpropAct(const ConvCall& given, Stage stage, cudaStream_t stream) {
   ConvCall call = given;
   call.plan = WithEpilogue(given.g, given.type, given.plan, *given.epilogue);
-  if (call.plan.halo) return HaloFprop(call, stage, stream);
+  if (call.plan.kernel == TileKernel::kHalo)
+    return HaloFprop(call, stage, stream);
   switch (call.type) {
     case Type::kBf16:
       return Run<__nv_bfloat16>(call, stage, stream);

@@ -10,7 +10,7 @@ namespace jax_convbatch::hopper {
 
 cudaError_t FpropActTf32(const ConvCall& call, Stage stage,
                          cudaStream_t stream) {
-  if (IsSingleWaveTf32(call.plan))
+  if (call.plan.kernel == TileKernel::kSingleWave)
     return SingleWaveFpropPlainTf32(call, stage, stream);
   const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   return RunConvTf32<Contiguous::kRows, 1>(call, InputOf(call.g),

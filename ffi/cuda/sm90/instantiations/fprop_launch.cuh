@@ -16,7 +16,7 @@ cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
   constexpr int kBoxC = 64;  // a stage's channels; the kernel takes K in turns
   const std::array<SubproblemAxes, 1> subs = {FpropSubproblem(call.g)};
   const Activations in = InputOf(call.g), out = OutputOf(call.g);
-  if (IsRowBand(call.plan)) {
+  if (call.plan.kernel == TileKernel::kRowBand) {
     return RunRowBand<T, Contiguous::kRows>(call, in, out, subs[0], stage,
                                             stream, epilogue);
   }

@@ -17,7 +17,7 @@ cudaError_t Run(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t FpropPlain(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (IsSingleWave(call.type, call.plan)) {
+  if (call.plan.kernel == TileKernel::kSingleWave) {
     return SingleWaveFpropPlain(call, stage, stream);
   }
   return call.type == Type::kBf16 ? Run<__nv_bfloat16>(call, stage, stream)

@@ -8,8 +8,9 @@
 namespace jax_convbatch::hopper {
 
 cudaError_t FpropTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (IsTransposed(call.plan)) return FpropTransposedTf32(call, stage, stream);
-  if (IsSingleWaveTf32(call.plan))
+  if (call.plan.kernel == TileKernel::kTransposed)
+    return FpropTransposedTf32(call, stage, stream);
+  if (call.plan.kernel == TileKernel::kSingleWave)
     return SingleWaveFpropTf32(call, stage, stream);
   return RunFpropTf32(call, stage, stream);
 }

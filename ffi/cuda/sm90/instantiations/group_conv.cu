@@ -42,7 +42,7 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
                 const Activations& out, const Subproblems& subs, Stage stage,
                 cudaStream_t stream) {
   if constexpr (kSubs == 1 && kWidth != kAnyGroups) {
-    if (IsRowBand(call.plan)) {
+    if (call.plan.kernel == TileKernel::kRowBand) {
       return RowBands<T, kWeights, kWidth>(call, in, out, subs[0], stage,
                                            stream);
     }

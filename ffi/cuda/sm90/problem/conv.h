@@ -42,6 +42,23 @@ enum class Path {
 // Two blocks of wgrad in a cluster that multiply the same x, or the same dy.
 enum class Pair { kNone, kX, kDy };
 
+// How the tiles of fprop and dgrad are multiplied: each by one warpgroup, which
+// stores it while the other multiplies; all by both together; one a block
+// (single_wave/); as the first, of f32 whose filter is transposed before, so
+// that it does not go through registers; as the first, where a tile's pixels
+// are copied once for all taps (halo/), and fprop's filter of f32 is
+// transposed; rows of an image that stay in shared memory (row_band/); or as
+// the first, and stored as whole lines of channels.
+enum class TileKernel {
+  kPingPong,
+  kCooperative,
+  kSingleWave,
+  kTransposed,
+  kHalo,
+  kRowBand,
+  kFullRows
+};
+
 // How a convolution runs: output tiles of tile_m x tile_n on `blocks` thread
 // blocks, with `workspace` bytes of workspace. fprop and dgrad have tiles of
 // pixels x channels, and no choice changes their bits. wgrad has tiles of
@@ -58,9 +75,14 @@ struct Plan {
   // write; and what two blocks of neighbouring tiles copy for each other.
   int cluster = 1;
   Pair pair = Pair::kNone;
-  // Of fprop and dgrad: tiles of halo_kernel.cuh.
-  bool halo = false;
+  // Of fprop and dgrad, where the path is kCopies.
+  TileKernel kernel = TileKernel::kPingPong;
 };
+
+inline Plan WithKernel(Plan plan, TileKernel kernel) {
+  plan.kernel = kernel;
+  return plan;
+}
 
 // The plan for a GPU of so many SMs, or nothing where the kernels of the path
 // kCopies cannot run: they take 2-D convolutions of one group without input

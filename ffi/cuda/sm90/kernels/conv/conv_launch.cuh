@@ -216,8 +216,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const EpilogueT& epilogue = {}) {
   // Of a kernel that has no tails, what it is given of this has none either.
   std::conditional_t<kSubs == 1, ResidueKProblem, ConvProblem<kSubs>> problem{};
-  const bool lines = call.plan.tile_m == kFullRowTilePixels &&
-                     call.plan.tile_n == kFullRowTileChannels;
+  const bool lines = call.plan.kernel == TileKernel::kFullRows;
   const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
                            kSubs > 1 ? Output::kWalk
                            : lines   ? Output::kFullRows

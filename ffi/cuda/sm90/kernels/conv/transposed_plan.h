@@ -11,22 +11,18 @@
 
 namespace jax_convbatch::hopper {
 
-// Whether a plan of fprop may be IsTransposed: products of columns are by
+// Whether a plan of fprop may be kTransposed: products of columns are by
 // kernels of their own (column_gemm.h).
 inline bool MayTranspose(const ConvGeometry& g, Type type) {
   return type == Type::kTf32 && g.groups == 1 && g.taps() > 1;
-}
-
-// No other plan of fprop has a workspace, but for paths that copy.
-inline bool IsTransposed(const Plan& plan) {
-  return plan.path == Path::kCopies && plan.workspace > 0;
 }
 
 inline int64_t TransposedBytes(const ConvGeometry& g) {
   return g.w_size() * int64_t{sizeof(float)};
 }
 
-// `plan`, PlanFprop's, or the one that IsTransposed where that is faster.
+// `plan`, PlanFprop's, or one that is kTransposed or kHalo where that is
+// faster.
 Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
                   int multiprocessors);
 

@@ -11,12 +11,6 @@
 
 namespace jax_convbatch::hopper {
 
-inline bool IsRowBand(const Plan& plan) {
-  return plan.tile_n == kRowBandChannels &&
-         (plan.tile_m == kRowBandPixels || plan.tile_m == kColumnStripPixels ||
-          plan.tile_m == kGroupRowBandPixels);
-}
-
 // Steps of 16 channels in the reduction, for each tap.
 inline int RowBandSteps(const Activations& in) {
   return static_cast<int>(in.c > 64 ? (in.c + 31) / 32 * 2

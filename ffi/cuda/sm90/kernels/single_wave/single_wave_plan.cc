@@ -4,14 +4,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/mainloop/k_slices.h"
 
 namespace jax_convbatch::hopper {
-
-bool IsSingleWave(Type type, const Plan& plan) {
-  return type != Type::kTf32 && HasTile(kSingleWaveTiles, plan);
-}
 
 bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
                      const std::vector<SubproblemAxes>& subs) {
@@ -22,7 +17,8 @@ bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
 
 Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
                const std::vector<SubproblemAxes>& subs, int multiprocessors) {
-  if (IsRowBand(plan) || subs.size() != 1 || !SumsInKSlices(in, out, subs[0])) {
+  if (plan.kernel == TileKernel::kRowBand || subs.size() != 1 ||
+      !SumsInKSlices(in, out, subs[0])) {
     return plan;
   }
   const int64_t pixels = out.n * subs[0].h.count * subs[0].w.count;
@@ -40,6 +36,7 @@ Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
   for (const auto& [m, n] : kSplitKTiles) {
     if (tiles(m, n) <= room && tiles(m, n) * m * n <= most && m + n < least) {
       best.tile_m = m, best.tile_n = n;
+      best.kernel = TileKernel::kSingleWave;
       least = m + n;
     }
   }

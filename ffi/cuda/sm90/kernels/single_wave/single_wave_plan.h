@@ -4,8 +4,6 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_
 
-#include <algorithm>
-#include <iterator>
 #include <vector>
 
 #include "cuda/sm90/problem/subproblems.h"
@@ -16,8 +14,7 @@ struct SingleWaveSize {
   int pixels, channels;
 };
 
-// No other kernel of 16-bit types has tiles of so many pixels, so that they
-// tell the kernel.
+// Of 16-bit types.
 inline constexpr SingleWaveSize kSingleWaveTiles[] = {
     {32, 64}, {48, 64},  {48, 128},  {56, 64},  {56, 128},
     {96, 64}, {104, 64}, {104, 128}, {192, 64}, {192, 128}};
@@ -26,17 +23,6 @@ inline constexpr int kMaxSingleWaveSubproblems = 4;  // of a stride
 // (single_wave_split_k_kernel.cuh): of images of 7x7 pixels.
 inline constexpr SingleWaveSize kSplitKTiles[] = {
     {56, 64}, {104, 64}, {56, 128}, {104, 128}};
-
-// Whether a plan's tile is one of them.
-template <typename Tiles>
-bool HasTile(const Tiles& tiles, const Plan& plan) {
-  return std::any_of(
-      std::begin(tiles), std::end(tiles), [&](const SingleWaveSize& tile) {
-        return tile.pixels == plan.tile_m && tile.channels == plan.tile_n;
-      });
-}
-
-bool IsSingleWave(Type type, const Plan& plan);
 
 // Whether the kernel can run the sub-problems: of 16-bit types and one group;
 // of a stride's sub-problems the first alone has taps.

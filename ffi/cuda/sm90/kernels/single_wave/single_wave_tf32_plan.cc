@@ -3,10 +3,6 @@
 
 namespace jax_convbatch::hopper {
 
-bool IsSingleWaveTf32(const Plan& plan) {
-  return HasTile(kSingleWaveTf32Tiles, plan);
-}
-
 bool TapsShareInSingleWave(const SubproblemAxis& w, int channels) {
   SubproblemAxis longer = w;
   longer.count *= 4;

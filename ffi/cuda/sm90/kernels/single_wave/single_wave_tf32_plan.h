@@ -8,13 +8,9 @@
 
 namespace jax_convbatch::hopper {
 
-// No other kernel of f32 has tiles of so many pixels, so that they tell the
-// kernel.
 inline constexpr SingleWaveSize kSingleWaveTf32Tiles[] = {
     {24, 64}, {40, 64},  {56, 64},  {56, 128}, {72, 64},  {72, 128},
     {96, 64}, {104, 64}, {112, 64}, {208, 64}, {208, 128}};
-
-bool IsSingleWaveTf32(const Plan& plan);
 
 // Whether three taps of a row share the pixels of a stage in tiles of 64
 // channels: as TapsShare, but in shorter rows, too. With 128 channels the
