@@ -6,8 +6,10 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/arch/tensor_copies.cuh"
+#include "cuda/sm90/problem/group_width.h"
 
 namespace jax_convbatch::hopper {
 
@@ -63,14 +65,27 @@ struct TapOffset {
   int w, h, d = 0;
 };
 
-// The maps of one launch have the same number of axes, so that all threads
-// take the same branch: one kernel serves volumes, images and sequences.
-__device__ __forceinline__ void LoadTap(bool in_depth, uint32_t to,
+// One kernel serves images and volumes. Its producers are there twice,
+// body(std::bool_constant<volumes>), as what a third axis takes at each stage
+// is a fifth of the shortest launches. Groups have two axes.
+template <typename Config, typename Problem, typename Body>
+__device__ __forceinline__ void ByAxes(const Problem& problem, Body body) {
+  if constexpr (Config::kWidth == kOneGroup) {
+    if (__builtin_expect(problem.volumes, false)) {
+      return body(std::true_type());
+    }
+  }
+  body(std::false_type());
+}
+
+// Where `volumes` is no constant, all threads take the same branch: the maps of
+// a launch have the same number of axes.
+__device__ __forceinline__ void LoadTap(bool volumes, uint32_t to,
                                         const CUtensorMap& map,
                                         uint32_t barrier, int c,
                                         const PixelPlace& at,
                                         const TapOffset& tap) {
-  if (in_depth) {
+  if (volumes) {
     Load3dIm2col(to, map, barrier, c, at.w, at.h, at.d, at.image, tap.w, tap.h,
                  tap.d);
   } else {
@@ -80,9 +95,9 @@ __device__ __forceinline__ void LoadTap(bool in_depth, uint32_t to,
 
 // To blocks of a cluster, see MulticastIm2col.
 __device__ __forceinline__ void MulticastTap(
-    bool in_depth, uint32_t to, const CUtensorMap& map, uint32_t barrier, int c,
+    bool volumes, uint32_t to, const CUtensorMap& map, uint32_t barrier, int c,
     const PixelPlace& at, const TapOffset& tap, uint16_t blocks) {
-  if (in_depth) {
+  if (volumes) {
     Multicast3dIm2col(to, map, barrier, c, at.w, at.h, at.d, at.image, tap.w,
                       tap.h, tap.d, blocks);
   } else {
@@ -91,11 +106,11 @@ __device__ __forceinline__ void MulticastTap(
   }
 }
 
-__device__ __forceinline__ void StorePixels(bool in_depth,
+__device__ __forceinline__ void StorePixels(bool volumes,
                                             const CUtensorMap& map,
                                             uint32_t from, int c,
                                             const PixelPlace& at) {
-  if (in_depth) {
+  if (volumes) {
     Store3dIm2col(map, from, c, at.w, at.h, at.d, at.image);
   } else {
     StoreIm2col(map, from, c, at.w, at.h, at.image);

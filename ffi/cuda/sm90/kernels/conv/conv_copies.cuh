@@ -3,8 +3,6 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
 
-#include <type_traits>
-
 #include "cuda/sm90/copy/copies_3d.cuh"
 #include "cuda/sm90/copy/group_copies.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
@@ -14,19 +12,6 @@
 #include "cuda/sm90/problem/residue_k_problem.h"
 
 namespace jax_convbatch::hopper {
-
-// One kernel serves images and volumes. Its producers are there twice,
-// body(std::bool_constant<volumes>), as what a third axis takes at each stage
-// is a fifth of the shortest launches. Groups have two axes.
-template <typename Config, typename Problem, typename Body>
-__device__ __forceinline__ void ByAxes(const Problem& problem, Body body) {
-  if constexpr (Config::kWidth == kOneGroup) {
-    if (__builtin_expect(problem.volumes, false)) {
-      return body(std::true_type());
-    }
-  }
-  body(std::false_type());
-}
 
 // The base pixel of a sub-problem's pixel.
 template <bool kVolumes>

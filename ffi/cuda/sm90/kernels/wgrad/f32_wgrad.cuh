@@ -91,7 +91,7 @@ __device__ __forceinline__ TapChannel FirstRow(const WgradProblem& problem,
 }
 
 // The boxes of a stage are shared out among the issuing threads, one a warp.
-template <typename Config>
+template <typename Config, bool kVolumes>
 __device__ __forceinline__ void IssueF32WgradCopies(
     const WgradProblem& problem, int issuer, uint32_t ring,
     uint64_t (&loaded)[Config::kStages],
@@ -121,7 +121,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         const int r = tap / problem.filter_width;
         c[m] = place.input_channel +
                (block - tap * problem.channel_blocks) * kTf32Block;
-        offset[m] = OffsetOfRow(problem, r);
+        offset[m] = OffsetOfRow<kVolumes>(problem, r);
         offset[m].w = (tap - r * problem.filter_width) * problem.dilation_w;
       }
     } else {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void IssueF32WgradCopies(
           min(Config::kXBoxes,
               (problem.group_inputs - first + kTf32Block - 1) / kTf32Block);
       c[0] = place.input_channel + first + issuer * kTf32Block;
-      offset[0] = OffsetOfRow(problem, r);
+      offset[0] = OffsetOfRow<kVolumes>(problem, r);
     }
     const int bytes = x_boxes * Config::kXBoxBytes +
                       (channels + kTf32Block - 1) / kTf32Block * kTf32BoxBytes;
@@ -141,8 +141,8 @@ __device__ __forceinline__ void IssueF32WgradCopies(
       const int image = line / unsigned(problem.rows);
       const int row = line - image * problem.rows;
       const int col = pixel - line * problem.cols;
-      const PixelPlace place = PlaceInDy(problem, col, row, image);
-      const PixelPlace base = PlaceInX(problem, place);
+      const PixelPlace place = PlaceInDy<kVolumes>(problem, col, row, image);
+      const PixelPlace base = PlaceInX<kVolumes>(problem, place);
       const uint32_t full = SharedAddress(&loaded[at.stage]);
       const uint32_t x = ring + at.stage * Config::kStageBytes;
       BarrierWait(SharedAddress(&barriers.empty[at.stage]), at.round ^ 1);
@@ -162,15 +162,15 @@ __device__ __forceinline__ void IssueF32WgradCopies(
         if constexpr (Config::kTaps == 1) {
           LoadTile2(dy, problem.dy, full, k, pixel);
         } else {
-          LoadTap(problem.volumes, dy, problem.dy, full, k, place, {0, 0});
+          LoadTap(kVolumes, dy, problem.dy, full, k, place, {0, 0});
         }
       }
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         const int box = m * Config::kIssuers + issuer;
         if (box >= x_boxes) continue;
-        LoadTap(problem.volumes, x + box * Config::kXBoxBytes, problem.x, full,
-                c[m], base, offset[m]);
+        LoadTap(kVolumes, x + box * Config::kXBoxBytes, problem.x, full, c[m],
+                base, offset[m]);
       }
       at.Advance();
     }
@@ -250,8 +250,10 @@ __device__ __forceinline__ void RunF32Wgrad(const WgradProblem& problem,
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x % 32 == 0) {
-      IssueF32WgradCopies<Config>(problem, threadIdx.x / 32, ring, loaded,
-                                  barriers);
+      ByAxes<Config>(problem, [&](auto volumes) {
+        IssueF32WgradCopies<Config, decltype(volumes)::value>(
+            problem, threadIdx.x / 32, ring, loaded, barriers);
+      });
     }
   } else if (warpgroup == 1) {
     GiveRegisters<Config::kDyRegisters>();

@@ -148,7 +148,7 @@ struct WgradBarriers {
 // pixels are takes one of them longer than to multiply a small tile. The whole
 // warp walks, so that what it works out is known to be the same in all lanes.
 // set_up() waits for the barriers to be set up.
-template <typename Config, typename SetUp>
+template <typename Config, bool kVolumes, typename SetUp>
 __device__ __forceinline__ void IssueWgradCopies(
     const WgradProblem& problem, int issuer, uint32_t ring,
     WgradBarriers<Config>& all_barriers, SetUp set_up) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ void IssueWgradCopies(
       const int r = problem.by_filter_width.Divide(tap);
       c[m] = place.unit * problem.group_inputs +
              (block - tap * problem.channel_blocks) * 64;
-      offset[m] = OffsetOfRow(problem, r);
+      offset[m] = OffsetOfRow<kVolumes>(problem, r);
       offset[m].w = (tap - r * problem.filter_width) * problem.dilation_w;
     }
     // Of each round of the classes, the partial has so many steps.
@@ -209,8 +209,8 @@ __device__ __forceinline__ void IssueWgradCopies(
       uint32_t image = pixel;
       const int col = static_cast<int>(TakeDigit(problem.by_cols, image));
       const int row = static_cast<int>(TakeDigit(problem.by_rows, image));
-      const PixelPlace base =
-          PlaceInX(problem, PlaceInDy(problem, col, row, image));
+      const PixelPlace base = PlaceInX<kVolumes>(
+          problem, PlaceInDy<kVolumes>(problem, col, row, image));
       const bool is_rest = has_rest && next == steps - 1;
       const CUtensorMap& x_map = is_rest ? problem.x_rest : problem.x;
       const CUtensorMap& dy_map = is_rest ? problem.dy_rest : problem.dy;
@@ -225,10 +225,10 @@ __device__ __forceinline__ void IssueWgradCopies(
           const uint32_t to = x + m * kBoxBytes;
           if (Config::kPair && problem.shares_x) {
             if (m % 2 != member) continue;
-            MulticastTap(problem.volumes, to, x_map, full, c[m], base,
-                         offset[m], both);
+            MulticastTap(kVolumes, to, x_map, full, c[m], base, offset[m],
+                         both);
           } else {
-            LoadTap(problem.volumes, to, x_map, full, c[m], base, offset[m]);
+            LoadTap(kVolumes, to, x_map, full, c[m], base, offset[m]);
           }
         }
 #pragma unroll
@@ -371,7 +371,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
       GiveRegisters<Config::kProducerRegisters>();
     // The same in all lanes, and known to be.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    IssueWgradCopies<Config>(problem, warp, ring, barriers, set_up);
+    ByAxes<Config>(problem, [&](auto volumes) {
+      IssueWgradCopies<Config, decltype(volumes)::value>(problem, warp, ring,
+                                                         barriers, set_up);
+    });
     // Earlier, short launches take longer.
     LaunchDependents();
   } else {
