@@ -12,17 +12,12 @@ cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups > 1) return GroupDgrad(call, stage, stream);
   if (call.plan.kernel == TileKernel::kHalo)
     return HaloDgrad(call, stage, stream);
+  if (call.type == Type::kTf32) return DgradTf32(call, stage, stream);
   if (call.plan.kernel == TileKernel::kSingleWave) {
     return SingleWaveDgrad(call, stage, stream);
   }
-  switch (call.type) {
-    case Type::kBf16:
-      return RunDgrad<__nv_bfloat16>(call, stage, stream);
-    case Type::kF16:
-      return RunDgrad<__half>(call, stage, stream);
-    default:
-      return DgradTf32(call, stage, stream);
-  }
+  return call.type == Type::kBf16 ? RunDgrad<__nv_bfloat16>(call, stage, stream)
+                                  : RunDgrad<__half>(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper

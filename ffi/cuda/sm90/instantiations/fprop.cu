@@ -13,17 +13,12 @@ cudaError_t Fprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
   if (call.g.groups > 1) return GroupFprop(call, stage, stream);
   if (call.plan.kernel == TileKernel::kHalo)
     return HaloFprop(call, stage, stream);
+  if (call.type == Type::kTf32) return FpropTf32(call, stage, stream);
   if (call.plan.kernel == TileKernel::kSingleWave) {
     return SingleWaveFprop(call, stage, stream);
   }
-  switch (call.type) {
-    case Type::kBf16:
-      return RunFprop<__nv_bfloat16>(call, stage, stream);
-    case Type::kF16:
-      return RunFprop<__half>(call, stage, stream);
-    default:
-      return FpropTf32(call, stage, stream);
-  }
+  return call.type == Type::kBf16 ? RunFprop<__nv_bfloat16>(call, stage, stream)
+                                  : RunFprop<__half>(call, stage, stream);
 }
 
 }  // namespace jax_convbatch::hopper
