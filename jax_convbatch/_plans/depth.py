@@ -16,8 +16,7 @@ T x 1 x 1, needs no copy: depth and the pixels of a slice are the two axes.
 fprop and dgrad copy as many samples at a time as the workspace may hold, as columns
 do. wgrad, whose sums are over all samples, copies them all.
 
-What the native code takes as it lies never comes here: `conv3d.h` in
-ffi/cuda/sm90/kernels/conv.
+What the native code takes as it lies never comes here: `volumes.h` in ffi/cuda/select.
 """
 
 from __future__ import annotations

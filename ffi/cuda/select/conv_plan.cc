@@ -5,7 +5,6 @@
 #include "cuda/select/conv_tf32_plan.h"
 #include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
-#include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"

@@ -4,7 +4,6 @@
 #include "cuda/sm90/kernels/conv/group_conv.h"
 #include "cuda/sm90/kernels/halo/halo.h"
 #include "cuda/sm90/kernels/single_wave/single_wave.h"
-#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
 namespace jax_convbatch::hopper {
 

@@ -3,7 +3,6 @@
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
-#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 

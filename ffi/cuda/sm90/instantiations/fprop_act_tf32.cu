@@ -4,7 +4,6 @@
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/conv/conv_tf32_launch.cuh"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32.h"
-#include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/instantiations/fprop_launch.cuh"
 #include "cuda/sm90/kernels/single_wave/single_wave.h"
-#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/problem/given_epilogue.h"
 
 namespace jax_convbatch::hopper {

@@ -75,7 +75,7 @@ struct Plan {
   // write; and what two blocks of neighbouring tiles copy for each other.
   int cluster = 1;
   Pair pair = Pair::kNone;
-  // Of fprop and dgrad, where the path is kCopies.
+  // Of fprop and dgrad, where the path is kCopies or kPads.
   TileKernel kernel = TileKernel::kPingPong;
 };
 

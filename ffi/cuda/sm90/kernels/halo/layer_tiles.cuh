@@ -161,7 +161,8 @@ struct F32Tiles : StoredTiles {
     return v;
   }
 
-  // As PairEpilogue of epilogue_f32.cuh: what is added is never -0.
+  // As PairEpilogue of epilogue_f32.cuh, which adds 0 where there is no
+  // residual.
   template <int kN>
   static __device__ __forceinline__ void PreActivate(const Problem& problem,
                                                      const HaloPlace& place,
@@ -172,6 +173,7 @@ struct F32Tiles : StoredTiles {
       const int k = min(first + 8 * j, problem.k - 2);  // past it: not stored
       return LoadPair(static_cast<const float2*>(from) + k / 2);
     };
+    const float none = problem.has_residual ? -0.0f : 0.0f;  // -0 adds nothing
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       float2 scale = {1, 1}, bias = {0, 0};
@@ -181,8 +183,8 @@ struct F32Tiles : StoredTiles {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float* v = &acc[i / 2][4 * j + i % 2 * 2];
-        v[0] = fmaf(v[0], scale.x, bias.x + 0.0f);
-        v[1] = fmaf(v[1], scale.y, bias.y + 0.0f);
+        v[0] = fmaf(v[0], scale.x, bias.x) + none;
+        v[1] = fmaf(v[1], scale.y, bias.y) + none;
       }
     }
     if (problem.has_residual) {

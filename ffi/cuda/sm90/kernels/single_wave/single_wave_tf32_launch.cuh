@@ -45,7 +45,10 @@ cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
                               const std::vector<SubproblemAxes>& subs,
                               Stage stage, cudaStream_t stream,
                               const EpilogueT& epilogue = {}) {
-  if (!TakesSingleWave(call.type, in, out, subs)) return cudaErrorInvalidValue;
+  if (!TakesSingleWave(call.type, in, out, subs) ||
+      (kSubs > 1 && Is3d(call.g))) {
+    return cudaErrorInvalidValue;
+  }
   return WithSingleWaveTile<kSingleWaveTf32Tiles>(
       call.plan, [&](auto pixels, auto groups) {
         constexpr int kM = decltype(pixels)::value;

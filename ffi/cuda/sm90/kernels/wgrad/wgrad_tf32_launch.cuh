@@ -13,7 +13,7 @@
 
 namespace jax_convbatch::hopper {
 
-//  kWidth: see group_width.h.
+// kWidth: see group_width.h.
 template <int kWidth>
 cudaError_t RunTf32Tiles(const ConvCall& call, Stage stage,
                          cudaStream_t stream) {
