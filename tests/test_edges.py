@@ -136,7 +136,8 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(functools.partial(function, **options), image, filters)
 
-    refused("'CAUSAL' is only .* 1D .* 2 spatial axes", jc.conv, padding="CAUSAL")
+    message = r"'CAUSAL' is only .* 1D .* 2 spatial axes; .*\(\(2, 0\), \(1, 1\)\) is"
+    refused(message, jc.conv, padding="CAUSAL")
     choices = "'SAME', 'SAME_LOWER', 'VALID', 'CAUSAL', 'CIRCULAR', 'REFLECT', an int"
     refused(choices, jc.conv_bias_act, padding="FULL")
     refused("'SAME', 'VALID', 'CIRCULAR', an", jc.conv_transpose, padding="CAUSAL")

@@ -41,12 +41,14 @@ def of_conv(
     numbers = jax.lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     taps = windows(w, numbers.rhs_spec[2:], dilation)
     if padding == "CAUSAL":
+        first = (taps[0] - 1, 0)
         if len(taps) != 1:
+            pads = (first, *(((t - 1) // 2, t // 2) for t in taps[1:]))
             raise ValueError(
                 "padding='CAUSAL' is only implemented for 1D convolutions, and x has "
-                f"{len(taps)} spatial axes"
+                f"{len(taps)} spatial axes; padding={pads} is causal along the first"
             )
-        return x, ((taps[0] - 1, 0),)
+        return x, (first,)
     pads = [(0, 0)] * x.ndim
     for axis, t in zip(numbers.lhs_spec[2:], taps, strict=True):
         pads[axis] = ((t - 1) // 2, t // 2)
