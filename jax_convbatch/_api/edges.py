@@ -43,10 +43,10 @@ def of_conv(
     if padding == "CAUSAL":
         first = (taps[0] - 1, 0)
         if len(taps) != 1:
-            pads = (first, *(((t - 1) // 2, t // 2) for t in taps[1:]))
+            causal = (first, *(((t - 1) // 2, t // 2) for t in taps[1:]))
             raise ValueError(
                 "padding='CAUSAL' is only implemented for 1D convolutions, and x has "
-                f"{len(taps)} spatial axes; padding={pads} is causal along the first"
+                f"{len(taps)} spatial axes; padding={causal} is causal along the first"
             )
         return x, (first,)
     pads = [(0, 0)] * x.ndim
