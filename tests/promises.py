@@ -31,7 +31,7 @@ def _are_equal(a, b):
         return jax.lax.bitcast_convert_type(array, f"u{array.dtype.itemsize}")
 
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return [jnp.all(as_integers(x) == as_integers(y)) for x, y in pairs]
+    return [jnp.array_equal(as_integers(x), as_integers(y)) for x, y in pairs]
 
 
 def assert_same_bits(got, want, message=""):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hopper's tiles whose pixels are copied once for all taps: the bits of others."""
 
+import dataclasses
 import functools
 
 import jax
@@ -156,6 +157,21 @@ def test_wide_layers_of_unets_take_them(native, monkeypatch, op):
     on(monkeypatch, "9.0")
     case = problem(8, (64, 64), 640, 320, (3, 3), padding=SAME)
     assert configs(op, case)[0] in HALOS
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("n", [1, 8, 256])
+def test_layers_are_one_kernel_in_every_batch(native, monkeypatch, n, dtype):
+    on(monkeypatch, "9.0")
+    for case in (
+        problem(n, (32, 32), 96, 192, (5, 5), padding=((2, 2), (2, 2))),
+        problem(n, (75, 75), 48, 96, (3, 3), padding=SAME),
+        problem(n, (75, 75), 64, 64, (3, 3), padding=SAME),
+    ):
+        auto = dataclasses.replace(params(case, dtype), algorithm="auto")
+        chosen = plan.plan_of(auto, "fprop", dtype, dtype, "cuda")
+        assert chosen.engine == "implicit_gemm"
+        assert chosen.epilogue and chosen.signs
 
 
 @pytest.mark.gpu

@@ -313,8 +313,6 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     if (m == 128 && n == 32) {
       return launch(ConvConfig<T, 128, 32, kPingPong, 9, 2, false, kWeights>());
     }
-  }
-  if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (lines && StoresFullRows(in, out, subs[0])) {
       return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
                                kPingPong, 8, 4, false, kWeights, 1, true>());
