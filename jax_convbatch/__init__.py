@@ -4,6 +4,7 @@
     conv_general_dilated  a drop-in for `jax.lax.conv_general_dilated`
     conv, conv_transpose  for channels-last arrays, with a bias
     conv_bias_act         a layer: convolution, scale, bias, residual and activation
+    causal_conv1d         a short causal convolution, as Mamba's; _update decodes
     norm_act_conv         norm and activation before a convolution; see also `norms`
     deform_conv           deformable convolution; `deform.from_torch` moves axes
     explain               which engine runs each convolution of a function, and why
@@ -24,6 +25,7 @@ from jax_convbatch._api.export import export_checks
 from jax_convbatch._api.install import Installation, install, uninstall
 from jax_convbatch._api.layer import conv_bias_act
 from jax_convbatch._version import __version__ as __version__
+from jax_convbatch.causal import causal_conv1d, causal_conv1d_update
 from jax_convbatch.deform import deform_conv
 from jax_convbatch.explain import explain
 from jax_convbatch.norms import norm_act_conv
@@ -33,6 +35,8 @@ _register.everything()
 
 __all__ = [
     "Installation",
+    "causal_conv1d",
+    "causal_conv1d_update",
     "conv",
     "conv_bias_act",
     "conv_general_dilated",

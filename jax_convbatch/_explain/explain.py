@@ -17,6 +17,7 @@ from jax_convbatch import _compat
 from jax_convbatch._deform import forward as deform_forward
 from jax_convbatch._deform import lowering as deform_lowering
 from jax_convbatch._deform import primitives as deform_primitives
+from jax_convbatch._explain import causal
 from jax_convbatch._explain.table import Explanation, Row
 from jax_convbatch._layers import (
     act_grad,
@@ -167,6 +168,8 @@ def rows_of(eqn: Any, platform: str) -> list[Row]:
 def _rows_of_opened(eqn: Any, platform: str) -> list[Row]:
     if eqn.primitive in (*deform_primitives.PRIMITIVES, deform_forward.forward_p):
         return _deform_rows(eqn, platform)
+    if causal.is_causal(eqn):
+        return [causal.row_of(eqn, platform)]
     if eqn.primitive is one_pass.cotangent_p:
         return _one_pass_rows(eqn, platform)
     if eqn.primitive in _EITHER:

@@ -19,7 +19,7 @@ class Row:
       op: "fprop", "dgrad", "wgrad", "bgrad" (the bias gradient) or "act_bgrad"
         (the activation's derivative and the bias gradient in one pass); of
         deformable convolutions "deform_fprop", "deform_dgrad" (of x, offset and
-        mask) and "deform_wgrad".
+        mask) and "deform_wgrad"; "causal_conv1d", its "_cotangent" and "_update".
       geometry: sizes of x, w and y, then strides, padding, dilations and groups.
       dtype: of the operands.
       engine: what runs it; "xla" is `jax.lax`.

@@ -165,6 +165,19 @@ def implicit_gemm_tiles(
     return module.implicit_gemm_tiles(op, fields, dtype, multiprocessors)
 
 
+def causal_sums(platform: str, shape: tuple[int, ...], taps: int, dilation: int) -> int:
+    """How many partial sums the gradient of a short causal convolution stores.
+
+    Args:
+      platform: by the plan's name, with native code.
+      shape: of x, [G, N, L, C].
+      taps, dilation: of the filter.
+    """
+    module = _natives[platform].module
+    assert module is not None  # problem() was asked
+    return module.causal_conv1d_sums(*shape, taps, dilation)
+
+
 def cuda() -> tuple[ModuleType | None, Gpu]:
     """The module for CUDA, and JAX's first GPU to plan for."""
     return _natives["cuda"].module, _gpu()

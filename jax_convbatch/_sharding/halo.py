@@ -187,7 +187,7 @@ def extended(
         p = part(params, letter, parts)
         assert p is not None
         reads = p.of_x if role == "x" else p.of_y
-        array = _exchange(array, at, reads.before, reads.behind, axes, parts)
+        array = exchange(array, at, reads.before, reads.behind, axes, parts)
         begin = reads.before
         if reads.step:
             start = reads.first + jax.lax.axis_index(axes) * reads.step
@@ -205,7 +205,7 @@ def extended(
     return dataclasses.replace(params, geometry=g), array
 
 
-def _exchange(
+def exchange(
     array: jax.Array,
     axis: int,
     before: int,

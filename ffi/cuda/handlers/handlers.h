@@ -61,6 +61,11 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnDgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnWgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnWgradExecute);
 
+// The short causal convolution.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaCausalConv1dExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaCausalConv1dGradExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaCausalConv1dUpdateExecute);
+
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaActBgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);

@@ -10,6 +10,7 @@
 #include "cuda/handlers/cudnn_plan.h"
 #include "cuda/handlers/handlers.h"
 #include "cuda/handlers/implicit_gemm_plan.h"
+#include "cuda/sm80/causal_conv1d/causal_conv1d.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -66,11 +67,28 @@ nb::dict Targets() {
       Stages(CudnnFpropActInitialize, CudnnFpropActExecute));
   add("cudnn", "dgrad", Stages(CudnnDgradInitialize, CudnnDgradExecute));
   add("cudnn", "wgrad", Stages(CudnnWgradInitialize, CudnnWgradExecute));
+  targets["jax_convbatch_causal_conv1d"] = Encapsulate(CudaCausalConv1dExecute);
+  targets["jax_convbatch_causal_conv1d_grad"] =
+      Encapsulate(CudaCausalConv1dGradExecute);
+  targets["jax_convbatch_causal_conv1d_update"] =
+      Encapsulate(CudaCausalConv1dUpdateExecute);
   targets["jax_convbatch_bgrad"] = Encapsulate(CudaBgradExecute);
   targets["jax_convbatch_act_bgrad"] = Encapsulate(CudaActBgradExecute);
   targets["jax_convbatch_epilogue"] = Encapsulate(CudaEpilogueExecute);
   targets["jax_convbatch_channel_sums"] = Encapsulate(CudaChannelSumsExecute);
   return targets;
+}
+
+int64_t CausalSums(int64_t G, int64_t n, int64_t L, int64_t C,
+                        int64_t taps, int64_t dilation) {
+  CausalConv1d call{};
+  call.G = G;
+  call.n = n;
+  call.L = L;
+  call.C = C;
+  call.taps = taps;
+  call.dilation = dilation;
+  return causal::PartialSums(call);
 }
 
 std::string Version(int major, int minor) {
@@ -125,6 +143,9 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm runs a norm, an activation and a convolution in one "
         "kernel\n(\"fprop\") or their gradient (\"dgrad\"), or None where it "
         "does not. As\nimplicit_gemm_plans otherwise.");
+  m.def("causal_conv1d_sums", &CausalSums, "G"_a, "n"_a, "L"_a, "C"_a,
+        "taps"_a, "dilation"_a,
+        "How many partial sums the gradient of causal_conv1d stores.");
   m.def("load_cudnn", &LoadCudnn, "path"_a,
         "Loads cuDNN from a file, or by its soname where `path` is empty; the "
         "first call\ncounts. Why it cannot be used, or an empty string.");

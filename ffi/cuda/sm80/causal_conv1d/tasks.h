@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// How rows and channels are shared among threads.
+#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_TASKS_H_
+#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_TASKS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "causal_conv1d_call.h"
+
+namespace jax_convbatch::causal {
+
+inline constexpr int kThreads = 128;
+
+// Rows that are a dilation apart are a sequence of their own, which a thread
+// walks along: of each row it reads once what all taps need. A thread has a
+// chunk of such a sequence and one vector of channels; a block has `lanes`
+// vectors side by side, and a chunk for each of its teams.
+struct Tasks {
+  int lanes, teams;
+  int64_t columns;  // vectors of channels
+  int64_t tiles;    // of `lanes` of them
+  int64_t chunk;    // rows
+  int64_t chunks;   // of a sequence of every dilation-th row
+  int64_t groups;   // of chunks, of all samples of a set of weights
+
+  int64_t blocks(int64_t G) const { return G * groups * tiles; }
+};
+
+// It does not depend on the GPU, so that sums of partial sums do not.
+inline Tasks TasksOf(const CausalConv1d& call, int vector) {
+  constexpr int64_t kBlocks = 2048;  // four times what an H200 holds at a time
+  constexpr int64_t kLeast = 16, kMost = 128;
+  Tasks tasks;
+  tasks.columns = call.C / vector;
+  tasks.lanes = 1;
+  while (tasks.lanes < 32 && tasks.lanes < tasks.columns) tasks.lanes *= 2;
+  tasks.teams = kThreads / tasks.lanes;
+  tasks.tiles = (tasks.columns + tasks.lanes - 1) / tasks.lanes;
+  const int64_t rows = (call.L + call.dilation - 1) / call.dilation;
+  const int64_t sequences = call.n * std::min(call.dilation, call.L);
+  const int64_t all = call.G * sequences * tasks.tiles * rows;
+  const int64_t chunk = all / (kBlocks * tasks.teams);
+  tasks.chunk = std::clamp((chunk + 7) / 8 * 8, kLeast, kMost);
+  tasks.chunks = (rows + tasks.chunk - 1) / tasks.chunk;
+  tasks.groups = (sequences * tasks.chunks + tasks.teams - 1) / tasks.teams;
+  return tasks;
+}
+
+// Channels that the gradient's threads have each.
+inline int GradVector(const CausalConv1d& call) {
+  const int vector = call.taps > 4 ? 2 : 4;
+  return call.C % vector == 0 ? vector : 1;
+}
+
+}  // namespace jax_convbatch::causal
+
+#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_TASKS_H_
