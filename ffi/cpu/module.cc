@@ -9,6 +9,7 @@
 
 #include "bias_grad.h"
 #include "blas.h"
+#include "causal_conv1d.h"
 #include "deform.h"
 #include "epilogue.h"
 #include "im2col_gemm.h"
@@ -45,6 +46,10 @@ nb::dict Targets() {
   targets["jax_convbatch_bgrad"] = Handler(BiasGradCpu);
   targets["jax_convbatch_act_bgrad"] = Handler(ActBgradCpu);
   targets["jax_convbatch_epilogue"] = Handler(EpilogueCpu);
+  targets["jax_convbatch_causal_conv1d"] = Handler(CausalConv1dCpu);
+  targets["jax_convbatch_causal_conv1d_grad"] = Handler(CausalConv1dGradCpu);
+  targets["jax_convbatch_causal_conv1d_update"] =
+      Handler(CausalConv1dUpdateCpu);
   return targets;
 }
 
