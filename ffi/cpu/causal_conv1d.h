@@ -34,10 +34,9 @@ struct Chunks {
   int64_t count() const { return along_positions * along_samples; }
 };
 
-// Of the gradient. jax_convbatch reserves as much.
-inline int64_t WorkspaceBytes(const CausalConv1d& call) {
-  const int64_t itemsize = call.dtype == ffi::F64 ? 8 : 4;
-  return call.G * Chunks(call).count() * (call.taps + 1) * call.C * itemsize;
+// Of the gradient: how many its workspace has.
+inline int64_t PartialSums(const CausalConv1d& call) {
+  return call.G * Chunks(call).count() * (call.taps + 1) * call.C;
 }
 
 }  // namespace causal_conv1d

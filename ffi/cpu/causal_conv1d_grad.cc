@@ -280,7 +280,8 @@ ffi::Error CausalConv1dGradImpl(ffi::AnyBuffer x, ffi::AnyBuffer w,
       DecodeCausalConv1d(x, w, bias, state, ids, dilation, activation, &call));
   JCB_RETURN_IF_ERROR(
       CheckCausalConv1dGrad(call, dy, *dx, *dw, *dbias, *dstate));
-  if (static_cast<int64_t>((*workspace).size_bytes()) < WorkspaceBytes(call)) {
+  if (static_cast<int64_t>((*workspace).size_bytes()) <
+      PartialSums(call) * (call.dtype == ffi::F64 ? 8 : 4)) {
     return ffi::Error::InvalidArgument(
         "jax_convbatch: causal_conv1d's workspace is too small");
   }

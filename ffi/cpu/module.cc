@@ -53,6 +53,18 @@ nb::dict Targets() {
   return targets;
 }
 
+int64_t CausalSums(int64_t G, int64_t n, int64_t L, int64_t C, int64_t taps,
+                   int64_t dilation) {
+  CausalConv1d call{};
+  call.G = G;
+  call.n = n;
+  call.L = L;
+  call.C = C;
+  call.taps = taps;
+  call.dilation = dilation;
+  return causal_conv1d::PartialSums(call);
+}
+
 nb::dict BuildInfo() {
   nb::dict info;
   info["compiler"] = __VERSION__;
@@ -110,6 +122,9 @@ NB_MODULE(_cpu, m) {
       "peak", &jax_convbatch::PeakOf, nb::arg("dtype"),
       "Operations a second of a loop of multiply-adds on all threads, in the\n"
       "arithmetic of `dtype`: what a convolution is measured against.");
+  m.def("causal_conv1d_sums", &CausalSums, nb::arg("G"), nb::arg("n"),
+        nb::arg("L"), nb::arg("C"), nb::arg("taps"), nb::arg("dilation"),
+        "How many partial sums the gradient of causal_conv1d stores.");
   m.def("build_info", &jax_convbatch::BuildInfo,
         "What the module was built with.");
 }
