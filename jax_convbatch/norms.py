@@ -19,7 +19,6 @@ import numpy as np
 from jax_convbatch import _compat
 from jax_convbatch._api import edges
 from jax_convbatch._api.arguments import (
-    OF_ZEROS,
     check_arrays,
     lax_arguments,
     sizes,
@@ -32,8 +31,8 @@ from jax_convbatch._api.near_misses import with_hints
 from jax_convbatch._api.types import (
     Activation,
     ArrayLike,
+    ConvPadding,
     Ints,
-    Padding,
     PrecisionLike,
 )
 from jax_convbatch._layers import activations, channel_sums, norm_act
@@ -77,7 +76,7 @@ def norm_act_conv(
     residual: ArrayLike | None = None,
     statistics: None = None,
     strides: Ints = 1,
-    padding: Padding = "SAME",
+    padding: ConvPadding = "SAME",
     dilation: Ints = 1,
     groups: int = 1,
     precision: PrecisionLike = None,
@@ -96,7 +95,7 @@ def norm_act_conv(
     residual: ArrayLike | None = None,
     statistics: str | int,
     strides: Ints = 1,
-    padding: Padding = "SAME",
+    padding: ConvPadding = "SAME",
     dilation: Ints = 1,
     groups: int = 1,
     precision: PrecisionLike = None,
@@ -115,7 +114,7 @@ def norm_act_conv(
     residual: ArrayLike | None = None,
     statistics: str | int | None = None,
     strides: Ints = 1,
-    padding: Padding = "SAME",
+    padding: ConvPadding = "SAME",
     dilation: Ints = 1,
     groups: int = 1,
     precision: PrecisionLike = None,
@@ -214,7 +213,7 @@ def _in_one_kernel(
     statistics: str | int | None,
     *,
     strides: Ints,
-    padding: Padding,
+    padding: ConvPadding,
     dilation: Ints,
     groups: int,
     precision: PrecisionLike,
@@ -240,9 +239,10 @@ def _in_one_kernel(
         groups=groups,
         dimension_numbers=None,
         preferred_element_type=None,
-        paddings=(*OF_ZEROS, *edges.OF_CONV),
+        read_padding=edges.by_axis,
     )
-    if arguments["padding"] in edges.OF_CONV:
+    arguments["padding"], extensions = edges.resolved(x, w, arguments)
+    if extensions:
         return None, ()
     call = resolve(
         x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padding CAUSAL, CIRCULAR and REFLECT: sums over x as it goes on, in every order of
-axes, with gradients."""
+"""Padding CAUSAL, CIRCULAR, REFLECT and EDGE: sums over x as it goes on, in every order
+of axes, with gradients. test_axis_padding.py has one name for each axis."""
 
 import functools
 
@@ -16,7 +16,7 @@ from test_errors import shaped
 import jax_convbatch as jc
 from jax_convbatch import ops
 
-MODES = {"CIRCULAR": "wrap", "REFLECT": "reflect"}
+MODES = {"CIRCULAR": "wrap", "WRAP": "wrap", "REFLECT": "reflect", "EDGE": "edge"}
 CASES = {
     "one axis": ((2, 9, 3), (4, 3, 5), {}),
     "even taps": ((2, 7, 6, 4), (4, 2, 4, 6), dict(strides=(2, 1))),
@@ -95,7 +95,7 @@ def test_gradients_agree_with_finite_differences(x64, padding):
     check(layer, (x / 4, w / 4, jnp.ones(5)), modes=("fwd", "rev"), rtol=1e-5)
 
 
-@pytest.mark.parametrize("padding", ["circular", "Causal"])
+@pytest.mark.parametrize("padding", ["circular", "Causal", "edge", "Wrap"])
 def test_case_does_not_matter(padding):
     x, w, _ = arrays_of("one axis")
     got = jc.conv(x, w, padding=padding)
@@ -136,9 +136,11 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(functools.partial(function, **options), image, filters)
 
-    message = r"'CAUSAL' is only .* 1D .* 2 spatial axes; .*\(\(2, 0\), \(1, 1\)\) is"
+    message = r"'CAUSAL' is only .* 1D .* 2 spatial axes; .*\('CAUSAL', 'SAME'\) is"
     refused(message, jc.conv, padding="CAUSAL")
-    choices = "'SAME', 'SAME_LOWER', 'VALID', 'CAUSAL', 'CIRCULAR', 'REFLECT', an int"
+    choices = (
+        "'SAME_LOWER', 'VALID', 'CAUSAL', 'CIRCULAR', 'WRAP', 'REFLECT', 'EDGE', an"
+    )
     refused(choices, jc.conv_bias_act, padding="FULL")
     refused("'SAME', 'VALID', 'CIRCULAR', an", jc.conv_transpose, padding="CAUSAL")
     # The gradient of what x goes on with is not one operation.

@@ -106,3 +106,19 @@ def test_explain_says_so(native, monkeypatch):
     rows = jcb.explain(layer, x, w, scale, platform="cpu")
     assert [row.op for row in rows] == ["fprop"]
     assert "same kernel" not in rows[0].reason
+
+
+@pytest.mark.parametrize(
+    ("padding", "is_one"),
+    [("SAME", True), (("CAUSAL", "SAME"), True), (("SAME", "EDGE"), False)],
+)
+def test_names_of_zeros_are_padding_of_the_kernel(native, monkeypatch, padding, is_one):
+    on(monkeypatch, "9.0")
+    monkeypatch.setattr(targets, "default_platform", lambda: "cuda")
+    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in LARGE.shapes)
+
+    def layer(x, w):
+        return jcb.norm_act_conv(x, w, activation="silu", padding=padding)
+
+    (row,) = jcb.explain(layer, x, w, platform="cuda")
+    assert ("in the same kernel" in row.reason) == is_one

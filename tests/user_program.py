@@ -68,6 +68,9 @@ def main() -> None:
         x, w, (1, 1), "SAME", dimension_numbers=numbers, algorithm="auto"
     )
     assert_type(y, jax.Array)
+    y = jcb.conv(x, w, padding=("CAUSAL", ("EDGE", (1, 1))))
+    y, state = jcb.conv(x, w, padding=["CAUSAL", "SAME"], return_final_state=True)
+    assert_type(state, jax.Array)
     offset, mask = jnp.zeros((2, 8, 8, 18)), jnp.ones((2, 8, 8, 9))
     assert_type(jcb.deform_conv(x, offset, w, mask=mask), jax.Array)
     sums = norms.statistics_of(x, "channels")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -102,9 +102,13 @@ def conv_padding(padding: Any, rank: int, names: Any = OF_ZEROS) -> Any:
         )
     except TypeError:
         raise TypeError(wanted) from None
-    if len(pairs) != rank or any(len(p) != 2 for p in pairs):
+    if len(pairs) != rank or any(len(p) != 2 or has_names(p) for p in pairs):
         raise ValueError(wanted)
     return pairs
+
+
+def has_names(pair: Sequence[Any]) -> bool:
+    return any(isinstance(n, str) for n in pair)
 
 
 def channels_last(rank: int, dimension_numbers: Any = None) -> tuple[str, str, str]:
@@ -133,11 +137,11 @@ def lax_arguments(
     groups: int,
     dimension_numbers: Any,
     preferred_element_type: Any = None,
-    paddings: tuple[str, ...] = OF_ZEROS,
+    read_padding: Callable[[Any, int], Any] = conv_padding,
 ) -> dict[str, Any]:
     """The keywords of `jax.lax.conv_general_dilated` for what `conv` takes.
 
-    `paddings`: the names of padding that are allowed.
+    `read_padding`: makes a padding of what is given and the number of spatial axes.
 
     Raises:
       ValueError, TypeError: of those functions above.
@@ -147,7 +151,7 @@ def lax_arguments(
     numbers = channels_last(rank, dimension_numbers)
     return dict(
         window_strides=per_axis("strides", strides, rank),
-        padding=conv_padding(padding, rank, paddings),
+        padding=read_padding(padding, rank),
         lhs_dilation=per_axis("input_dilation", input_dilation, rank),
         rhs_dilation=per_axis("dilation", dilation, rank),
         dimension_numbers=numbers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jax_convbatch._api.near_misses import with_hints
 from jax_convbatch._api.types import (
     Activation,
     ArrayLike,
+    ConvPadding,
     DimensionNumbers,
     DTypeLike,
     Ints,
@@ -132,6 +133,44 @@ def conv_general_dilated(
     )
 
 
+@overload
+def conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    strides: Ints = 1,
+    padding: ConvPadding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
+    groups: int = 1,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    initial_state: ArrayLike | None = None,
+    return_final_state: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    strides: Ints = 1,
+    padding: ConvPadding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
+    groups: int = 1,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    initial_state: ArrayLike | None = None,
+    return_final_state: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
 @with_hints(
     elsewhere=dict.fromkeys(("activation", "residual", "scale"), "conv_bias_act")
 )
@@ -141,7 +180,7 @@ def conv(
     bias: ArrayLike | None = None,
     *,
     strides: Ints = 1,
-    padding: Padding = "SAME",
+    padding: ConvPadding = "SAME",
     input_dilation: Ints = 1,
     dilation: Ints = 1,
     groups: int = 1,
@@ -150,7 +189,9 @@ def conv(
     preferred_element_type: DTypeLike | None = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
-) -> jax.Array:
+    initial_state: ArrayLike | None = None,
+    return_final_state: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Convolution of channels-last arrays: `x` with the filter `w`, plus `bias`.
 
     Args:
@@ -162,15 +203,22 @@ def conv(
         int or a (low, high) pair. Pairs may be negative. Also, as in Flax's `Conv`:
         "CAUSAL" (one spatial axis: an output sees no later input), "CIRCULAR" and
         "REFLECT" (x continues periodically or mirrored, where SAME has zeros at
-        stride 1).
+        stride 1). "EDGE" repeats the border. "WRAP" is "CIRCULAR". Each axis may have
+        its own name, as in ("CAUSAL", "SAME", "SAME"). A pair of a name and an amount,
+        such as ("EDGE", (2, 0)) or ("REFLECT", 1), pads an axis by that much.
       groups: number of channel groups. C groups are a depthwise convolution.
       dimension_numbers: as in `jax.lax.conv_general_dilated`, for arrays that are not
         channels-last.
       precision, preferred_element_type: as in `jax.lax.conv_general_dilated`.
       algorithm, workspace_limit: as in `conv_general_dilated`.
+      initial_state: for a sequence in parts along the first spatial axis, on which
+        padding is "CAUSAL": the (taps - 1) * dilation inputs before x, with x's dtype
+        and other sizes. None stands for zeros.
+      return_final_state: whether to return the initial state of the next part, too.
+        The length of x must then be a multiple of the stride along that axis.
 
     Returns:
-      [N, *output, K].
+      [N, *output, K]. With `return_final_state`, (result, final state).
 
     Raises:
       ValueError, TypeError: shapes, dtypes or options that do not fit; the
@@ -178,10 +226,7 @@ def conv(
     """
     from jax_convbatch._api.layer import conv_bias_act
 
-    return conv_bias_act(
-        x,
-        w,
-        bias,
+    options: dict[str, Any] = dict(
         strides=strides,
         padding=padding,
         input_dilation=input_dilation,
@@ -192,7 +237,10 @@ def conv(
         preferred_element_type=preferred_element_type,
         algorithm=algorithm,
         workspace_limit=workspace_limit,
+        initial_state=initial_state,
+        return_final_state=return_final_state,
     )
+    return conv_bias_act(x, w, bias, **options)
 
 
 @with_hints()

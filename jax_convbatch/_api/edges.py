@@ -1,19 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paddings that are not as many zeros on either side: CAUSAL, CIRCULAR, REFLECT.
+"""Padding by name, for each axis: zeros, which the convolution adds, or x that goes on.
 
-They mean what they mean in Flax's layers.
+CAUSAL, CIRCULAR and REFLECT for all axes mean what they mean in Flax's layers.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-OF_CONV = ("CAUSAL", "CIRCULAR", "REFLECT")
+from jax_convbatch._api.arguments import OF_ZEROS, conv_padding, has_names
+
+# How x goes on, as `jnp.pad` calls it.
+MODES = {"CIRCULAR": "wrap", "WRAP": "wrap", "REFLECT": "reflect", "EDGE": "edge"}
+OF_CONV = (*OF_ZEROS, "CAUSAL", *MODES)
 OF_TRANSPOSED = ("CIRCULAR",)
+
+
+class Edge(NamedTuple):
+    """The padding of one spatial axis by its name, one of `OF_CONV`.
+
+    Attributes:
+      amount: (low, high), or None where the filter's width decides.
+    """
+
+    name: str
+    amount: tuple[int, int] | None = None
+
+
+class Extension(NamedTuple):
+    """An axis along which x goes on: mode of `jnp.pad`, and how far."""
+
+    mode: str
+    low: int
+    high: int
 
 
 def windows(w: jax.Array, axes: Sequence[int], dilation: Sequence[int]) -> list[int]:
@@ -21,39 +46,141 @@ def windows(w: jax.Array, axes: Sequence[int], dilation: Sequence[int]) -> list[
     return [(w.shape[i] - 1) * d + 1 for i, d in zip(axes, dilation, strict=True)]
 
 
-def of_conv(
-    x: jax.Array,
-    w: jax.Array,
-    padding: str,
-    dilation: Sequence[int],
-    dimension_numbers: Any,
-) -> tuple[Any, Any]:
-    """x and padding of the convolution with zeros that is one with `padding`.
-
-    Args:
-      x, w, dimension_numbers: of the convolution.
-      padding: one of `OF_CONV`.
-      dilation: of the filter, for each spatial axis.
+def by_axis(padding: Any, rank: int) -> Any:
+    """Padding as `jax.lax` takes it, or a (low, high) pair or an `Edge` for every axis.
 
     Raises:
-      ValueError: CAUSAL for another number of spatial axes than one.
+      ValueError: an unknown name, another number of entries than axes, CAUSAL for
+        several axes.
+      TypeError: neither a string, an int, nor a sequence of them and of pairs.
     """
-    numbers = jax.lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
-    taps = windows(w, numbers.rhs_spec[2:], dilation)
-    if padding == "CAUSAL":
-        first = (taps[0] - 1, 0)
-        if len(taps) != 1:
-            causal = (first, *(((t - 1) // 2, t // 2) for t in taps[1:]))
+    if isinstance(padding, str):
+        name = padding.upper()
+        if name not in OF_CONV:
+            raise ValueError(_wanted(padding, rank))
+        if name == "CAUSAL" and rank != 1:
+            raise ValueError(_several_causal_axes(rank))
+        return name if name in OF_ZEROS else (Edge(name),) * rank
+    if isinstance(padding, (int, np.integer)):
+        return conv_padding(padding, rank)
+    try:
+        entries = tuple(map(_entry, padding))
+    except TypeError:
+        raise TypeError(_wanted(padding, rank)) from None
+    if len(entries) != rank or None in entries:
+        raise ValueError(_wanted(padding, rank))
+    return entries
+
+
+def _wanted(padding: Any, rank: int) -> str:
+    return (
+        f"padding must be {', '.join(map(repr, OF_CONV))}, an int, or for each of the "
+        f"{rank} spatial axes one of these, a (low, high) pair or a pair such as "
+        f"('EDGE', (low, high)), got {padding!r}"
+    )
+
+
+def _several_causal_axes(rank: int) -> str:
+    problem = (
+        "padding='CAUSAL' is only implemented for 1D convolutions, and x has "
+        f"{rank} spatial axes"
+    )
+    first = ("CAUSAL", *("SAME",) * (rank - 1))
+    return f"{problem}; padding={first} is causal along the first" if rank else problem
+
+
+def _entry(given: Any) -> Edge | tuple[int, int] | None:
+    """Of one axis: its pair or `Edge`; None where it is neither."""
+    if isinstance(given, (int, np.integer)):
+        return int(given), int(given)
+    if isinstance(given, str):
+        return Edge(given.upper()) if given.upper() in OF_CONV else None
+    pair = tuple(given)
+    if len(pair) != 2:
+        return None
+    if not isinstance(pair[0], str):
+        return None if has_names(pair) else pair
+    name, amount = pair[0].upper(), pair[1]
+    if isinstance(amount, (int, np.integer)):
+        amount = (amount, amount)
+    low, high = map(operator.index, amount) if len(amount) == 2 else (-1, -1)
+    return Edge(name, (low, high)) if name in MODES and min(low, high) >= 0 else None
+
+
+def resolved(
+    x: jax.Array, w: jax.Array, arguments: dict[str, Any]
+) -> tuple[Any, dict[int, Extension]]:
+    """The zeros that a convolution adds, and where x goes on before it.
+
+    Args:
+      x, w: of the convolution.
+      arguments: of `jax.lax.conv_general_dilated`, with padding of `by_axis`.
+
+    Returns:
+      Padding as `jax.lax` takes it, and extensions by axis of x.
+
+    Raises:
+      ValueError: a mode for an empty axis; a name for an axis whose inputs are dilated,
+        other than VALID and CAUSAL.
+    """
+    padding = arguments["padding"]
+    if not any(isinstance(p, Edge) for p in padding):
+        return padding, {}
+    numbers = jax.lax.conv_dimension_numbers(
+        x.shape, w.shape, arguments["dimension_numbers"]
+    )
+    axes = numbers.lhs_spec[2:]
+    taps = windows(w, numbers.rhs_spec[2:], arguments["rhs_dilation"])
+    pads, extensions = [], {}
+    for i, edge in enumerate(padding):
+        if not isinstance(edge, Edge):
+            pads.append(edge)
+            continue
+        size, t = x.shape[axes[i]], taps[i]
+        has = f"padding has {edge.name!r} for spatial axis {i}"
+        apart = arguments["lhs_dilation"][i]
+        if apart != 1 and edge.name not in ("VALID", "CAUSAL"):
             raise ValueError(
-                "padding='CAUSAL' is only implemented for 1D convolutions, and x has "
-                f"{len(taps)} spatial axes; padding={causal} is causal along the first"
+                f"{has}, where input_dilation is {apart}; give a (low, high) pair there"
             )
-        return x, (first,)
-    pads = [(0, 0)] * x.ndim
-    for axis, t in zip(numbers.lhs_spec[2:], taps, strict=True):
-        pads[axis] = ((t - 1) // 2, t // 2)
-    mode = "wrap" if padding == "CIRCULAR" else "reflect"
-    return jnp.pad(x, pads, mode=mode), "VALID"
+        if edge.name == "CAUSAL":
+            pads.append((t - 1, 0))
+        elif edge.name in OF_ZEROS:
+            stride = arguments["window_strides"][i]
+            pads += jax.lax.padtype_to_pads((size,), (t,), (stride,), edge.name)
+        else:
+            pads.append((0, 0))
+            low, high = edge.amount or ((t - 1) // 2, t // 2)
+            if low or high:
+                if size == 0:
+                    raise ValueError(
+                        f"{has}, which needs inputs that are not empty; x has shape "
+                        f"{tuple(x.shape)}"
+                    )
+                extensions[axes[i]] = Extension(MODES[edge.name], low, high)
+    return tuple(pads), extensions
+
+
+def extended(x: jax.Array, extensions: dict[int, Extension]) -> jax.Array:
+    """x as it goes on along the axes given: one pass over x for each of them."""
+    for axis, (mode, low, high) in extensions.items():
+        if mode == "edge":
+            x = _repeated(x, axis, low, high)
+        else:
+            pads = [(0, 0)] * x.ndim
+            pads[axis] = (low, high)
+            x = jnp.pad(x, pads, mode=mode)
+    return x
+
+
+def _repeated(x: jax.Array, axis: int, low: int, high: int) -> jax.Array:
+    """Mode "edge" of `jnp.pad`, whose gradient writes zeros as large as x for every
+    axis that it does not pad."""
+    size = x.shape[axis]
+    first = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
+    last = jax.lax.slice_in_dim(x, size - 1, size, axis=axis)
+    parts = [jnp.repeat(first, low, axis), x, jnp.repeat(last, high, axis)]
+    return jax.lax.concatenate([p for p in parts if p.shape[axis]], axis)
 
 
 def of_transposed(

@@ -4,24 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch._api import edges, misfits
-from jax_convbatch._api.arguments import OF_ZEROS, check_arrays, lax_arguments
+from jax_convbatch._api import edges, misfits, parts
+from jax_convbatch._api.arguments import check_arrays, lax_arguments
 from jax_convbatch._api.canonical import operand, resolve
 from jax_convbatch._api.conv import conv_general_dilated
 from jax_convbatch._api.near_misses import with_hints
 from jax_convbatch._api.types import (
     Activation,
     ArrayLike,
+    ConvPadding,
     DimensionNumbers,
     DTypeLike,
     Ints,
-    Padding,
     PrecisionLike,
     Sharding,
 )
@@ -29,6 +29,52 @@ from jax_convbatch._layers import activations, fused
 from jax_convbatch._primitives import primitives
 
 
+@overload
+def conv_bias_act(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    strides: Ints = 1,
+    padding: ConvPadding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
+    groups: int = 1,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    initial_state: ArrayLike | None = None,
+    return_final_state: Literal[False] = False,
+    out_sharding: Sharding = None,
+) -> jax.Array: ...
+@overload
+def conv_bias_act(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: Activation = None,
+    residual: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    strides: Ints = 1,
+    padding: ConvPadding = "SAME",
+    input_dilation: Ints = 1,
+    dilation: Ints = 1,
+    groups: int = 1,
+    dimension_numbers: DimensionNumbers = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    algorithm: str = "auto",
+    workspace_limit: int | None = None,
+    initial_state: ArrayLike | None = None,
+    return_final_state: Literal[True],
+    out_sharding: Sharding = None,
+) -> tuple[jax.Array, jax.Array]: ...
 @with_hints()
 def conv_bias_act(
     x: ArrayLike,
@@ -39,7 +85,7 @@ def conv_bias_act(
     residual: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     strides: Ints = 1,
-    padding: Padding = "SAME",
+    padding: ConvPadding = "SAME",
     input_dilation: Ints = 1,
     dilation: Ints = 1,
     groups: int = 1,
@@ -48,8 +94,10 @@ def conv_bias_act(
     preferred_element_type: DTypeLike | None = None,
     algorithm: str = "auto",
     workspace_limit: int | None = None,
+    initial_state: ArrayLike | None = None,
+    return_final_state: bool = False,
     out_sharding: Sharding = None,
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """activation(scale * conv(x, w) + bias + residual), a layer in one call.
 
     Engines with an epilogue compute the layer in one kernel. The others add one pass
@@ -75,11 +123,13 @@ def conv_bias_act(
       residual: an array with the shape and dtype of the result, or None.
       scale: [K], or None: a frozen or folded normalization. It is cast like the bias.
       strides, padding, input_dilation, dilation, groups, dimension_numbers,
-        precision, preferred_element_type, algorithm, workspace_limit: as in `conv`.
+        precision, preferred_element_type, algorithm, workspace_limit, initial_state,
+        return_final_state: as in `conv`.
       out_sharding: as in `jax.lax.conv_general_dilated`.
 
     Returns:
-      [N, *output, K] in the dtype that `jax.lax.conv_general_dilated` gives.
+      [N, *output, K] in the dtype that `jax.lax.conv_general_dilated` gives. With
+      `return_final_state`, (result, final state), as `conv`.
 
     Raises:
       ValueError: unknown activation; bias or scale that are not [K], a residual of
@@ -87,16 +137,9 @@ def conv_bias_act(
       TypeError: one of them that is not an array; a residual of another dtype than
         the result; a bias or scale that is not floating; an activation that is
         neither a name nor a function.
-      TypeError, ValueError: as `conv_general_dilated`.
+      TypeError, ValueError: as `conv` and `conv_general_dilated`.
     """
-    outside, name = None, "identity"
-    if callable(activation):
-        outside = activation
-    elif activation is not None:
-        name = activation
-    chosen = activations.lookup(name)
-    x, w, bias = operand(x), operand(w), operand(bias)
-    residual, scale = operand(residual), operand(scale)
+    x, w, initial_state = operand(x), operand(w), operand(initial_state)
     arguments = lax_arguments(
         x,
         w,
@@ -107,18 +150,70 @@ def conv_bias_act(
         groups=groups,
         dimension_numbers=dimension_numbers,
         preferred_element_type=preferred_element_type,
-        paddings=(*OF_ZEROS, *edges.OF_CONV),
+        read_padding=edges.by_axis,
     )
-    given, numbers = x, arguments["dimension_numbers"]
-    if arguments["padding"] in edges.OF_CONV:
-        x, arguments["padding"] = edges.of_conv(
-            x, w, arguments["padding"], arguments["rhs_dilation"], numbers
+    is_part = return_final_state or initial_state is not None
+    if is_part:
+        parts.check_causal(padding, arguments)
+    arguments["padding"], extensions = edges.resolved(x, w, arguments)
+    given, final_state = x, None
+    if is_part:
+        x, arguments["padding"], final_state = parts.joined(
+            x, w, initial_state, arguments, return_final_state
         )
+    y = _layer(
+        edges.extended(x, extensions),
+        w,
+        operand(bias),
+        activation,
+        operand(residual),
+        operand(scale),
+        arguments,
+        given,
+        precision=precision,
+        algorithm=algorithm,
+        workspace_limit=workspace_limit,
+        out_sharding=out_sharding,
+    )
+    return y if final_state is None else (y, final_state)
+
+
+def _layer(
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None,
+    activation: Activation,
+    residual: jax.Array | None,
+    scale: jax.Array | None,
+    arguments: dict[str, Any],
+    given: jax.Array,
+    *,
+    precision: PrecisionLike,
+    algorithm: str,
+    workspace_limit: int | None,
+    out_sharding: Sharding,
+) -> jax.Array:
+    """The layer of x, which is `given` with what padding and parts put around it.
+
+    Args:
+      arguments: of `jax.lax.conv_general_dilated`, with padding that it takes.
+      The others are those of `conv_bias_act`.
+
+    Raises:
+      ValueError, TypeError: as `conv_bias_act`.
+    """
+    outside, name = None, "identity"
+    if callable(activation):
+        outside = activation
+    elif activation is not None:
+        name = activation
+    chosen = activations.lookup(name)
     call = resolve(
         x, w, precision, algorithm, workspace_limit, batch_group_count=1, **arguments
     )
     if isinstance(call, str):
-        with misfits.named(given, w, numbers, groups):
+        numbers = arguments["dimension_numbers"]
+        with misfits.named(given, w, numbers, arguments["feature_group_count"]):
             y = conv_general_dilated(
                 x,
                 w,
