@@ -13,11 +13,13 @@
 namespace jax_convbatch::causal {
 namespace {
 
-constexpr int kRows = 4;  // that a thread loads at a time
+// Rows that a thread has in flight: some 64 bytes.
+template <typename T, int kTaps, int kVector>
+constexpr int kRows =
+    Turn(kTaps, sizeof(T) == 2 && kVector > 1 && kTaps <= 4 ? 8 : 4);
 
 template <int kVector>
-__device__ __forceinline__ void ActivateAll(bool silu, float (&z)[kVector]) {
-  if (!silu) return;
+__device__ __forceinline__ void ActivateAll(float (&z)[kVector]) {
 #pragma unroll
   for (int v = 0; v < kVector; ++v) z[v] = Activate(Activation::kSilu, z[v]);
 }
@@ -25,56 +27,40 @@ __device__ __forceinline__ void ActivateAll(bool silu, float (&z)[kVector]) {
 template <typename T, int kTaps, int kVector, bool kSegments>
 __global__ void __launch_bounds__(kThreads) FpropKernel(const Problem p) {
   using V = Vector<T, kVector>;
+  constexpr int kTurn = kRows<T, kTaps, kVector>;
   const Walk<T, kVector> walk(p);
   if (walk.first >= walk.end) return;
-  float w[kTaps][kVector], bias[kVector];
-#pragma unroll
-  for (int t = 0; t < kTaps; ++t) {
-    walk.LoadWeights(p.arrays.w, kTaps, t, w[t]);
-  }
-  walk.LoadWeights(p.arrays.bias, 1, 0, bias);
-  // Rows before the first, then those of a turn; and those of the next turn.
-  float x[kTaps - 1 + kRows][kVector];
-  int ids[kTaps - 1 + kRows];
-  V next[kRows];
-  int next_ids[kRows];
-  auto load = [&](int64_t i) {
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      next[u] = V{};
-      next_ids[u] = 0;
-      if (i + u >= walk.end) continue;
-      next[u] = walk.Load(p.arrays.x, i + u);
-      if constexpr (kSegments) next_ids[u] = walk.Id(i + u);
-    }
+  Window<T, kTaps, kVector> window;
+  char* const x = walk.Origin(p.arrays.x);
+  char* const y = walk.Origin(p.arrays.y);
+  V next[kTurn];
+  int next_ids[kTurn];
+  // Beyond the end the last row, which nobody uses.
+  auto load = [&](int i, int u) {
+    const int row = min(i + u, walk.end - 1);
+    next[u] = *walk.Row(x, row);
+    if constexpr (kSegments) next_ids[u] = walk.Id(p, row);
   };
-  load(walk.first);
 #pragma unroll
-  for (int t = 0; t < kTaps - 1; ++t) {
-    const int64_t i = walk.first + t - (kTaps - 1);
-    Widen(walk.LoadEarlier(i), x[t]);
-    if constexpr (kSegments) ids[t] = walk.Id(i);
-  }
-  for (int64_t i = walk.first; i < walk.end; i += kRows) {
+  for (int u = 0; u < kTurn; ++u) load(walk.first, u);
+  window.template Load<kSegments>(walk, p);
+  for (int i = walk.first; i < walk.end; i += kTurn) {
+    float z[kTurn][kVector];
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      Widen(next[u], x[kTaps - 1 + u]);
-      ids[kTaps - 1 + u] = next_ids[u];
+    for (int u = 0; u < kTurn; ++u) {
+      Widen(next[u], window.x[Place<kTaps>(u)]);
+      if constexpr (kSegments) window.ids[Place<kTaps>(u)] = next_ids[u];
+      load(i + kTurn, u);
+      SumTaps<kTaps, kVector, kSegments>(window.w, window.bias, window.x,
+                                         window.ids, u, z[u]);
     }
-    load(i + kRows);
+    if (p.silu) {
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (i + u >= walk.end) break;
-      float z[kVector];
-      SumTaps<kTaps, kVector, kSegments>(w, bias, x + u, ids + u, z);
-      ActivateAll(p.silu, z);
-      static_cast<V*>(p.arrays.y)[walk.At(i + u)] = Narrow<T>(z);
+      for (int u = 0; u < kTurn; ++u) ActivateAll(z[u]);
     }
 #pragma unroll
-    for (int t = 0; t < kTaps - 1; ++t) {
-      ids[t] = ids[t + kRows];
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) x[t][v] = x[t + kRows][v];
+    for (int u = 0; u < kTurn; ++u) {
+      if (i + u < walk.end) *walk.Row(y, i + u) = Narrow<T>(z[u]);
     }
   }
 }
@@ -90,7 +76,7 @@ constexpr int kSamples = 2;  // of a thread, which have its weights
 // One thread has all rows of a few samples' state in its channels, so that
 // these may be overwritten.
 template <typename T, int kTaps, int kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     UpdateKernel(const UpdateProblem p) {
   using V = Vector<T, kVector>;
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -129,8 +115,8 @@ __global__ void __launch_bounds__(kThreads)
     float x[kTaps][kVector], z[kVector];
 #pragma unroll
     for (int t = 0; t < kTaps; ++t) Widen(rows[s][t], x[t]);
-    SumTaps<kTaps, kVector, false>(w, bias, x, nullptr, z);
-    ActivateAll(p.silu, z);
+    SumTaps<kTaps, kVector, false>(w, bias, x, {}, kTaps - 1, z);
+    if (p.silu) ActivateAll(z);
     static_cast<V*>(p.arrays.y)[samples[s] * p.columns + column] = Narrow<T>(z);
     V* const to = static_cast<V*>(p.arrays.new_state) +
                   samples[s] * p.state_rows * p.columns + column;
@@ -154,12 +140,14 @@ template <typename T, int kTaps, int kVector>
 cudaError_t LaunchFprop(cudaStream_t stream, const CausalConv1d& call,
                         const Arrays& arrays) {
   const Tasks tasks = TasksOf(call, kVector);
-  const int64_t blocks = tasks.blocks(call.G);
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (!tasks.fits(call.G)) return cudaErrorInvalidConfiguration;
+  const unsigned blocks = static_cast<unsigned>(tasks.blocks(call.G));
   const Problem problem = ProblemOf(call, tasks, arrays);
-  const auto kernel = call.has_ids ? &FpropKernel<T, kTaps, kVector, true>
-                                   : &FpropKernel<T, kTaps, kVector, false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(problem);
+  // Odd channels have one kernel.
+  const auto kernel = kVector == 1 || call.has_ids
+                          ? &FpropKernel<T, kTaps, kVector, true>
+                          : &FpropKernel<T, kTaps, kVector, kVector == 1>;
+  kernel<<<blocks, kThreads, 0, stream>>>(problem);
   return cudaGetLastError();
 }
 
@@ -182,9 +170,8 @@ cudaError_t LaunchUpdate(cudaStream_t stream, const CausalConv1d& call,
   return cudaGetLastError();
 }
 
-// 16 bytes of one row, or 8 of longer filters, whose rows take more registers.
-template <typename T, int kTaps>
-constexpr int kWide = (sizeof(T) == 2 && kTaps > 4) ? 4 : 16 / sizeof(T);
+// Channels of a thread: more of them take more registers than they save work.
+constexpr int kWide = 4;
 
 }  // namespace
 
@@ -192,9 +179,9 @@ cudaError_t Fprop(cudaStream_t stream, const CausalConv1d& call,
                   const Arrays& arrays) {
   return ForDtypeAndTaps(call, [&](auto tag, auto taps) {
     using T = typename decltype(tag)::type;
-    constexpr int kTaps = taps(), kVector = kWide<T, kTaps>;
-    if (call.C % kVector == 0) {
-      return LaunchFprop<T, kTaps, kVector>(stream, call, arrays);
+    constexpr int kTaps = taps();
+    if (call.C % kWide == 0) {
+      return LaunchFprop<T, kTaps, kWide>(stream, call, arrays);
     }
     return LaunchFprop<T, kTaps, 1>(stream, call, arrays);
   });
@@ -204,9 +191,9 @@ cudaError_t Update(cudaStream_t stream, const CausalConv1d& call,
                    const Arrays& arrays) {
   return ForDtypeAndTaps(call, [&](auto tag, auto taps) {
     using T = typename decltype(tag)::type;
-    constexpr int kTaps = taps(), kVector = kWide<T, kTaps>;
-    if (call.C % kVector == 0) {
-      return LaunchUpdate<T, kTaps, kVector>(stream, call, arrays);
+    constexpr int kTaps = taps();
+    if (call.C % kWide == 0) {
+      return LaunchUpdate<T, kTaps, kWide>(stream, call, arrays);
     }
     return LaunchUpdate<T, kTaps, 1>(stream, call, arrays);
   });

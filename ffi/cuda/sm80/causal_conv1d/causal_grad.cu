@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "activation.h"
 #include "cuda/common/dependent_launch.cuh"
@@ -14,19 +15,17 @@
 namespace jax_convbatch::causal {
 namespace {
 
-constexpr int kRows = 4;  // that a thread loads at a time
-
 // dw and dbias of one thread's rows and channels, taps and then bias.
 template <int kTaps, int kVector>
 using Sums = float[kTaps + 1][kVector];
 
 // Adds those of a block's teams, in order, and stores a partial sum.
 template <int kTaps, int kVector>
-__device__ void StorePartials(const Problem& p, int64_t set, int64_t group,
-                              int64_t tile, int lane, int team,
+__device__ void StorePartials(const Problem& p, int set, int group, int tile,
+                              int lane, int team,
                               const Sums<kTaps, kVector>& sums) {
   extern __shared__ float shared[];
-  const int width = p.tasks.lanes * kVector;
+  const int width = p.lanes * kVector;
 #pragma unroll
   for (int t = 0; t <= kTaps; ++t) {
 #pragma unroll
@@ -36,18 +35,17 @@ __device__ void StorePartials(const Problem& p, int64_t set, int64_t group,
     }
   }
   __syncthreads();
-  const int64_t sets = set * p.tasks.groups + group;
+  const int64_t sets = int64_t{set} * p.groups + group;
   float* const dw = p.arrays.partials + sets * kTaps * p.C;
   float* const dbias = p.arrays.partials +
-                       gridDim.x / p.tasks.tiles * int64_t{kTaps} * p.C +
-                       sets * p.C;
+                       gridDim.x / p.tiles * int64_t{kTaps} * p.C + sets * p.C;
   for (int i = threadIdx.x; i < (kTaps + 1) * width; i += kThreads) {
     float total = 0;
-    for (int from = 0; from < p.tasks.teams; ++from) {
+    for (int from = 0; from < p.teams; ++from) {
       total += shared[from * (kTaps + 1) * width + i];
     }
     const int t = i / width;
-    const int64_t channel = tile * width + i - t * width;
+    const int64_t channel = int64_t{tile} * width + i - t * width;
     if (channel >= p.C) continue;
     if (t < kTaps) {
       dw[t * p.C + channel] = total;
@@ -57,120 +55,97 @@ __device__ void StorePartials(const Problem& p, int64_t set, int64_t group,
   }
 }
 
-template <typename T, int kTaps, int kVector, bool kSegments>
+template <typename T, int kTaps, int kVector, bool kSegments, bool kSilu>
 __global__ void __launch_bounds__(kThreads) GradKernel(const Problem p) {
   using V = Vector<T, kVector>;
-  constexpr int kEarlier = kTaps - 1;
+  constexpr int kEarlier = kTaps - 1, kTurn = Turn(kTaps, kGradRows);
   const Walk<T, kVector> walk(p);
-  float w[kTaps][kVector], bias[kVector];
-#pragma unroll
-  for (int t = 0; t < kTaps; ++t) {
-    walk.LoadWeights(p.arrays.w, kTaps, t, w[t]);
-  }
-  walk.LoadWeights(p.arrays.bias, 1, 0, bias);
+  Window<T, kTaps, kVector> window;
+  float (&x)[kTaps][kVector] = window.x;
+  float dz[kTaps][kVector] = {};
   Sums<kTaps, kVector> sums = {};
-  // Rows before a turn's, and its own. A row's dx is whole when the dz of
-  // kEarlier more rows are there, so that a thread goes beyond its end.
-  float x[kEarlier + kRows][kVector], dz[kEarlier + kRows][kVector];
-  int ids[kEarlier + kRows];
-  V next_x[kRows], next_dy[kRows];
-  int next_ids[kRows];
-  const bool has_rows = walk.first < walk.end;
-  const int64_t last = has_rows ? walk.end + kEarlier : walk.first;
-  const int64_t there = min(last, walk.length);  // rows that are read
-  auto load = [&](int64_t i) {
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      next_x[u] = V{};
-      next_dy[u] = V{};
-      next_ids[u] = 0;
-      if (i + u >= there) continue;
-      next_x[u] = walk.Load(p.arrays.x, i + u);
-      next_dy[u] = walk.Load(p.arrays.dy, i + u);
-      if constexpr (kSegments) next_ids[u] = walk.Id(i + u);
-    }
+  char* const x_rows = walk.Origin(p.arrays.x);
+  char* const dy_rows = walk.Origin(p.arrays.dy);
+  char* const dx_rows = walk.Origin(p.arrays.dx);
+  V next_x[kTurn], next_dy[kTurn];
+  int next_ids[kTurn];
+  // A row's dx is whole when the dz of kEarlier more rows are there, so that a
+  // thread goes beyond its end.
+  const int there = min(walk.end + kEarlier, walk.length);
+  // Beyond what is there the last row, with a dy of zero.
+  auto load = [&](int i, int u) {
+    const int row = min(i + u, there - 1);
+    next_x[u] = *walk.Row(x_rows, row);
+    next_dy[u] = *walk.Row(dy_rows, row);
+    if (i + u >= there) next_dy[u] = V{};
+    if constexpr (kSegments) next_ids[u] = walk.Id(p, row);
   };
-  if (has_rows) {
-    load(walk.first);
+  // One turn: of this thread's rows, which are summed, or of those behind.
+  auto turn = [&](auto own, int i) {
 #pragma unroll
-    for (int t = 0; t < kEarlier; ++t) {
-      const int64_t i = walk.first + t - kEarlier;
-      Widen(walk.LoadEarlier(i), x[t]);
-      if constexpr (kSegments) ids[t] = walk.Id(i);
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) dz[t][v] = 0;
-    }
-  }
-  for (int64_t i = walk.first; i < last; i += kRows) {
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      Widen(next_x[u], x[kEarlier + u]);
-      Widen(next_dy[u], dz[kEarlier + u]);
-      ids[kEarlier + u] = next_ids[u];
-    }
-    load(i + kRows);
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      float (&own)[kVector] = dz[kEarlier + u];
-      if (p.silu) {
+    for (int u = 0; u < kTurn; ++u) {
+      const int at = Place<kTaps>(u);
+      Widen(next_x[u], x[at]);
+      Widen(next_dy[u], dz[at]);
+      if constexpr (kSegments) window.ids[at] = next_ids[u];
+      if constexpr (own()) load(i + kTurn, u);
+      if constexpr (kSilu) {
         float z[kVector];
-        SumTaps<kTaps, kVector, kSegments>(w, bias, x + u, ids + u, z);
+        SumTaps<kTaps, kVector, kSegments>(window.w, window.bias, x, window.ids,
+                                           u, z);
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
-          own[v] = ActivationGrad(Activation::kSilu, z[v], own[v]);
+          const float of = ActivationGrad(Activation::kSilu, z[v], dz[at][v]);
+          dz[at][v] = kVector > 1 || p.silu ? of : dz[at][v];
         }
       }
-      if (i + u >= there) {
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) own[v] = 0;
-      }
-      if (i + u < walk.end) {
+      if constexpr (own()) {
 #pragma unroll
         for (int t = 0; t < kTaps; ++t) {
-          const bool reads = !kSegments || ids[u + t] == ids[u + kEarlier];
+          const int from = Place<kTaps>(u + 1 + t);
+          const bool reads = !kSegments || window.ids[from] == window.ids[at];
 #pragma unroll
           for (int v = 0; v < kVector; ++v) {
-            sums[t][v] = fmaf(own[v], reads ? x[u + t][v] : 0.0f, sums[t][v]);
+            const float of = reads ? x[from][v] : 0.0f;
+            sums[t][v] = fmaf(dz[at][v], of, sums[t][v]);
           }
         }
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) sums[kTaps][v] += own[v];
+        for (int v = 0; v < kVector; ++v) sums[kTaps][v] += dz[at][v];
       }
       // The row that is whole now.
-      const int64_t row = i + u - kEarlier;
-      const bool is_state = row < 0 && p.arrays.dstate != nullptr;
-      if (i + u < last && (row >= walk.first || is_state)) {
-        float dx[kVector] = {};
+      const int row = i + u - kEarlier;
+      const int place = Place<kTaps>(u + 1);
+      float dx[kVector] = {};
 #pragma unroll
-        for (int t = 0; t < kTaps; ++t) {
-          const bool reads = !kSegments || ids[u + kEarlier - t] == ids[u];
+      for (int t = 0; t < kTaps; ++t) {
+        const int from = Place<kTaps>(u - t);
+        const bool reads = !kSegments || window.ids[from] == window.ids[place];
 #pragma unroll
-          for (int v = 0; v < kVector; ++v) {
-            const float of = reads ? dz[u + kEarlier - t][v] : 0.0f;
-            dx[v] = fmaf(w[t][v], of, dx[v]);
-          }
-        }
-        const V stored = Narrow<T>(dx);
-        if (row < 0) {
-          static_cast<V*>(p.arrays.dstate)[walk.AtState(row)] = stored;
-        } else {
-          static_cast<V*>(p.arrays.dx)[walk.At(row)] = stored;
+        for (int v = 0; v < kVector; ++v) {
+          dx[v] = fmaf(window.w[t][v], reads ? dz[from][v] : 0.0f, dx[v]);
         }
       }
-    }
-#pragma unroll
-    for (int t = 0; t < kEarlier; ++t) {
-      ids[t] = ids[t + kRows];
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        x[t][v] = x[t + kRows][v];
-        dz[t][v] = dz[t + kRows][v];
+      const V stored = Narrow<T>(dx);
+      if (row >= walk.first && row < walk.end) {
+        *walk.Row(dx_rows, row) = stored;
+      }
+      if (u < kEarlier && own() && row < 0 && p.arrays.dstate != nullptr) {
+        *walk.Row(walk.StateOrigin(p.arrays.dstate), row) = stored;
       }
     }
+  };
+  if (walk.first < walk.end) {
+#pragma unroll
+    for (int u = 0; u < kTurn; ++u) load(walk.first, u);
+    window.template Load<kSegments>(walk, p);
+    int i = walk.first;
+    // Chunks end where a turn does, or the sequence, behind which dy is zero.
+    for (; i < walk.end; i += kTurn) turn(std::true_type(), i);
+    turn(std::false_type(), i);
   }
   LaunchDependents();
-  StorePartials<kTaps, kVector>(p, walk.set, walk.group,
-                                blockIdx.x % p.tasks.tiles, walk.lane,
+  StorePartials<kTaps, kVector>(p, walk.set, walk.group, walk.tile, walk.lane,
                                 walk.team, sums);
 }
 
@@ -178,13 +153,22 @@ template <typename T, int kTaps, int kVector>
 cudaError_t LaunchGrad(cudaStream_t stream, const CausalConv1d& call,
                        const Arrays& arrays) {
   const Tasks tasks = TasksOf(call, kVector);
-  const int64_t blocks = tasks.blocks(call.G);
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (!tasks.fits(call.G)) return cudaErrorInvalidConfiguration;
+  const unsigned blocks = static_cast<unsigned>(tasks.blocks(call.G));
   const Problem problem = ProblemOf(call, tasks, arrays);
   const int shared = kThreads * (kTaps + 1) * kVector * int{sizeof(float)};
-  const auto kernel = call.has_ids ? &GradKernel<T, kTaps, kVector, true>
-                                   : &GradKernel<T, kTaps, kVector, false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(problem);
+  const auto kernel = [&] {
+    // Odd channels have one kernel.
+    if constexpr (kVector == 1) return &GradKernel<T, kTaps, 1, true, true>;
+    if (call.activation == Activation::kSilu) {
+      return call.has_ids ? &GradKernel<T, kTaps, kVector, true, true>
+                          : &GradKernel<T, kTaps, kVector, kVector == 1, true>;
+    }
+    return call.has_ids
+               ? &GradKernel<T, kTaps, kVector, true, kVector == 1>
+               : &GradKernel<T, kTaps, kVector, kVector == 1, kVector == 1>;
+  }();
+  kernel<<<blocks, kThreads, shared, stream>>>(problem);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const int64_t taps = kTaps * call.C;

@@ -20,12 +20,23 @@ struct Tasks {
   int lanes, teams;
   int64_t columns;  // vectors of channels
   int64_t tiles;    // of `lanes` of them
-  int64_t chunk;    // rows
-  int64_t chunks;   // of a sequence of every dilation-th row
+  int64_t chunk;    // rows, a multiple of the gradient's turn
+  int64_t chunks;   // of a sequence
   int64_t groups;   // of chunks, of all samples of a set of weights
 
   int64_t blocks(int64_t G) const { return G * groups * tiles; }
+  // Whether kernels can count them in 32 bits.
+  bool fits(int64_t G) const {
+    return blocks(G) <= INT32_MAX && groups * teams <= INT32_MAX;
+  }
 };
+
+// Rows that a thread takes in turn, at least `least`: a multiple of the taps,
+// so that a row has the same registers in every turn.
+constexpr int Turn(int taps, int least) {
+  return (least + taps - 1) / taps * taps;
+}
+inline constexpr int kGradRows = 4;
 
 // It does not depend on the GPU, so that sums of partial sums do not.
 inline Tasks TasksOf(const CausalConv1d& call, int vector) {
@@ -41,7 +52,8 @@ inline Tasks TasksOf(const CausalConv1d& call, int vector) {
   const int64_t sequences = call.n * std::min(call.dilation, call.L);
   const int64_t all = call.G * sequences * tasks.tiles * rows;
   const int64_t chunk = all / (kBlocks * tasks.teams);
-  tasks.chunk = std::clamp((chunk + 7) / 8 * 8, kLeast, kMost);
+  const int64_t turn = Turn(static_cast<int>(call.taps), kGradRows);
+  tasks.chunk = std::clamp(chunk, kLeast, kMost) / turn * turn;
   tasks.chunks = (rows + tasks.chunk - 1) / tasks.chunk;
   tasks.groups = (sequences * tasks.chunks + tasks.teams - 1) / tasks.teams;
   return tasks;

@@ -13,96 +13,111 @@
 namespace jax_convbatch::causal {
 
 struct Problem {
-  Tasks tasks;
-  int64_t n, L, C, dilation, state_rows;
-  int64_t phases;  // sequences of a sample
+  int lanes, teams, tiles, chunk, chunks, groups, columns;
+  int n, L, C, dilation, state_rows;
+  int phases;  // sequences of a sample
   bool silu;
   Arrays arrays;
 };
 
 inline Problem ProblemOf(const CausalConv1d& call, const Tasks& tasks,
                          const Arrays& arrays) {
-  return {tasks,
-          call.n,
-          call.L,
-          call.C,
-          call.dilation,
-          call.state_rows,
-          std::min(call.dilation, call.L),
+  const auto narrow = [](int64_t i) { return static_cast<int>(i); };
+  return {tasks.lanes,
+          tasks.teams,
+          narrow(tasks.tiles),
+          narrow(tasks.chunk),
+          narrow(tasks.chunks),
+          narrow(tasks.groups),
+          narrow(tasks.columns),
+          narrow(call.n),
+          narrow(call.L),
+          narrow(call.C),
+          narrow(call.dilation),
+          narrow(call.state_rows),
+          narrow(std::min(call.dilation, call.L)),
           call.activation == Activation::kSilu,
           arrays};
 }
 
 // Rows are counted along the thread's sequence: row i is position
-// phase + i * dilation, and rows before 0 are the state's.
+// phase + i * dilation, and rows before 0 are the state's. What has no task
+// walks along no rows, and what has no channels along those of the first.
 template <typename T, int kVector>
 class Walk {
  public:
   using V = Vector<T, kVector>;
 
-  int64_t set, group;  // of weights; of chunks
-  int64_t first, end;  // rows of this thread; none where it has no task
-  int64_t length;      // rows of the sequence
-  int64_t column;      // of channels
+  int set, group, tile;  // of weights; of chunks; of channels
+  int first, end;        // rows of this thread
+  int length;            // rows of the sequence
+  int column, lane, team;
   bool has_channels;
-  int lane, team;
 
-  __device__ explicit Walk(const Problem& p) : p_(p) {
-    const Tasks& tasks = p.tasks;
-    lane = threadIdx.x % tasks.lanes;
-    team = threadIdx.x / tasks.lanes;
-    const int64_t tile = blockIdx.x % tasks.tiles;
-    const int64_t rest = blockIdx.x / tasks.tiles;
-    group = rest % tasks.groups;
-    set = rest / tasks.groups;
-    column = tile * tasks.lanes + lane;
-    has_channels = column < tasks.columns;
-    const int64_t task = group * tasks.teams + team;
-    const int64_t sequence = task / tasks.chunks;
-    const int64_t sample = sequence / p.phases;
-    const bool has_task = sample < p.n && has_channels;
-    phase_ = sequence - sample * p.phases;
-    sample_ = set * p.n + (has_task ? sample : 0);
-    length = (p.L - phase_ + p.dilation - 1) / p.dilation;
-    first = (task - sequence * tasks.chunks) * tasks.chunk;
-    end = has_task ? min(first + tasks.chunk, length) : 0;
-    if (!has_task) first = 0;
+  __device__ explicit Walk(const Problem& p) {
+    lane = threadIdx.x % static_cast<unsigned>(p.lanes);
+    team = threadIdx.x / static_cast<unsigned>(p.lanes);
+    const unsigned rest = blockIdx.x / static_cast<unsigned>(p.tiles);
+    tile = blockIdx.x - rest * p.tiles;
+    set = rest / static_cast<unsigned>(p.groups);
+    group = rest - set * p.groups;
+    column = tile * p.lanes + lane;
+    has_channels = column < p.columns;
+    if (!has_channels) column = 0;
+    const unsigned task = group * p.teams + team;
+    const unsigned sequence = task / static_cast<unsigned>(p.chunks);
+    unsigned sample = sequence / static_cast<unsigned>(p.phases);
+    const int phase = sequence - sample * p.phases;
+    const bool has_task = sample < static_cast<unsigned>(p.n) && has_channels;
+    if (!has_task) sample = 0;
+    length = (p.L - phase + p.dilation - 1) / p.dilation;
+    first = (task - sequence * p.chunks) * p.chunk;
+    end = min(first + p.chunk, length);
+    if (!has_task) first = end = 0;
+    const int64_t index = int64_t{set} * p.n + sample;
+    constexpr int64_t kSize = sizeof(V);
+    stride_ = int64_t{p.dilation} * p.columns * kSize;
+    row_ = ((index * p.L + phase) * p.columns + column) * kSize;
+    const int64_t behind = (index + 1) * p.state_rows + phase;
+    state_row_ = (behind * p.columns + column) * kSize;
+    id_ = index * (p.state_rows + p.L) + p.state_rows + phase;
   }
 
-  // Row i of x, or of an array like it; i in [0, length).
-  __device__ int64_t At(int64_t i) const {
-    const int64_t position = phase_ + i * p_.dilation;
-    return (sample_ * p_.L + position) * p_.tasks.columns + column;
+  // Row 0 of x, or of an array like it; row i is Row(origin, i).
+  __device__ char* Origin(const void* array) const {
+    return static_cast<char*>(const_cast<void*>(array)) + row_;
   }
-  // Row i of the state; i in [1 - taps, 0).
-  __device__ int64_t AtState(int64_t i) const {
-    const int64_t position = p_.state_rows + phase_ + i * p_.dilation;
-    return (sample_ * p_.state_rows + position) * p_.tasks.columns + column;
+  // Of the state, whose rows are those before 0.
+  __device__ char* StateOrigin(const void* state) const {
+    return static_cast<char*>(const_cast<void*>(state)) + state_row_;
   }
-  __device__ V Load(const void* array, int64_t i) const {
-    return static_cast<const V*>(array)[At(i)];
+  __device__ V* Row(char* origin, int i) const {
+    return reinterpret_cast<V*>(origin + int64_t{i} * stride_);
   }
   // Of x or the state before it.
-  __device__ V LoadEarlier(int64_t i) const {
-    if (i >= 0) return Load(p_.arrays.x, i);
-    if (p_.arrays.state == nullptr) return V{};
-    return static_cast<const V*>(p_.arrays.state)[AtState(i)];
+  __device__ V LoadEarlier(const Arrays& arrays, int i) const {
+    if (i >= 0) return *Row(Origin(arrays.x), i);
+    if (arrays.state == nullptr) return V{};
+    return *Row(StateOrigin(arrays.state), i);
   }
-  __device__ int Id(int64_t i) const {
-    const int64_t position = p_.state_rows + phase_ + i * p_.dilation;
-    return p_.arrays.ids[sample_ * (p_.state_rows + p_.L) + position];
+  __device__ int Id(const Problem& p, int i) const {
+    if (kVector == 1 && p.arrays.ids == nullptr) return 0;
+    return p.arrays.ids[id_ + int64_t{i} * p.dilation];
   }
-  // Of weights [G, kRows, C].
+  // Of weights [G, rows, C].
   __device__ void LoadWeights(const float* array, int rows, int row,
-                              float (&to)[kVector]) const {
-    const int64_t at = (set * rows + row) * p_.C + column * kVector;
+                              const Problem& p, float (&to)[kVector]) const {
+    const int64_t at = (int64_t{set} * rows + row) * p.C + column * kVector;
+    const auto* const from =
+        reinterpret_cast<const Vector<float, kVector>*>(array + at);
+    const Vector<float, kVector> loaded = *from;
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) to[v] = has_channels ? array[at + v] : 0;
+    for (int v = 0; v < kVector; ++v) to[v] = loaded.values[v];
   }
 
  private:
-  const Problem& p_;
-  int64_t phase_, sample_;
+  int64_t stride_, row_, state_row_;  // bytes
+  int64_t id_;
 };
 
 template <typename T, int kVector>
@@ -121,23 +136,55 @@ __device__ __forceinline__ Vector<T, kVector> Narrow(
   return to;
 }
 
-// z = bias + the sum of w[t] x[t] over those taps whose ids are the last one's.
+// The last kTaps rows, the u-th of a turn among them. In the place of a row
+// lies later the one that is kTaps farther.
+template <int kTaps>
+__device__ constexpr int Place(int u) {
+  return (u + kTaps) % kTaps;
+}
+
+// z = bias + the sum of w[t] x[t] over those taps whose ids are the last one's,
+// which is that of row u.
 template <int kTaps, int kVector, bool kSegments>
 __device__ __forceinline__ void SumTaps(const float (&w)[kTaps][kVector],
                                         const float (&bias)[kVector],
-                                        const float (*x)[kVector],
-                                        const int* ids, float (&z)[kVector]) {
+                                        const float (&x)[kTaps][kVector],
+                                        const int (&ids)[kTaps], int u,
+                                        float (&z)[kVector]) {
 #pragma unroll
   for (int v = 0; v < kVector; ++v) z[v] = bias[v];
 #pragma unroll
   for (int t = 0; t < kTaps; ++t) {
-    const bool reads = !kSegments || ids[t] == ids[kTaps - 1];
+    const int from = Place<kTaps>(u + 1 + t);
+    const bool reads = !kSegments || ids[from] == ids[Place<kTaps>(u)];
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      z[v] = fmaf(w[t][v], reads ? x[t][v] : 0.0f, z[v]);
+      z[v] = fmaf(w[t][v], reads ? x[from][v] : 0.0f, z[v]);
     }
   }
 }
+
+// w, bias, and the rows before the first.
+template <typename T, int kTaps, int kVector>
+struct Window {
+  float w[kTaps][kVector], bias[kVector], x[kTaps][kVector];
+  int ids[kTaps];
+
+  template <bool kSegments>
+  __device__ void Load(const Walk<T, kVector>& walk, const Problem& p) {
+#pragma unroll
+    for (int t = 0; t < kTaps - 1; ++t) {
+      const int i = walk.first + t - (kTaps - 1);
+      Widen(walk.LoadEarlier(p.arrays, i), x[Place<kTaps>(t + 1)]);
+      if constexpr (kSegments) ids[Place<kTaps>(t + 1)] = walk.Id(p, i);
+    }
+#pragma unroll
+    for (int t = 0; t < kTaps; ++t) {
+      walk.LoadWeights(p.arrays.w, kTaps, t, p, w[t]);
+    }
+    walk.LoadWeights(p.arrays.bias, 1, 0, p, bias);
+  }
+};
 
 }  // namespace jax_convbatch::causal
 
