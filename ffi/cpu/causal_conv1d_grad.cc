@@ -130,7 +130,7 @@ class ChunkGrad {
     }
     for (int64_t row = begin; row < end;) {
       const int64_t run = FindRun(
-          call_.taps, row, std::min(end - row, blocks_.fold), width_,
+          call_.taps, row, RunLimit(row, end), width_, call_.has_ids,
           at_.data(), [&](int64_t r, int64_t t) { return DzAt(begin, r, t); });
       const int64_t count = run * width_;
       A* sum = row_;
@@ -141,6 +141,16 @@ class ChunkGrad {
       row += run;
       out += run * call_.C;
     }
+  }
+
+  // Up to where, from a row on, each tap's dz stays inside or outside of y.
+  int64_t RunLimit(int64_t row, int64_t end) const {
+    int64_t limit = std::min(end - row, blocks_.fold);
+    for (int64_t t = 0; limit > 1 && t < call_.taps; ++t) {
+      const int64_t l = row - t * call_.dilation;
+      if (l < call_.L) limit = std::min(limit, l < 0 ? -l : call_.L - l);
+    }
+    return limit;
   }
 
   // The dz that tap t takes to row r, in the tile of the rows from `begin` on.
