@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "causal_conv1d.h"
 #include "causal_conv1d_call.h"
@@ -21,6 +24,38 @@ inline constexpr int64_t kTileRows = 32;
 // Stands for a row that does not count.
 template <typename A>
 inline constexpr A kZeros[kBlockChannels] = {};
+
+// What one thread works in, cut into pieces that start where a cache line does.
+template <typename A>
+class Scratch {
+ public:
+  static constexpr int64_t kLine = 64;
+
+  // Of the elements of each piece, which are then taken in this order.
+  explicit Scratch(std::initializer_list<int64_t> counts) : counts_(counts) {
+    int64_t bytes = kLine;
+    for (int64_t count : counts) bytes += Bytes(count);
+    data_.reset(new char[bytes]);
+    const auto address = reinterpret_cast<uintptr_t>(data_.get());
+    next_ = data_.get() + (kLine - address % kLine) % kLine;
+  }
+
+  A* Take() {
+    A* piece = reinterpret_cast<A*>(next_);
+    next_ += Bytes(counts_[taken_++]);
+    return piece;
+  }
+
+ private:
+  static int64_t Bytes(int64_t count) {
+    return (count * int64_t{sizeof(A)} + kLine - 1) / kLine * kLine;
+  }
+
+  std::vector<int64_t> counts_;
+  std::unique_ptr<char[]> data_;
+  char* next_;
+  size_t taken_ = 0;
+};
 
 // Channels are cut into blocks of about equal width; of narrow rows, `fold`
 // together are as wide as a block.
