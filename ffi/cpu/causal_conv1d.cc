@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "act_loops.h"
@@ -22,6 +21,9 @@ namespace jax_convbatch {
 namespace {
 
 using namespace causal_conv1d;
+
+// A task should be worth handing to another thread.
+constexpr int64_t kTaskElements = 1 << 15;
 
 template <typename T>
 struct Arrays {
@@ -41,15 +43,15 @@ void Forward(const CausalConv1d& call, const Arrays<T>& a) {
   const int64_t tiles = (call.L + tile - 1) / tile;
   const int64_t rows_size = TapRows<T>::BufferSize(call, tile, blocks.width);
   const int64_t weights_size = BlockWeights<A>::BufferSize(call, blocks);
+  const int64_t grain = 1 + kTaskElements / (tile * blocks.width);
   ParallelFor(
-      call.samples() * tiles * blocks.count, 8,
+      call.samples() * tiles * blocks.count, grain,
       [&](int64_t begin, int64_t end) {
-        const std::unique_ptr<A[]> buffer(new A[rows_size + weights_size]);
+        Scratch<A> scratch({rows_size, weights_size});
         std::vector<const A*> at(call.taps);
-        A z[kBlockChannels];
-        TapRows<T> rows(call, tile, buffer.get());
-        BlockWeights<A> weights(call, blocks, a.w, a.bias,
-                                buffer.get() + rows_size);
+        alignas(Scratch<A>::kLine) A z[kBlockChannels];
+        TapRows<T> rows(call, tile, scratch.Take());
+        BlockWeights<A> weights(call, blocks, a.w, a.bias, scratch.Take());
         for (int64_t i = begin; i < end; ++i) {
           const int64_t block = i % blocks.count, width = blocks.size(block);
           const int64_t first = i / blocks.count % tiles * tile;

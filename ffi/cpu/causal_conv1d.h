@@ -12,7 +12,7 @@
 namespace jax_convbatch {
 namespace causal_conv1d {
 
-inline constexpr int64_t kBlockChannels = 256;
+inline constexpr int64_t kBlockChannels = 512;
 inline constexpr int64_t kChunkRows = 128;
 
 // Narrow rows that are handled as one.

@@ -5,7 +5,6 @@
 //
 // The number of threads decides only who forms which chunk.
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "act_loops.h"
@@ -49,17 +48,17 @@ class ChunkGrad {
         chunks_(chunks),
         a_(arrays),
         tile_(std::min(kTileRows * blocks.fold, call.L)),
-        dz_tiles_{call.taps, call.dilation,
-                  std::min(chunks.positions, std::max(call.L, int64_t{1}))},
-        buffer_(new A[Size(call, blocks)]),
+        dz_tiles_{call.taps, call.dilation, std::min(chunks.positions, call.L)},
+        scratch_({TapRows<T>::BufferSize(call, tile_, blocks.width),
+                  BlockWeights<A>::BufferSize(call, blocks),
+                  dz_tiles_.rows() * blocks.width, sums_size(),
+                  blocks.lanes()}),
         at_(call.taps),
-        rows_(call, tile_,
-              Take(TapRows<T>::BufferSize(call, tile_, blocks.width))),
-        weights_(call, blocks, arrays.w, arrays.bias,
-                 Take(BlockWeights<A>::BufferSize(call, blocks))),
-        dz_(Take(dz_tiles_.rows() * blocks.width)),
-        sums_(Take(sums_size())),
-        row_(Take(blocks.lanes())) {}
+        rows_(call, tile_, scratch_.Take()),
+        weights_(call, blocks, arrays.w, arrays.bias, scratch_.Take()),
+        dz_(scratch_.Take()),
+        sums_(scratch_.Take()),
+        row_(scratch_.Take()) {}
 
   void Run(int64_t g, int64_t chunk, int64_t block) {
     const int64_t width = blocks_.size(block);
@@ -82,17 +81,6 @@ class ChunkGrad {
  private:
   int64_t sums_size() const { return (call_.taps + 1) * blocks_.lanes(); }
 
-  int64_t Size(const CausalConv1d& call, const Blocks& blocks) const {
-    return TapRows<T>::BufferSize(call, tile_, blocks.width) +
-           BlockWeights<A>::BufferSize(call, blocks) +
-           dz_tiles_.rows() * blocks.width + sums_size() + blocks.lanes();
-  }
-
-  A* Take(int64_t count) {
-    used_ += count;
-    return buffer_.get() + used_ - count;
-  }
-
   void Choose(int64_t sample, int64_t block, int64_t width) {
     const int64_t channel = blocks_.begin(block);
     width_ = width;
@@ -101,6 +89,7 @@ class ChunkGrad {
     const int64_t at = sample * call_.L * call_.C + channel;
     dy_ = a_.dy + at;
     dx_ = a_.dx + at;
+    if (!call_.has_state) return;
     dstate_ = a_.dstate + sample * call_.state_rows * call_.C + channel;
   }
 
@@ -130,7 +119,7 @@ class ChunkGrad {
     }
     for (int64_t row = begin; row < end;) {
       const int64_t run = FindRun(
-          call_.taps, row, std::min(end - row, blocks_.fold), width_,
+          call_.taps, row, RunLimit(row, end), width_, call_.has_ids,
           at_.data(), [&](int64_t r, int64_t t) { return DzAt(begin, r, t); });
       const int64_t count = run * width_;
       A* sum = row_;
@@ -141,6 +130,16 @@ class ChunkGrad {
       row += run;
       out += run * call_.C;
     }
+  }
+
+  // Up to where, from a row on, each tap's dz stays inside or outside of y.
+  int64_t RunLimit(int64_t row, int64_t end) const {
+    int64_t limit = std::min(end - row, blocks_.fold);
+    for (int64_t t = 0; limit > 1 && t < call_.taps; ++t) {
+      const int64_t l = row - t * call_.dilation;
+      if (l < call_.L) limit = std::min(limit, l < 0 ? -l : call_.L - l);
+    }
+    return limit;
   }
 
   // The dz that tap t takes to row r, in the tile of the rows from `begin` on.
@@ -211,8 +210,7 @@ class ChunkGrad {
   const Arrays<T>& a_;
   const int64_t tile_;
   const TapTiles dz_tiles_;
-  const std::unique_ptr<A[]> buffer_;
-  int64_t used_ = 0;
+  Scratch<A> scratch_;
   std::vector<const A*> at_;
   TapRows<T> rows_;
   BlockWeights<A> weights_;

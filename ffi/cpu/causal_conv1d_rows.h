@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "causal_conv1d.h"
 #include "causal_conv1d_call.h"
@@ -21,6 +24,38 @@ inline constexpr int64_t kTileRows = 32;
 // Stands for a row that does not count.
 template <typename A>
 inline constexpr A kZeros[kBlockChannels] = {};
+
+// What one thread works in, cut into pieces that start where a cache line does.
+template <typename A>
+class Scratch {
+ public:
+  static constexpr int64_t kLine = 64;
+
+  // Of the elements of each piece, which are then taken in this order.
+  explicit Scratch(std::initializer_list<int64_t> counts) : counts_(counts) {
+    int64_t bytes = kLine;
+    for (int64_t count : counts) bytes += Bytes(count);
+    data_.reset(new char[bytes]);
+    const auto address = reinterpret_cast<uintptr_t>(data_.get());
+    next_ = data_.get() + (kLine - address % kLine) % kLine;
+  }
+
+  A* Take() {
+    A* piece = reinterpret_cast<A*>(next_);
+    next_ += Bytes(counts_[taken_++]);
+    return piece;
+  }
+
+ private:
+  static int64_t Bytes(int64_t count) {
+    return (count * int64_t{sizeof(A)} + kLine - 1) / kLine * kLine;
+  }
+
+  std::vector<int64_t> counts_;
+  std::unique_ptr<char[]> data_;
+  char* next_;
+  size_t taken_ = 0;
+};
 
 // Channels are cut into blocks of about equal width; of narrow rows, `fold`
 // together are as wide as a block.
@@ -61,8 +96,9 @@ struct TapTiles {
 // `limit`, all rows follow one another with `stride`.
 template <typename A, typename At>
 int64_t FindRun(int64_t taps, int64_t i, int64_t limit, int64_t stride,
-                const A** rows, At at) {
+                bool has_ids, const A** rows, At at) {
   for (int64_t t = 0; t < taps; ++t) rows[t] = at(i, t);
+  if (!has_ids) return limit;
   int64_t run = 1;
   for (; run < limit; ++run) {
     for (int64_t t = 0; t < taps; ++t) {
@@ -130,10 +166,15 @@ class TapRows {
     }
   }
 
-  // As FindRun, of positions before `end`.
+  // As FindRun, of at most `fold` positions before `end`.
   int64_t Find(int64_t l, int64_t end, int64_t fold, const A** rows) const {
-    return FindRun(call_.taps, l, std::min(end - l, fold),
-                   kConverts ? width_ : call_.C, rows,
+    int64_t limit = std::min(end - l, fold);
+    for (int64_t t = 0; limit > 1 && t < call_.taps; ++t) {
+      const int64_t left = call_.state_rows - l - t * call_.dilation;
+      if (left > 0) limit = std::min(limit, left);
+    }
+    return FindRun(call_.taps, l, limit, kConverts ? width_ : call_.C,
+                   call_.has_ids, rows,
                    [&](int64_t i, int64_t t) { return At(i, t); });
   }
 
@@ -142,9 +183,13 @@ class TapRows {
  private:
   void Convert(int64_t row, int64_t end, int64_t place) {
     if constexpr (kConverts) {
-      for (; row < end; ++row, ++place) {
+      // Rows without a gap are one.
+      const bool whole = width_ == call_.C;
+      for (int64_t rows; row < end; row += rows, place += rows) {
+        const int64_t S = call_.state_rows;
+        rows = whole ? (row < S ? std::min(S, end) : end) - row : 1;
         if (IsPadding(row)) continue;
-        WidenRow(Row(row), buffer_ + place * width_, width_);
+        WidenRow(Row(row), buffer_ + place * width_, rows * width_);
       }
     }
   }

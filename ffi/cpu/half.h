@@ -31,6 +31,13 @@ To BitCast(From from) {
   return to;
 }
 
+// One of two, without a branch that compilers might move arithmetic into: they
+// vectorise none under a condition.
+inline uint32_t Select(bool first, uint32_t a, uint32_t b) {
+  const uint32_t mask = 0u - uint32_t{first};
+  return (a & mask) | (b & ~mask);
+}
+
 inline float ToCompute(float value) { return value; }
 inline double ToCompute(double value) { return value; }
 inline float ToCompute(BFloat16 value) {
@@ -39,16 +46,15 @@ inline float ToCompute(BFloat16 value) {
 inline float ToCompute(Half value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
   const uint32_t rest = uint32_t{value.bits & 0x7fffu};
-  if (rest >= 0x7c00u) {  // inf and nan
-    return BitCast<float>(sign | 0x7f800000u | rest << 13);
-  }
-  // Shifted into place, the exponent is too small by 127 - 15. A subnormal
-  // number counts units of 2^-24; as a float it is normal, so that flushing
-  // subnormal numbers to zero does no harm.
-  if (rest >= 0x400u) return BitCast<float>(sign | (rest << 13) + 0x38000000u);
+  // Shifted into place, the exponent is too small by 127 - 15; that of inf and
+  // nan, by twice as much. A subnormal number counts units of 2^-24; as a float
+  // it is normal, so that flushing subnormal numbers to zero does no harm.
+  const uint32_t normal =
+      (rest << 13) + Select(rest >= 0x7c00u, 0x70000000u, 0x38000000u);
   const float units = static_cast<float>(static_cast<int32_t>(rest));
-  return BitCast<float>(sign |
-                        BitCast<uint32_t>(units * BitCast<float>(0x33800000u)));
+  const uint32_t subnormal =
+      BitCast<uint32_t>(units * BitCast<float>(0x33800000u));
+  return BitCast<float>(sign | Select(rest >= 0x400u, normal, subnormal));
 }
 
 template <typename T>
@@ -76,18 +82,17 @@ inline Half FromCompute<Half>(float value) {
   const uint32_t bits = BitCast<uint32_t>(value);
   const uint16_t sign = bits >> 16 & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  uint32_t half;
-  if (magnitude > 0x7f800000u) {  // nan
-    half = 0x7e00u;
-  } else if (magnitude >= 0x477ff000u) {  // rounds to 2^16 or more: inf
-    half = 0x7c00u;
-  } else if (magnitude >= 0x38800000u) {  // normal
-    half = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  } else {
-    // Subnormal: adding 0.5 puts the unit in the last place of a float where
-    // that of the result is, so the addition does the rounding.
-    half = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  }
+  const uint32_t normal =
+      (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  // Subnormal: adding 0.5 puts the unit in the last place of a float where that
+  // of the result is, so the addition does the rounding. Of large numbers no
+  // such sum is formed.
+  const uint32_t small = Select(magnitude < 0x38800000u, magnitude, 0u);
+  const uint32_t subnormal =
+      BitCast<uint32_t>(BitCast<float>(small) + 0.5f) - 0x3f000000u;
+  uint32_t half = Select(magnitude >= 0x38800000u, normal, subnormal);
+  half = Select(magnitude >= 0x477ff000u, 0x7c00u, half);  // 2^16 or more
+  half = Select(magnitude > 0x7f800000u, 0x7e00u, half);   // nan
   return {static_cast<uint16_t>(sign | half)};
 }
 
