@@ -30,9 +30,11 @@ def loss(params: Params, x: jax.Array) -> jax.Array:
 class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.conv = jnnx.Conv(3, 4, (3, 3), activation="gelu", rngs=rngs)
+        self.mix = jnnx.CausalConv1D(4, activation="silu", rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.conv(x, residual=None)
+        self.mix.init_cache((2, 8, 8, 4), jnp.float32)
+        return self.mix(self.conv(x, residual=None), decode=True)
 
 
 class Block(linen.Module):
@@ -42,6 +44,7 @@ class Block(linen.Module):
         y = jlinen.ConvTranspose(4, (3, 3), activation=jax.nn.relu)(y)
         y = jlinen.ConvBlock(4, (3, 3))(y, residual=y)
         y = jlinen.NormActConv(4, (3, 3), norm="group", num_groups=2)(y, residual=y)
+        y = jlinen.CausalConv1D(4, activation="silu")(y, segment_ids=None)
         return jlinen.DeformConv(features=3, kernel_size=3)(y)
 
 

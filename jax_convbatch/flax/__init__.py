@@ -6,7 +6,8 @@
 has the same parameters, so that a checkpoint of Flax's layer loads. `ConvBlock` is a
 convolution with its norm, a residual and an activation, `NormActConv` a norm and an
 activation before a convolution, `DeformConv` a deformable convolution that predicts its
-offsets. Needs Flax: `pip install 'jax_convbatch[flax]'`.
+offsets, `CausalConv1D` the short causal convolution of Mamba, with a cache for
+decoding. Needs Flax: `pip install 'jax_convbatch[flax]'`.
 """
 
 try:

@@ -17,10 +17,18 @@ from jax_convbatch._api.types import Activation, Ints
 from jax_convbatch._layers import activations
 from jax_convbatch._layers.channel_sums import normalized
 from jax_convbatch.flax import _call, _deform
+from jax_convbatch.flax._nnx_causal import CausalConv1D
 from jax_convbatch.flax._nnx_conv import Conv, ConvTranspose, arrays, set_options
 from jax_convbatch.flax._nnx_norm_act import NormActConv
 
-__all__ = ["Conv", "ConvBlock", "ConvTranspose", "DeformConv", "NormActConv"]
+__all__ = [
+    "CausalConv1D",
+    "Conv",
+    "ConvBlock",
+    "ConvTranspose",
+    "DeformConv",
+    "NormActConv",
+]
 
 
 def __dir__() -> list[str]:
