@@ -105,6 +105,7 @@ def causal_conv1d(
     state, ids = operand(initial_state), operand(segment_ids)
     if state is not None:
         _check_state("initial_state", state, (n, reach, channels), x)
+        state = state if reach else None
     if ids is not None:
         _check_ids(ids, (n, length))
         before = jnp.broadcast_to(ids[:, :1], (n, reach if length else 0))
@@ -147,10 +148,10 @@ def causal_conv1d_update(
     reach = _check(x, w, bias, dilation, ("N", "C"))
     n, channels = x.shape
     _check_state("state", state, (n, reach, channels), x)
-    if w.shape[0] > MOST_TAPS:
-        one = x[:, None]
-        y = _activated(one, w, bias, state, None, dilation, activation)
-        return y[:, 0], _last(one, state, None, reach)
+    if not 1 < w.shape[0] <= MOST_TAPS:
+        one, before = x[:, None], state if reach else None
+        y = _activated(one, w, bias, before, None, dilation, activation)
+        return y[:, 0], _last(one, before, None, reach)
     name, function = _fused(activation)
     w, bias = _wide(x, w, bias)
     y, after = primitives.update(

@@ -70,13 +70,14 @@ def partitioned(local: Local) -> Callable[..., Any]:
         return _split(local, mesh, arg_shapes, result_shapes)
 
     rule = f"{spaced(local.operands)} -> {spaced(local.results)}"
-    whole = {*"".join((*local.operands, *local.results))} - {*_CUT}
+    letters = dict.fromkeys("".join((*local.operands, *local.results)))
     return partitioned_call(
         partial(local.fun, local.static),
         split,
         rule,
         local,
-        need_replication_factors=tuple(sorted(whole)),
+        # In the order of the rule, as Shardy wants them.
+        need_replication_factors=tuple(a for a in letters if a not in _CUT),
     )
 
 
