@@ -123,7 +123,7 @@ JCB_HOST_DEVICE F ActivationGrad(Activation a, F saved, F dy) {
                                            math::Exp(F(-0.5) * saved * saved));
     case Activation::kSilu: {
       const F s = math::Sigmoid(saved);
-      return dy * (s + saved * s * (F(1) - s));
+      return dy * (s + s * (saved - saved * s));
     }
     default:
       return dy;

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._causal import partitioning
@@ -22,21 +21,31 @@ from jax_convbatch._causal.composed import (
 )
 from jax_convbatch._native import names, native, targets
 
-MOST_TAPS = 8  # of a kernel; also in ffi/causal_conv1d_call.h
+MOST_TAPS = 8  # of a kernel: kMostTaps in ffi/cuda/sm80/causal_conv1d
 _DTYPES = {
     "cpu": ("float64", "float32", "float16", "bfloat16"),
     "cuda": ("float32", "float16", "bfloat16"),
 }
 
 
-def problem(taps: int, dtype: DTypeLike, platform: str) -> str | None:
-    """Why no kernel runs, or None."""
+def problem(x: Any, taps: int, dilation: int, platform: str) -> str | None:
+    """Why no kernel runs, or None.
+
+    Args:
+      x: the input, or its shape and dtype.
+      taps, dilation: of the filter.
+      platform: by the plan's name.
+    """
     if why := targets.problem(platform):
         return why
     if taps > MOST_TAPS:
         return f"{taps} taps (kernels: at most {MOST_TAPS})"
-    if (name := np.dtype(dtype).name) not in _DTYPES[platform]:
+    if (name := np.dtype(x.dtype).name) not in _DTYPES[platform]:
         return f"dtype {name} (kernels: {', '.join(_DTYPES[platform])})"
+    if not _compat.is_constant_shape(x.shape):
+        return "symbolic sizes"
+    if platform == "cuda" and dilation * x.shape[-1] * x.dtype.itemsize >= 1 << 31:
+        return "taps over 2^31 - 1 bytes apart"
     return None
 
 
@@ -134,10 +143,10 @@ def _lower(
     static: Causal,
 ) -> list[Any]:
     platform = platform or ctx.module_context.platforms[0]
-    dtype = ctx.avals_in[0].dtype
+    of_x = ctx.avals_in[1 if op == "update" else 0]
     native, stock = _RUNS[op]
     fun: Callable[..., Any] = partial(stock, static=static)
-    if problem(taps, dtype, platform) is None and _constant(ctx):
+    if problem(of_x, taps, static.dilation, platform) is None and _constant(ctx):
         if op == "cotangent":
             native = partial(native, platform)
         fun = partial(native, static)

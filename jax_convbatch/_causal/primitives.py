@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_convbatch import _compat
 from jax_convbatch._causal import lowering
@@ -160,20 +159,12 @@ def _update_batching(
 # --- definition -----------------------------------------------------------------
 
 
-def _like(which: int, summed: bool = False) -> tuple[Any, ...]:
-    """Rules of a result with the shape of operand `which`; its sharding too, but where
-    it is a sum over samples."""
-
-    def sharding(*arrays: Any, **_: Any) -> NamedSharding:
-        found = arrays[which].sharding
-        if not summed:
-            return found
-        return NamedSharding(found.mesh, PartitionSpec(*[None] * arrays[which].ndim))
-
+def _like(which: int) -> tuple[Any, ...]:
+    """Rules of a result that lies as operand `which` does."""
     return (
         lambda *arrays, **_: arrays[which].shape,
         lambda *arrays, **_: arrays[which].dtype,
-        sharding,
+        lambda *arrays, **_: arrays[which].sharding,
     )
 
 
@@ -181,7 +172,7 @@ fprop_p = _compat.primitive("causal_conv1d", *_like(0))
 tangent_p = _compat.primitive("causal_conv1d_tangent", *_like(0))
 cotangent_p = _compat.multi_primitive(
     "causal_conv1d_cotangent",
-    *(_like(0), _like(1, summed=True), _like(2, summed=True), _like(3)),
+    *map(_like, range(4)),
     count=lambda options: options["static"].linear,
 )
 update_p = _compat.multi_primitive(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def row_of(eqn: Any, platform: str) -> Row:
     geometry = "x".join(map(str, (*_without_sets(samples), channels)))
     geometry += f", {taps} taps"
     geometry += f", dilation {static.dilation}" if static.dilation > 1 else ""
-    reason, workspace = lowering.problem(taps, dtype, platform), 0
+    reason, workspace = lowering.problem(x, taps, static.dilation, platform), 0
     if eqn.primitive is primitives.tangent_p:
         reason = "a tangent"
     if reason is None and eqn.primitive is primitives.cotangent_p:
@@ -52,7 +53,7 @@ def row_of(eqn: Any, platform: str) -> Row:
         0,
         workspace,
         "rule",
-        2 * products * taps * int(np.prod(x.shape)),
+        0 if reason == "symbolic sizes" else 2 * products * taps * math.prod(x.shape),
     )
 
 

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <typename T, int kTaps, int kVector>
 cudaError_t LaunchFprop(cudaStream_t stream, const CausalConv1d& call,
                         const Arrays& arrays) {
-  const Tasks tasks = TasksOf(call, kVector);
+  const Tasks tasks = TasksOf(call, kVector, kFpropBlocks);
   if (!tasks.fits(call.G)) return cudaErrorInvalidConfiguration;
   const unsigned blocks = static_cast<unsigned>(tasks.blocks(call.G));
   const Problem problem = ProblemOf(call, tasks, arrays);

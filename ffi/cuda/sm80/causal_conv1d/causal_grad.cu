@@ -55,8 +55,16 @@ __device__ void StorePartials(const Problem& p, int set, int group, int tile,
   }
 }
 
+// Of a multiprocessor, as many as their registers allow.
+template <typename T, int kTaps, int kVector, bool kSegments>
+constexpr int kBlocks = kTaps > 4 || kVector == 1     ? 2
+                        : kSegments || sizeof(T) == 4 ? 3
+                                                      : 4;
+
 template <typename T, int kTaps, int kVector, bool kSegments, bool kSilu>
-__global__ void __launch_bounds__(kThreads) GradKernel(const Problem p) {
+__global__ void __launch_bounds__(kThreads,
+                                  kBlocks<T, kTaps, kVector, kSegments>)
+    GradKernel(const Problem p) {
   using V = Vector<T, kVector>;
   constexpr int kEarlier = kTaps - 1, kTurn = Turn(kTaps, kGradRows);
   const Walk<T, kVector> walk(p);
@@ -70,7 +78,11 @@ __global__ void __launch_bounds__(kThreads) GradKernel(const Problem p) {
   V next_x[kTurn], next_dy[kTurn];
   int next_ids[kTurn];
   // A row's dx is whole when the dz of kEarlier more rows are there, so that a
-  // thread goes beyond its end.
+  // thread goes beyond its end. The first that are whole lie before its first:
+  // the state's, if anybody's of those who want them.
+  const bool has_dstate = walk.first == 0 && p.arrays.dstate != nullptr;
+  char* early_rows = has_dstate ? walk.StateOrigin(p.arrays.dstate) : dx_rows;
+  bool stores_early = has_dstate;
   const int there = min(walk.end + kEarlier, walk.length);
   // Beyond what is there the last row, with a dy of zero.
   auto load = [&](int i, int u) {
@@ -126,14 +138,12 @@ __global__ void __launch_bounds__(kThreads) GradKernel(const Problem p) {
           dx[v] = fmaf(window.w[t][v], reads ? dz[from][v] : 0.0f, dx[v]);
         }
       }
-      const V stored = Narrow<T>(dx);
-      if (row >= walk.first && row < walk.end) {
-        *walk.Row(dx_rows, row) = stored;
-      }
-      if (u < kEarlier && own() && row < 0 && p.arrays.dstate != nullptr) {
-        *walk.Row(walk.StateOrigin(p.arrays.dstate), row) = stored;
-      }
+      V* const to = walk.Row(u < kEarlier ? early_rows : dx_rows, row);
+      const bool stores = u >= kEarlier || stores_early;
+      if (stores && row < walk.end) *to = Narrow<T>(dx);
     }
+    early_rows = dx_rows;
+    stores_early = true;
   };
   if (walk.first < walk.end) {
 #pragma unroll
@@ -152,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) GradKernel(const Problem p) {
 template <typename T, int kTaps, int kVector>
 cudaError_t LaunchGrad(cudaStream_t stream, const CausalConv1d& call,
                        const Arrays& arrays) {
-  const Tasks tasks = TasksOf(call, kVector);
+  const Tasks tasks = TasksOf(call, kVector, kGradBlocks);
   if (!tasks.fits(call.G)) return cudaErrorInvalidConfiguration;
   const unsigned blocks = static_cast<unsigned>(tasks.blocks(call.G));
   const Problem problem = ProblemOf(call, tasks, arrays);
@@ -183,7 +193,7 @@ cudaError_t LaunchGrad(cudaStream_t stream, const CausalConv1d& call,
 }  // namespace
 
 int64_t PartialSums(const CausalConv1d& call) {
-  const Tasks tasks = TasksOf(call, GradVector(call));
+  const Tasks tasks = TasksOf(call, GradVector(call), kGradBlocks);
   return call.G * tasks.groups * (call.taps + 1) * call.C;
 }
 

@@ -36,12 +36,15 @@ struct Tasks {
 constexpr int Turn(int taps, int least) {
   return (least + taps - 1) / taps * taps;
 }
-inline constexpr int kGradRows = 4;
+inline constexpr int kGradRows = 3;
 
-// It does not depend on the GPU, so that sums of partial sums do not.
-inline Tasks TasksOf(const CausalConv1d& call, int vector) {
-  constexpr int64_t kBlocks = 2048;  // four times what an H200 holds at a time
-  constexpr int64_t kLeast = 16, kMost = 128;
+// Blocks that there are to be, if the arrays are large enough. An H200 holds
+// some 512 at a time. The gradient pays for each block: one wave of them was
+// fastest. They do not depend on the GPU, so that sums of partial sums do not.
+inline constexpr int64_t kFpropBlocks = 2048, kGradBlocks = 512;
+
+inline Tasks TasksOf(const CausalConv1d& call, int vector, int64_t blocks) {
+  constexpr int64_t kLeast = 16, kMost = 512;
   Tasks tasks;
   tasks.columns = call.C / vector;
   tasks.lanes = 1;
@@ -51,7 +54,7 @@ inline Tasks TasksOf(const CausalConv1d& call, int vector) {
   const int64_t rows = (call.L + call.dilation - 1) / call.dilation;
   const int64_t sequences = call.n * std::min(call.dilation, call.L);
   const int64_t all = call.G * sequences * tasks.tiles * rows;
-  const int64_t chunk = all / (kBlocks * tasks.teams);
+  const int64_t chunk = all / (blocks * tasks.teams);
   const int64_t turn = Turn(static_cast<int>(call.taps), kGradRows);
   tasks.chunk = std::clamp(chunk, kLeast, kMost) / turn * turn;
   tasks.chunks = (rows + tasks.chunk - 1) / tasks.chunk;

@@ -76,7 +76,7 @@ class Walk {
     if (!has_task) first = end = 0;
     const int64_t index = int64_t{set} * p.n + sample;
     constexpr int64_t kSize = sizeof(V);
-    stride_ = int64_t{p.dilation} * p.columns * kSize;
+    stride_ = p.dilation * p.columns * static_cast<int>(kSize);
     row_ = ((index * p.L + phase) * p.columns + column) * kSize;
     const int64_t behind = (index + 1) * p.state_rows + phase;
     state_row_ = (behind * p.columns + column) * kSize;
@@ -85,11 +85,11 @@ class Walk {
 
   // Row 0 of x, or of an array like it; row i is Row(origin, i).
   __device__ char* Origin(const void* array) const {
-    return static_cast<char*>(const_cast<void*>(array)) + row_;
+    return Kept(static_cast<char*>(const_cast<void*>(array)) + row_);
   }
   // Of the state, whose rows are those before 0.
   __device__ char* StateOrigin(const void* state) const {
-    return static_cast<char*>(const_cast<void*>(state)) + state_row_;
+    return Kept(static_cast<char*>(const_cast<void*>(state)) + state_row_);
   }
   __device__ V* Row(char* origin, int i) const {
     return reinterpret_cast<V*>(origin + int64_t{i} * stride_);
@@ -116,7 +116,15 @@ class Walk {
   }
 
  private:
-  int64_t stride_, row_, state_row_;  // bytes
+  // In registers: else each row's address is formed from more parts.
+  static __device__ char* Kept(char* address) {
+    asm("" : "+l"(address));
+    __builtin_assume(__isGlobal(address));
+    return address;
+  }
+
+  int stride_;               // bytes
+  int64_t row_, state_row_;  // bytes
   int64_t id_;
 };
 
