@@ -93,8 +93,9 @@ inline ffi::Error DecodeWeights(ffi::AnyBuffer x, ffi::AnyBuffer w,
     return ffi::Error::InvalidArgument(
         "jax_convbatch: causal_conv1d has no activation " + std::string(name));
   }
-  call->G = sizes[0];
-  call->n = sizes[1];
+  const bool one_set = sizes.size() == 2;  // and no axis for it
+  call->G = one_set ? 1 : sizes[0];
+  call->n = one_set ? sizes[0] : sizes[1];
   call->C = sizes[sizes.size() - 1];
   call->taps = taps[1];
   call->dilation = dilation;
@@ -158,28 +159,32 @@ inline ffi::Error CheckCausalConv1dGrad(const CausalConv1d& call,
 }
 
 // One position: state[G, n, state_rows, C] and x[G, n, C] to y[G, n, C] and
-// new_state. The call is that of a sequence with L = 1.
+// new_state, or all without G where that is 1. The call is that of a sequence
+// with L = 1.
 inline ffi::Error DecodeCausalConv1dUpdate(
     ffi::AnyBuffer state, ffi::AnyBuffer x, ffi::AnyBuffer w,
     ffi::AnyBuffer bias, ffi::AnyBuffer y, ffi::AnyBuffer new_state,
     int64_t dilation, std::string_view activation, CausalConv1d* call) {
-  if (x.dimensions().size() != 3) {
+  const bool one_set = x.dimensions().size() == 2;
+  if (!one_set && x.dimensions().size() != 3) {
     return ffi::Error::InvalidArgument(
-        "jax_convbatch: causal_conv1d's update wants x[G, n, C]");
+        "jax_convbatch: causal_conv1d's update wants x[G, n, C] or x[n, C]");
   }
   call->L = 1;
   JCB_RETURN_IF_ERROR(
       causal_conv1d::DecodeWeights(x, w, bias, dilation, activation, call));
   call->has_state = call->state_rows > 0;
   call->has_ids = false;
-  for (const auto& [name, buffer] :
-       {std::pair{"state", state}, std::pair{"new_state", new_state}}) {
-    JCB_RETURN_IF_ERROR(causal_conv1d::CheckArray(
-        name, buffer, call->dtype,
-        {call->G, call->n, call->state_rows, call->C}));
-  }
-  return causal_conv1d::CheckArray("y", y, call->dtype,
-                                   {call->G, call->n, call->C});
+  const int64_t G = call->G, n = call->n, rows = call->state_rows, C = call->C;
+  const auto check = [&](const char* name, ffi::AnyBuffer buffer) {
+    using causal_conv1d::CheckArray;
+    if (one_set) return CheckArray(name, buffer, call->dtype, {n, rows, C});
+    return CheckArray(name, buffer, call->dtype, {G, n, rows, C});
+  };
+  JCB_RETURN_IF_ERROR(check("state", state));
+  JCB_RETURN_IF_ERROR(check("new_state", new_state));
+  if (one_set) return causal_conv1d::CheckArray("y", y, call->dtype, {n, C});
+  return causal_conv1d::CheckArray("y", y, call->dtype, {G, n, C});
 }
 
 template <typename Binding>

@@ -141,8 +141,9 @@ def causal_conv1d_update(
       ValueError, TypeError: as `causal_conv1d`.
 
     Example:
-      >>> state = jnp.zeros((2, 2, 4))
-      >>> y, state = causal_conv1d_update(state, jnp.ones((2, 4)), jnp.ones((3, 4)))
+      >>> state, w = jnp.zeros((2, 2, 4)), jnp.ones((3, 4))
+      >>> step = jax.jit(causal_conv1d_update, donate_argnums=0)
+      >>> y, state = step(state, jnp.ones((2, 4)), w)
     """
     state, x, w, bias = operand(state), operand(x), operand(w), operand(bias)
     reach = _check(x, w, bias, dilation, ("N", "C"))
@@ -237,7 +238,8 @@ def _check(x: Any, w: Any, bias: Any, dilation: int, axes: tuple[str, ...]) -> i
     if dilation < 1:
         raise ValueError(f"dilation must be at least 1, got {dilation}")
     if len(x.shape) != len(axes):
-        raise ValueError(f"x must be [{', '.join(axes)}], got shape {_shape(x)}")
+        hint = "; are state and x in this order?" if len(axes) == 2 else ""
+        raise ValueError(f"x must be [{', '.join(axes)}], got shape {_shape(x)}{hint}")
     channels = x.shape[-1]
     if len(w.shape) != 2 or w.shape[1] != channels or not w.shape[0]:
         raise ValueError(

@@ -4,6 +4,7 @@ other batches and of other places."""
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +181,24 @@ def test_decoding_has_the_bits_of_the_sequence(platform, shape, dtype):
         y, state = step(state, x[:, l], w, bias)
         np.testing.assert_array_equal(y, want[:, l])
     np.testing.assert_array_equal(state, last)
+
+
+def test_a_donated_state_is_not_copied(platform):
+    (x, w, bias), _ = arrays_of((4, 9, 64, 4, 1), "bfloat16")
+    state = jnp.zeros((4, 3, 64), x.dtype)
+    update = functools.partial(jc.causal_conv1d_update, activation="silu")
+
+    def steps(state, xs):
+        def step(state, x):
+            return update(state, x, w, bias)[::-1]
+
+        return jax.lax.scan(step, state, xs)
+
+    for run, given in ((update, (x[:, 0], w, bias)), (steps, (x.swapaxes(0, 1),))):
+        step = jax.jit(run, donate_argnums=0)
+        text = step.lower(state, *given).compile().as_text()
+        copies = re.findall(r"= bf16\[(?:1,)?4,3,64\]\S* copy\(", text)
+        assert not copies or not targets.available(platform), text
 
 
 def test_the_final_state_of_a_segment_leaves_out_the_others():

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads,
                                   kBlocks<T, kTaps, kVector, kSegments>)
     GradKernel(const Problem p) {
   using V = Vector<T, kVector>;
-  constexpr int kEarlier = kTaps - 1, kTurn = Turn(kTaps, kGradRows);
+  constexpr int kEarlier = kTaps - 1, kRows = kTurn<kTaps, kGradRows>;
   const Walk<T, kVector> walk(p);
   Window<T, kTaps, kVector> window;
   float (&x)[kTaps][kVector] = window.x;
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kThreads,
   char* const x_rows = walk.Origin(p.arrays.x);
   char* const dy_rows = walk.Origin(p.arrays.dy);
   char* const dx_rows = walk.Origin(p.arrays.dx);
-  V next_x[kTurn], next_dy[kTurn];
-  int next_ids[kTurn];
+  V next_x[kRows], next_dy[kRows];
+  int next_ids[kRows];
   // A row's dx is whole when the dz of kEarlier more rows are there, so that a
   // thread goes beyond its end. The first that are whole lie before its first:
   // the state's, if anybody's of those who want them.
@@ -95,12 +95,12 @@ __global__ void __launch_bounds__(kThreads,
   // One turn: of this thread's rows, which are summed, or of those behind.
   auto turn = [&](auto own, int i) {
 #pragma unroll
-    for (int u = 0; u < kTurn; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       const int at = Place<kTaps>(u);
       Widen(next_x[u], x[at]);
       Widen(next_dy[u], dz[at]);
       if constexpr (kSegments) window.ids[at] = next_ids[u];
-      if constexpr (own()) load(i + kTurn, u);
+      if constexpr (decltype(own)::value) load(i + kRows, u);
       if constexpr (kSilu) {
         float z[kVector];
         SumTaps<kTaps, kVector, kSegments>(window.w, window.bias, x, window.ids,
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads,
           dz[at][v] = kVector > 1 || p.silu ? of : dz[at][v];
         }
       }
-      if constexpr (own()) {
+      if constexpr (decltype(own)::value) {
 #pragma unroll
         for (int t = 0; t < kTaps; ++t) {
           const int from = Place<kTaps>(u + 1 + t);
@@ -147,11 +147,11 @@ __global__ void __launch_bounds__(kThreads,
   };
   if (walk.first < walk.end) {
 #pragma unroll
-    for (int u = 0; u < kTurn; ++u) load(walk.first, u);
+    for (int u = 0; u < kRows; ++u) load(walk.first, u);
     window.template Load<kSegments>(walk, p);
     int i = walk.first;
     // Chunks end where a turn does, or the sequence, behind which dy is zero.
-    for (; i < walk.end; i += kTurn) turn(std::true_type(), i);
+    for (; i < walk.end; i += kRows) turn(std::true_type(), i);
     turn(std::false_type(), i);
   }
   LaunchDependents();

@@ -33,9 +33,9 @@ struct Tasks {
 
 // Rows that a thread takes in turn, at least `least`: a multiple of the taps,
 // so that a row has the same registers in every turn.
-constexpr int Turn(int taps, int least) {
-  return (least + taps - 1) / taps * taps;
-}
+template <int kTaps, int kLeast>
+inline constexpr int kTurn = (kLeast + kTaps - 1) / kTaps * kTaps;
+
 inline constexpr int kGradRows = 3;
 
 // Blocks that there are to be, if the arrays are large enough. An H200 holds
@@ -55,7 +55,7 @@ inline Tasks TasksOf(const CausalConv1d& call, int vector, int64_t blocks) {
   const int64_t sequences = call.n * std::min(call.dilation, call.L);
   const int64_t all = call.G * sequences * tasks.tiles * rows;
   const int64_t chunk = all / (blocks * tasks.teams);
-  const int64_t turn = Turn(static_cast<int>(call.taps), kGradRows);
+  const int64_t turn = (kGradRows + call.taps - 1) / call.taps * call.taps;
   tasks.chunk = std::clamp(chunk, kLeast, kMost) / turn * turn;
   tasks.chunks = (rows + tasks.chunk - 1) / tasks.chunk;
   tasks.groups = (sequences * tasks.chunks + tasks.teams - 1) / tasks.teams;
