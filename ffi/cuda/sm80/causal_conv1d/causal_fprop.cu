@@ -15,8 +15,10 @@ namespace {
 
 // Rows that a thread has in flight: some 64 bytes.
 template <typename T, int kTaps, int kVector>
+constexpr bool kMany = sizeof(T) == 2 && kVector != 1 && kTaps <= 4;
+template <typename T, int kTaps, int kVector>
 constexpr int kRows = kTurn < kTaps,
-              sizeof(T) == 2 && kVector > 1 && kTaps <= 4 ? 8 : 4 > ;
+              kMany<T, kTaps, kVector> ? 8 : 4 > ;
 
 template <int kVector>
 __device__ __forceinline__ void ActivateAll(float (&z)[kVector]) {
