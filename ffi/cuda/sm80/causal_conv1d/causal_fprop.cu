@@ -15,10 +15,7 @@ namespace {
 
 // Rows that a thread has in flight: some 64 bytes.
 template <typename T, int kTaps, int kVector>
-constexpr bool kMany = sizeof(T) == 2 && kVector != 1 && kTaps <= 4;
-template <typename T, int kTaps, int kVector>
-constexpr int kRows = kTurn < kTaps,
-              kMany<T, kTaps, kVector> ? 8 : 4 > ;
+constexpr int kLeast = sizeof(T) == 2 && kVector != 1 && kTaps <= 4 ? 8 : 4;
 
 template <int kVector>
 __device__ __forceinline__ void ActivateAll(float (&z)[kVector]) {
@@ -29,14 +26,14 @@ __device__ __forceinline__ void ActivateAll(float (&z)[kVector]) {
 template <typename T, int kTaps, int kVector, bool kSegments>
 __global__ void __launch_bounds__(kThreads) FpropKernel(const Problem p) {
   using V = Vector<T, kVector>;
-  constexpr int kTurnRows = kRows<T, kTaps, kVector>;
+  constexpr int kRows = Turn<kTaps, kLeast<T, kTaps, kVector>>::kRows;
   const Walk<T, kVector> walk(p);
   if (walk.first >= walk.end) return;
   Window<T, kTaps, kVector> window;
   char* const x = walk.Origin(p.arrays.x);
   char* const y = walk.Origin(p.arrays.y);
-  V next[kTurnRows];
-  int next_ids[kTurnRows];
+  V next[kRows];
+  int next_ids[kRows];
   // Beyond the end the last row, which nobody uses.
   auto load = [&](int i, int u) {
     const int row = min(i + u, walk.end - 1);
@@ -44,24 +41,24 @@ __global__ void __launch_bounds__(kThreads) FpropKernel(const Problem p) {
     if constexpr (kSegments) next_ids[u] = walk.Id(p, row);
   };
 #pragma unroll
-  for (int u = 0; u < kTurnRows; ++u) load(walk.first, u);
+  for (int u = 0; u < kRows; ++u) load(walk.first, u);
   window.template Load<kSegments>(walk, p);
-  for (int i = walk.first; i < walk.end; i += kTurnRows) {
-    float z[kTurnRows][kVector];
+  for (int i = walk.first; i < walk.end; i += kRows) {
+    float z[kRows][kVector];
 #pragma unroll
-    for (int u = 0; u < kTurnRows; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       Widen(next[u], window.x[Place<kTaps>(u)]);
       if constexpr (kSegments) window.ids[Place<kTaps>(u)] = next_ids[u];
-      load(i + kTurnRows, u);
+      load(i + kRows, u);
       SumTaps<kTaps, kVector, kSegments>(window.w, window.bias, window.x,
                                          window.ids, u, z[u]);
     }
     if (p.silu) {
 #pragma unroll
-      for (int u = 0; u < kTurnRows; ++u) ActivateAll(z[u]);
+      for (int u = 0; u < kRows; ++u) ActivateAll(z[u]);
     }
 #pragma unroll
-    for (int u = 0; u < kTurnRows; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       if (i + u < walk.end) *walk.Row(y, i + u) = Narrow<T>(z[u]);
     }
   }

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads,
                                   kBlocks<T, kTaps, kVector, kSegments>)
     GradKernel(const Problem p) {
   using V = Vector<T, kVector>;
-  constexpr int kEarlier = kTaps - 1, kRows = kTurn<kTaps, kGradRows>;
+  constexpr int kEarlier = kTaps - 1, kRows = Turn<kTaps, kGradRows>::kRows;
   const Walk<T, kVector> walk(p);
   Window<T, kTaps, kVector> window;
   float (&x)[kTaps][kVector] = window.x;

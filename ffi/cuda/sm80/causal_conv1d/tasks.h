@@ -34,7 +34,9 @@ struct Tasks {
 // Rows that a thread takes in turn, at least `least`: a multiple of the taps,
 // so that a row has the same registers in every turn.
 template <int kTaps, int kLeast>
-inline constexpr int kTurn = (kLeast + kTaps - 1) / kTaps * kTaps;
+struct Turn {
+  static constexpr int kRows = (kLeast + kTaps - 1) / kTaps * kTaps;
+};
 
 inline constexpr int kGradRows = 3;
 
