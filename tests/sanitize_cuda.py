@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_causal
 import test_channel_sums
 import test_deep
 import test_deform_fused
@@ -158,6 +159,26 @@ def halos(case, dtype, config):
     with pytest.MonkeyPatch.context() as patch:
         tiles.given(patch, fprop=config, dgrad=config)
         return convolution(case, dtype, ops=("fprop", "dgrad"))
+
+
+def causal(shape, dtype, kind):
+    """Forward, all gradients, and one more input."""
+    both = kind != "plain"
+    arrays, more = test_causal.arrays_of(shape, dtype, state=both, ids=both)
+    state = more.pop("initial_state", jnp.zeros((shape[0], 0, shape[2]), dtype))
+
+    def run(x, w, bias, state):
+        of_state = {"initial_state": state} if both else {}
+        return jc.causal_conv1d(x, w, bias, activation="silu", **of_state, **more)
+
+    y, pullback = jax.vjp(jax.jit(run), *arrays, state)
+    results = [y, *pullback(jnp.ones_like(y))[: 3 + both]]
+    if both:
+        x, w, bias = arrays
+        dilation = more["dilation"]
+        update = jc.causal_conv1d_update
+        results += update(state, x[:, 0], w, bias, dilation=dilation)
+    return results
 
 
 def layer(engine, dtype, k):
@@ -325,6 +346,10 @@ def runs():
     for name in test_norm_act_kernel.LAYERS:
         call = functools.partial(norm_act, name)
         found[f"implicit_gemm, layer, norm and activation, {name}"] = call
+    for shape, kind in itertools.product(test_causal.SHAPES, ("plain", "both")):
+        for dtype in ("bfloat16", "float32"):
+            call = functools.partial(causal, shape, dtype, kind)
+            found[f"kernel, causal, {dtype}, {shape}, {kind}"] = call
     for shape in test_channel_sums.SHAPES[:-1]:
         for dtype in ("bfloat16", "float32"):
             call = functools.partial(sums_of_channels, shape, dtype)
