@@ -18,6 +18,7 @@ COMMANDS = {
     "transposed": "transposed convolutions, beside jax.lax",
     "norms": "a norm and an activation before a convolution, beside jax.lax",
     "deform": "deformable convolution, beside torchvision",
+    "causal": "the short causal convolution, beside plain passes and JAX",
     "models": "training and inference steps of whole networks",
     "profile": "what kernels of a row do on the GPU, by Nsight Compute",
     "markdown": "results of `layers` as tables for docs",

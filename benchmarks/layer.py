@@ -92,12 +92,12 @@ class LayerSide(timing.Side):
     """A side of a measurement: a program of `calls` calls of one(x, w, bias, dy).
 
     Compiled when it is made; `take` gives it sets of operands. On the CPU, where XLA
-    would run the calls at once, a program is one call.
+    would run the calls at once, a program is one call, and so it is where `calls` is 1.
     """
 
     def __init__(self, name: str, one, shapes, calls: int):
         self.name = name
-        self._alone = jax.default_backend() == "cpu"
+        self._alone = calls == 1 or jax.default_backend() == "cpu"
         self.calls = 1 if self._alone else calls
         self._out, self._turn = None, 0
         program = jax.jit(partial(_many, jax.jit(one)))
