@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kThreads) FpropKernel(const Problem p) {
 }
 
 struct UpdateProblem {
+  int across, down;  // blocks of channels, and of samples of one set of weights
   int64_t n, columns, C, dilation, state_rows;
   bool silu;
   Arrays arrays;
@@ -78,8 +79,11 @@ template <typename T, int kTaps, int kVector>
 __global__ void __launch_bounds__(kThreads, 4)
     UpdateKernel(const UpdateProblem p) {
   using V = Vector<T, kVector>;
-  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t set = blockIdx.z;
+  const unsigned rest = blockIdx.x / static_cast<unsigned>(p.across);
+  const unsigned across = blockIdx.x - rest * p.across;
+  const int64_t column = int64_t{across} * kThreads + threadIdx.x;
+  const int64_t set = rest / static_cast<unsigned>(p.down);
+  const unsigned down = rest - static_cast<unsigned>(set) * p.down;
   if (column >= p.columns) return;
   const V* const state = static_cast<const V*>(p.arrays.state);
   const V* const input = static_cast<const V*>(p.arrays.x);
@@ -87,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   int64_t samples[kSamples];
 #pragma unroll
   for (int s = 0; s < kSamples; ++s) {
-    const int64_t sample = int64_t{blockIdx.y} * kSamples + s;
+    const int64_t sample = int64_t{down} * kSamples + s;
     samples[s] = set * p.n + sample;
     if (sample >= p.n) samples[s] = -1;
     if (samples[s] < 0) continue;
@@ -156,16 +160,19 @@ cudaError_t LaunchUpdate(cudaStream_t stream, const CausalConv1d& call,
   const int64_t columns = call.C / kVector;
   const int64_t across = (columns + kThreads - 1) / kThreads;
   const int64_t down = (call.n + kSamples - 1) / kSamples;
-  if (across > INT32_MAX || down > 65535 || call.G > 65535) {
-    return cudaErrorInvalidConfiguration;
-  }
-  const UpdateProblem problem{
-      call.n,        columns,         call.C,
-      call.dilation, call.state_rows, call.activation == Activation::kSilu,
-      arrays};
-  const dim3 blocks(static_cast<unsigned>(across), static_cast<unsigned>(down),
-                    static_cast<unsigned>(call.G));
-  UpdateKernel<T, kTaps, kVector><<<blocks, kThreads, 0, stream>>>(problem);
+  const int64_t blocks = call.G * down * across;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const UpdateProblem problem{static_cast<int>(across),
+                              static_cast<int>(down),
+                              call.n,
+                              columns,
+                              call.C,
+                              call.dilation,
+                              call.state_rows,
+                              call.activation == Activation::kSilu,
+                              arrays};
+  UpdateKernel<T, kTaps, kVector>
+      <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(problem);
   return cudaGetLastError();
 }
 
