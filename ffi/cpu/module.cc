@@ -122,8 +122,9 @@ NB_MODULE(_cpu, m) {
       "peak", &jax_convbatch::PeakOf, nb::arg("dtype"),
       "Operations a second of a loop of multiply-adds on all threads, in the\n"
       "arithmetic of `dtype`: what a convolution is measured against.");
-  m.def("causal_conv1d_sums", &jax_convbatch::CausalSums, nb::arg("G"), nb::arg("n"),
-        nb::arg("L"), nb::arg("C"), nb::arg("taps"), nb::arg("dilation"),
+  m.def("causal_conv1d_sums", &jax_convbatch::CausalSums, nb::arg("G"),
+        nb::arg("n"), nb::arg("L"), nb::arg("C"), nb::arg("taps"),
+        nb::arg("dilation"),
         "How many partial sums the gradient of causal_conv1d stores.");
   m.def("build_info", &jax_convbatch::BuildInfo,
         "What the module was built with.");

@@ -95,8 +95,7 @@ ffi::Error GradExecute(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w,
     }
     return ffi::Error::Success();
   }
-  const int64_t needed =
-      causal::PartialSums(call) * int64_t{sizeof(float)};
+  const int64_t needed = causal::PartialSums(call) * int64_t{sizeof(float)};
   if (static_cast<int64_t>(workspace->size_bytes()) < needed) {
     return ffi::Error::Internal("jax_convbatch: the workspace has too few of " +
                                 std::to_string(needed) + " bytes, in " +

@@ -79,8 +79,8 @@ nb::dict Targets() {
   return targets;
 }
 
-int64_t CausalSums(int64_t G, int64_t n, int64_t L, int64_t C,
-                        int64_t taps, int64_t dilation) {
+int64_t CausalSums(int64_t G, int64_t n, int64_t L, int64_t C, int64_t taps,
+                   int64_t dilation) {
   CausalConv1d call{};
   call.G = G;
   call.n = n;
@@ -143,8 +143,8 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm runs a norm, an activation and a convolution in one "
         "kernel\n(\"fprop\") or their gradient (\"dgrad\"), or None where it "
         "does not. As\nimplicit_gemm_plans otherwise.");
-  m.def("causal_conv1d_sums", &CausalSums, "G"_a, "n"_a, "L"_a, "C"_a,
-        "taps"_a, "dilation"_a,
+  m.def("causal_conv1d_sums", &CausalSums, "G"_a, "n"_a, "L"_a, "C"_a, "taps"_a,
+        "dilation"_a,
         "How many partial sums the gradient of causal_conv1d stores.");
   m.def("load_cudnn", &LoadCudnn, "path"_a,
         "Loads cuDNN from a file, or by its soname where `path` is empty; the "
