@@ -8,6 +8,8 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 
+from jax_convbatch import _compat
+from jax_convbatch._api import parts
 from jax_convbatch._api.arguments import check_arrays, check_int
 from jax_convbatch._api.canonical import operand
 from jax_convbatch._api.layer import conv_bias_act
@@ -69,8 +71,9 @@ def causal_conv1d(
 
     Args:
       x: [N, L, C], floating.
-      w: [taps, C], floating; its dtype need not be x's. Kernels have 1 to 8 taps;
-        longer filters run as `conv` does.
+      w: [taps, C], floating; its dtype need not be x's. Kernels have 1 to 8 taps.
+        Longer filters run as `conv` does: w is rounded to x's dtype, and on CUDA the
+        bits of parts may not be those of the whole.
       bias: [C], floating, or None.
       activation: as in `conv_bias_act`. "silu" is part of the kernel.
       segment_ids: [N, L], integers, or None. A tap reads inputs of its own position's
@@ -109,7 +112,10 @@ def causal_conv1d(
     if ids is not None:
         _check_ids(ids, (n, length))
         before = jnp.broadcast_to(ids[:, :1], (n, reach if length else 0))
-        ids = jnp.concatenate([before, ids], axis=1).astype(jnp.int32)
+        ids = jnp.concatenate([before, ids], axis=1)
+        if ids.dtype.itemsize <= 4:  # different ones stay so
+            ids = ids.astype(jnp.int32)
+        ids = ids if reach else None
     y = _activated(x, w, bias, state, ids, dilation, activation)
     if not return_final_state:
         return y
@@ -172,10 +178,10 @@ def _activated(
 ) -> jax.Array:
     """y, by the kernels' primitive or, of long filters, by `conv_bias_act`."""
     taps, channels = w.shape
-    if taps > MOST_TAPS and ids is None:
+    if taps > MOST_TAPS and ids is None and channels:
         reach = (taps - 1) * dilation
         if state is not None:
-            x = jnp.concatenate([state, x], axis=1)
+            x = parts.behind(state, x, 1)
         return conv_bias_act(
             x,
             w[:, None].astype(x.dtype),
@@ -216,11 +222,12 @@ def _last(
     x: jax.Array, state: jax.Array | None, ids: jax.Array | None, reach: int
 ) -> jax.Array:
     """The last `reach` inputs that the last position's segment has."""
-    n, length, channels = x.shape
-    if length < reach:
+    length = x.shape[1]
+    if not _compat.is_constant_shape(x.shape) or length < reach:
         if state is None:
-            state = jnp.zeros((n, reach, channels), x.dtype)
-        x = jnp.concatenate([state, x], axis=1)
+            x = jnp.pad(x, ((0, 0), (reach, 0), (0, 0)))
+        else:
+            x = parts.behind(state, x, 1)
     last = x[:, x.shape[1] - reach :]
     if ids is None or not length:
         return last
@@ -260,7 +267,7 @@ def _check(x: Any, w: Any, bias: Any, dilation: int, axes: tuple[str, ...]) -> i
 
 def _turned(w: Any, channels: int) -> str:
     """A hint for the layouts of others."""
-    if tuple(w.shape) == (channels, w.shape[-1]):
+    if len(w.shape) == 2 and w.shape[0] == channels:
         return "; is it [C, taps], which w.T makes fit?"
     if len(w.shape) == 3 and w.shape[1] == 1 and w.shape[2] == channels:
         return "; is it a filter of `conv`, of which w[:, 0] fits?"

@@ -260,6 +260,28 @@ def test_what_is_not_finite_stays_in_its_segment(platform, value):
         assert np.isfinite(a[:, :4]).all() and np.isfinite(a[:, 8:]).all()
 
 
+@pytest.mark.parametrize("length", [5, 8, 11])
+def test_what_is_not_finite_reaches_its_own_taps_alone(platform, length):
+    """dw of the last input is infinite, and of those before it are numbers."""
+    x = jnp.ones((1, length, 8)).at[:, -1].set(jnp.inf)
+    w = jnp.ones((4, 8))
+    dw = jax.grad(lambda w: jc.causal_conv1d(x, w)[:, :-1].sum())(w)
+    want = [length - 4, length - 3, length - 2, length - 1]
+    np.testing.assert_array_equal(dw[:, 0] == np.array(want), [True] * 3 + [False])
+    dw = jax.grad(lambda w: jc.causal_conv1d(x[:, :-1], w).sum())(w)
+    np.testing.assert_array_equal(dw[:, 0], want)
+
+
+def test_ids_of_64_bits_are_not_cut(x64):
+    ids = np.array([[0, 0, 2**32, 2**32]])
+    y = jc.causal_conv1d(jnp.ones((1, 4, 1)), jnp.ones((3, 1)), segment_ids=ids)
+    np.testing.assert_array_equal(y[0, :, 0], [1, 2, 1, 2])
+    for dtype in ("int8", "uint8", "uint32"):
+        ids = np.array([[0, 0, 127, 127]], dtype)
+        y = jc.causal_conv1d(jnp.ones((1, 4, 1)), jnp.ones((3, 1)), segment_ids=ids)
+        np.testing.assert_array_equal(y[0, :, 0], [1, 2, 1, 2])
+
+
 def test_empty_arrays(platform):
     for n, length, channels in ((0, 4, 3), (2, 0, 3), (2, 4, 0)):
         x, w = jnp.zeros((n, length, channels)), jnp.ones((3, channels))
@@ -268,6 +290,8 @@ def test_empty_arrays(platform):
         dx, dw = jax.grad(lambda *a: jc.causal_conv1d(*a).sum(), (0, 1))(x, w)
         assert dx.shape == x.shape
         np.testing.assert_array_equal(dw, 0 * w)
+        (row,) = jc.explain(jc.causal_conv1d, x, w, platform=platform)
+        assert row.engine == "xla" and "empty" in row.reason
 
 
 def test_the_kernels_run_where_there_are_any(platform):

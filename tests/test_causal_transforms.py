@@ -190,6 +190,29 @@ def test_explicit_axes(explicit_mesh):
     assert jax.typeof(y).sharding.spec == P("data", None, "model")
 
 
+def test_one_tap_needs_no_neighbour(mesh):
+    x, _, bias, _ = operands(n=2, length=16)
+    w, ids = jnp.ones((1, 8)), np.repeat([[0, 1], [3, 3]], 8, axis=1)
+    run = functools.partial(jc.causal_conv1d, bias=bias, segment_ids=ids)
+    (sharded,) = put(mesh, [x], P(None, "data"))
+    got, dx = jax.jit(jax.value_and_grad(lambda x: run(x, w).sum()))(sharded)
+    want, want_dx = jax.jit(jax.value_and_grad(lambda x: run(x, w).sum()))(x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_array_equal(dx, want_dx)
+
+
+def test_explicit_axes_that_are_mapped_or_shorter_than_the_state(explicit_mesh):
+    x, w, bias, state = operands(n=8)
+    stacked = jnp.stack([x, 2 * x, 3 * x, x + 1])
+    (sharded,) = put(explicit_mesh, [stacked], P("data"))
+    run = jax.vmap(lambda x: jc.causal_conv1d(x, w, bias))
+    assert_same(jax.jit(run)(sharded), jax.jit(run)(stacked))
+    short = functools.partial(layer, w=w, bias=bias)
+    (sharded,) = put(explicit_mesh, [x[:, :2]], P("data"))
+    assert_same(jax.jit(short)(sharded), short(x[:, :2]))
+    assert_same(jax.jit(short)(sharded, state=state), short(x[:, :2], state=state))
+
+
 def test_shard_map_over_samples(mesh):
     x, w, bias, state = operands(n=8)
     run = jax.shard_map(
@@ -206,6 +229,7 @@ REFUSED = {
     "x must be \\[N, L, C\\], got shape \\(6, 4\\)": dict(x=X[0]),
     "w must be .* 4 channels .* got shape \\(4, 3\\); is it \\[C, taps\\]": dict(w=W.T),
     "w must be .* \\(3, 1, 4\\); .* w\\[:, 0\\] fits": dict(w=W[:, None]),
+    "w must be .* got shape \\(\\)": dict(w=jnp.ones(())),
     "w must be .* at least one tap, got shape \\(0, 4\\)": dict(w=W[:0]),
     "bias must be \\[C\\] with the 4 channels of x, got shape \\(3,\\)": dict(
         bias=jnp.ones(3)

@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_convbatch import _compat
 from jax_convbatch._api.arguments import check_arrays
 from jax_convbatch._api.edges import Edge
 
@@ -35,6 +37,17 @@ def check_causal(padding: Any, arguments: dict[str, Any]) -> None:
             "initial_state and return_final_state need input_dilation 1 along the "
             f"first spatial axis, got {apart[0]}"
         )
+
+
+def behind(state: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """x behind the inputs before it, which lie as x does (explicit meshes)."""
+    if _compat.has_explicit_axes(x):
+        sharding = jax.typeof(x).sharding
+        spec = list(sharding.spec)
+        spec[axis] = None
+        place = NamedSharding(sharding.mesh, PartitionSpec(*spec))
+        state = jax.sharding.reshard(state, place)
+    return jax.lax.concatenate(_compat.auto_insert_reshard(state, x), axis)
 
 
 def joined(
@@ -74,7 +87,7 @@ def joined(
         )
     if initial_state is not None:
         _check(initial_state, x, axis, rows)
-        x = jax.lax.concatenate([initial_state, x], axis) if rows else x
+        x = behind(initial_state, x, axis) if rows else x
         others.insert(0, (0, 0))
     else:
         others.insert(0, (rows, 0))

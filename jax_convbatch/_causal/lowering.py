@@ -28,13 +28,14 @@ _DTYPES = {
 }
 
 
-def problem(x: Any, taps: int, dilation: int, platform: str) -> str | None:
+def problem(x: Any, taps: int, dilation: int, platform: str, *ids: Any) -> str | None:
     """Why no kernel runs, or None.
 
     Args:
       x: the input, or its shape and dtype.
       taps, dilation: of the filter.
       platform: by the plan's name.
+      ids: those of segments, where there are any.
     """
     if why := targets.problem(platform):
         return why
@@ -42,10 +43,16 @@ def problem(x: Any, taps: int, dilation: int, platform: str) -> str | None:
         return f"{taps} taps (kernels: at most {MOST_TAPS})"
     if (name := np.dtype(x.dtype).name) not in _DTYPES[platform]:
         return f"dtype {name} (kernels: {', '.join(_DTYPES[platform])})"
+    if any(a.dtype.itemsize > 4 for a in ids):
+        return "segment_ids of 64 bits"
     if not _compat.is_constant_shape(x.shape):
         return "symbolic sizes"
-    if platform == "cuda" and dilation * x.shape[-1] * x.dtype.itemsize >= 1 << 31:
-        return "taps over 2^31 - 1 bytes apart"
+    if 0 in x.shape:
+        return "an empty array"
+    apart = dilation * x.shape[-1] * x.dtype.itemsize
+    rows = (taps - 1) * dilation + x.shape[-2]
+    if platform == "cuda" and max(apart, rows) >= 1 << 31:
+        return "taps over 2^31 - 1 rows or bytes apart"
     return None
 
 
@@ -149,9 +156,10 @@ def _lower(
 ) -> list[Any]:
     platform = platform or ctx.module_context.platforms[0]
     of_x = ctx.avals_in[1 if op == "update" else 0]
+    ids = [a for a in ctx.avals_in if jnp.issubdtype(a.dtype, jnp.integer)]
     native, stock = _RUNS[op]
     fun: Callable[..., Any] = partial(stock, static=static)
-    if problem(of_x, taps, static.dilation, platform) is None and _constant(ctx):
+    if problem(of_x, taps, static.dilation, platform, *ids) is None:
         if op == "cotangent":
             native = partial(native, platform)
         fun = partial(native, static)
@@ -160,12 +168,6 @@ def _lower(
     several = len(ctx.avals_out) > 1
     out = _compat.lower_fun(fun, multiple_results=several)(ctx, *arrays)
     return _compat.with_sharding(ctx, out)
-
-
-def _constant(ctx: _compat.LoweringRuleContext) -> bool:
-    """Whether no size is symbolic, and no array empty, which is nothing to launch."""
-    avals = (*ctx.avals_in, *ctx.avals_out)
-    return all(_compat.is_constant_shape(a.shape) and 0 not in a.shape for a in avals)
 
 
 def fprop(

@@ -35,7 +35,10 @@ def row_of(eqn: Any, platform: str) -> Row:
     geometry = "x".join(map(str, (*_without_sets(samples), channels)))
     geometry += f", {taps} taps"
     geometry += f", dilation {static.dilation}" if static.dilation > 1 else ""
-    reason, workspace = lowering.problem(x, taps, static.dilation, platform), 0
+    avals = [v.aval for v in eqn.invars]
+    ids = [a for a in avals if np.issubdtype(a.dtype, np.integer)]
+    reason = lowering.problem(x, taps, static.dilation, platform, *ids)
+    workspace = 0
     if eqn.primitive is primitives.tangent_p:
         reason = "a tangent"
     if reason is None and eqn.primitive is primitives.cotangent_p:

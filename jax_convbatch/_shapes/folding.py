@@ -10,14 +10,16 @@ import jax.numpy as jnp
 def fold_axis(a: jax.Array, batch_axis: int, axis: int, groups: int) -> jax.Array:
     """Merges `batch_axis` into `axis` (counted without it), inside its groups."""
     size = a.shape[batch_axis]
+    if groups == 1:  # one transposition: a reshape with an order refuses shardings
+        a = jnp.moveaxis(a, batch_axis, axis)
+        return a.reshape(
+            *a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :]
+        )
     a = jnp.moveaxis(a, batch_axis, 0)
     shape = a.shape[1:]
-    if groups == 1:
-        order = (*range(1, axis + 1), 0, *range(axis + 1, a.ndim))
-    else:
-        split = (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
-        a = a.reshape(size, *split)
-        order = (*range(1, axis + 2), 0, *range(axis + 2, a.ndim))
+    split = (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+    a = a.reshape(size, *split)
+    order = (*range(1, axis + 2), 0, *range(axis + 2, a.ndim))
     folded = (*shape[:axis], size * shape[axis], *shape[axis + 1 :])
     return jax.lax.reshape(a, folded, order)
 

@@ -84,12 +84,12 @@ __global__ void __launch_bounds__(kThreads,
   char* early_rows = has_dstate ? walk.StateOrigin(p.arrays.dstate) : dx_rows;
   bool stores_early = has_dstate;
   const int there = min(walk.end + kEarlier, walk.length);
-  // Beyond what is there the last row, with a dy of zero.
+  // Beyond what is there zeros.
   auto load = [&](int i, int u) {
     const int row = min(i + u, there - 1);
     next_x[u] = *walk.Row(x_rows, row);
     next_dy[u] = *walk.Row(dy_rows, row);
-    if (i + u >= there) next_dy[u] = V{};
+    if (i + u >= there) next_x[u] = next_dy[u] = V{};
     if constexpr (kSegments) next_ids[u] = walk.Id(p, row);
   };
   // One turn: of this thread's rows, which are summed, or of those behind.
