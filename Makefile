@@ -87,7 +87,7 @@ SHAPES := $(BIN)/python -W ignore tests/sanitize_cuda.py
 	@$(SANITIZE_CUDA) --tool memcheck --padding 256 $(SHAPES)
 	@$(SANITIZE_CUDA) --tool initcheck --check-api-memory-access no \
 	  --kernel-name-exclude kns=Resize $(SHAPES) \
-	  --without layer deformable transposed product
+	  --without layer deformable transposed product packed
 	@echo "make gpu-sanitize: memcheck and initcheck found nothing, nor did racecheck"
 .gpu-racecheck: $(INSTALLED)
 	@$(SANITIZE_CUDA) --tool racecheck --print-level error \

@@ -53,11 +53,13 @@ def sampling(
     cells = jnp.where(inside, cells, -1)
     low_h, low_w = h - h0, w - w0
     high_h, high_w = 1 - low_h, 1 - low_w
-    corners = jnp.stack(
-        [high_h * high_w, high_h * low_w, low_h * high_w, low_h * low_w], axis=-1
-    )
+    # One after another, so that the mask's gradient is a sum in this order. One product
+    # of all four has for its gradient a reduction, whose order XLA chooses by timing.
+    weights = [high_h * high_w, high_h * low_w, low_h * high_w, low_h * low_w]
     if mask is not None:
-        corners = corners * mask.astype(dtype).reshape(*inside.shape, 1)
+        factor = mask.astype(dtype).reshape(inside.shape)
+        weights = [w * factor for w in weights]
+    corners = jnp.stack(weights, axis=-1)
     corners = jnp.where(inside[..., None], corners, 0)
     shape = (g.N, g.P, g.Q, offset_groups * g.R * g.S)
     return cells.reshape(shape), corners.reshape(*shape, 4)

@@ -57,9 +57,8 @@ __device__ void StorePartials(const Problem& p, int set, int group, int tile,
 
 // Of a multiprocessor, as many as their registers allow.
 template <typename T, int kTaps, int kVector, bool kSegments>
-constexpr int kBlocks = kTaps > 4 || kVector == 1     ? 2
-                        : kSegments || sizeof(T) == 4 ? 3
-                                                      : 4;
+constexpr int kBlocks =
+    kTaps > 4 || kVector == 1 ? 2 : 4 - kSegments - (sizeof(T) == 4);
 
 template <typename T, int kTaps, int kVector, bool kSegments, bool kSilu>
 __global__ void __launch_bounds__(kThreads,
@@ -84,23 +83,25 @@ __global__ void __launch_bounds__(kThreads,
   char* early_rows = has_dstate ? walk.StateOrigin(p.arrays.dstate) : dx_rows;
   bool stores_early = has_dstate;
   const int there = min(walk.end + kEarlier, walk.length);
-  // Beyond what is there zeros.
+  // Beyond what is there the last row, with a dy of zero.
   auto load = [&](int i, int u) {
     const int row = min(i + u, there - 1);
     next_x[u] = *walk.Row(x_rows, row);
     next_dy[u] = *walk.Row(dy_rows, row);
-    if (i + u >= there) next_x[u] = next_dy[u] = V{};
+    if (i + u >= there) next_dy[u] = V{};
     if constexpr (kSegments) next_ids[u] = walk.Id(p, row);
   };
-  // One turn: of this thread's rows, which are summed, or of those behind.
+  // One turn: of this thread's own rows, or of the last of them and those
+  // behind, of which dw and dbias take nothing.
   auto turn = [&](auto own, int i) {
+    constexpr bool kOwn = decltype(own)::value;
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       const int at = Place<kTaps>(u);
       Widen(next_x[u], x[at]);
       Widen(next_dy[u], dz[at]);
       if constexpr (kSegments) window.ids[at] = next_ids[u];
-      if constexpr (decltype(own)::value) load(i + kRows, u);
+      load(i + kRows, u);
       if constexpr (kSilu) {
         float z[kVector];
         SumTaps<kTaps, kVector, kSegments>(window.w, window.bias, x, window.ids,
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kThreads,
           dz[at][v] = kVector > 1 || p.silu ? of : dz[at][v];
         }
       }
-      if constexpr (decltype(own)::value) {
+      if (kOwn || i + u < walk.end) {
 #pragma unroll
         for (int t = 0; t < kTaps; ++t) {
           const int from = Place<kTaps>(u + 1 + t);
@@ -150,9 +151,8 @@ __global__ void __launch_bounds__(kThreads,
     for (int u = 0; u < kRows; ++u) load(walk.first, u);
     window.template Load<kSegments>(walk, p);
     int i = walk.first;
-    // Chunks end where a turn does, or the sequence, behind which dy is zero.
-    for (; i < walk.end; i += kRows) turn(std::true_type(), i);
-    turn(std::false_type(), i);
+    for (; i + kRows <= walk.end; i += kRows) turn(std::true_type(), i);
+    for (; i < walk.end + kEarlier; i += kRows) turn(std::false_type(), i);
   }
   LaunchDependents();
   StorePartials<kTaps, kVector>(p, walk.set, walk.group, walk.tile, walk.lane,
