@@ -17,7 +17,7 @@ LAYERS = {f.__name__: f for f in (jc.conv, jc.conv_bias_act, jc.conv_transpose)}
 FUNCTIONS = LAYERS | {
     f.__name__: f
     for f in (
-        *(jc.deform_conv, ops.fprop, ops.dgrad, ops.wgrad),
+        *(jc.deform_conv, jc.causal_conv1d, ops.fprop, ops.dgrad, ops.wgrad),
         *(ops.bias_grad, ops.act_bias_grad),
     )
 }
