@@ -223,12 +223,10 @@ def _last(
 ) -> jax.Array:
     """The last `reach` inputs that the last position's segment has."""
     length = x.shape[1]
-    if not _compat.is_constant_shape(x.shape) or length < reach:
-        if state is None:
-            x = jnp.pad(x, ((0, 0), (reach, 0), (0, 0)))
-        else:
-            x = parts.behind(state, x, 1)
-    last = x[:, x.shape[1] - reach :]
+    short = not _compat.is_constant_shape(x.shape) or length < reach
+    if state is not None and short:
+        x = parts.behind(state, x, 1)
+    last = parts.last(x, 1, reach)
     if ids is None or not length:
         return last
     own = ids[:, ids.shape[1] - reach :] == ids[:, -1:]

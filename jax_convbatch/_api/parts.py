@@ -93,11 +93,14 @@ def joined(
         others.insert(0, (rows, 0))
     if not return_final_state:
         return x, tuple(others), None
-    # Cuts what is before the last rows; where x has fewer, zeros come before them.
+    return x, tuple(others), last(x, axis, rows)
+
+
+def last(x: jax.Array, axis: int, rows: int) -> jax.Array:
+    """The last rows of x; where x has fewer, behind zeros."""
     edges = [(0, 0, 0)] * x.ndim
     edges[axis] = (rows - x.shape[axis], 0, 0)
-    final_state = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
-    return x, tuple(others), final_state
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
 
 
 def _check(state: jax.Array, x: jax.Array, axis: int, rows: int) -> None:

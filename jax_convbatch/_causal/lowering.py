@@ -146,20 +146,20 @@ _RUNS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 # --- lowering -------------------------------------------------------------------
 
 
-def _lower(
+def lower(
+    op: str,
     platform: str | None,
     ctx: _compat.LoweringRuleContext,
-    arrays: Sequence[Any],
-    taps: int,
-    op: str,
+    *arrays: Any,
     static: Causal,
 ) -> list[Any]:
+    """`op`: "fprop", "cotangent" or "update"."""
     platform = platform or ctx.module_context.platforms[0]
-    of_x = ctx.avals_in[1 if op == "update" else 0]
+    x, w = ctx.avals_in[1:3] if op == "update" else ctx.avals_in[:2]
     ids = [a for a in ctx.avals_in if jnp.issubdtype(a.dtype, jnp.integer)]
     native, stock = _RUNS[op]
     fun: Callable[..., Any] = partial(stock, static=static)
-    if problem(of_x, taps, static.dilation, platform, *ids) is None:
+    if problem(x, w.shape[1], static.dilation, platform, *ids) is None:
         if op == "cotangent":
             native = partial(native, platform)
         fun = partial(native, static)
@@ -168,33 +168,3 @@ def _lower(
     several = len(ctx.avals_out) > 1
     out = _compat.lower_fun(fun, multiple_results=several)(ctx, *arrays)
     return _compat.with_sharding(ctx, out)
-
-
-def fprop(
-    platform: str | None,
-    ctx: _compat.LoweringRuleContext,
-    *arrays: Any,
-    static: Causal,
-) -> list[Any]:
-    taps = ctx.avals_in[1].shape[1]
-    return _lower(platform, ctx, arrays, taps, "fprop", static)
-
-
-def cotangent(
-    platform: str | None,
-    ctx: _compat.LoweringRuleContext,
-    *arrays: Any,
-    static: Causal,
-) -> list[Any]:
-    taps = ctx.avals_in[1].shape[1]
-    return _lower(platform, ctx, arrays, taps, "cotangent", static)
-
-
-def update(
-    platform: str | None,
-    ctx: _compat.LoweringRuleContext,
-    *arrays: Any,
-    static: Causal,
-) -> list[Any]:
-    taps = ctx.avals_in[2].shape[1]
-    return _lower(platform, ctx, arrays, taps, "update", static)

@@ -12,6 +12,7 @@ cotangent and update are those of what they are composed of.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -90,70 +91,38 @@ def _tangent_transpose(ct: Any, *operands: Any, static: Causal) -> list[Any]:
 
 
 def _batching(
-    bind: Callable[..., Any],
-    of_weights: Sequence[bool],
-    results: Sequence[bool],
+    primitive: _compat.Primitive,
+    weights: int,
     axis_data: _compat.AxisData,
     args: Sequence[Any],
     dims: Sequence[Any],
-) -> tuple[list[Any], list[int]]:
+    *,
+    static: Causal,
+) -> tuple[Any, Any]:
     """Mapped samples go into N; where weights are mapped, everything into G.
 
     Args:
-      of_weights, results: of each operand and result, whether it has no samples.
+      weights: where w is among the operands; bias is behind it.
     """
-    size = axis_data.size
-    mapped = any(d is not None for d, w in zip(dims, of_weights, strict=True) if w)
-    by_set = mapped or any(results)
+    size, of_weights = axis_data.size, (weights, weights + 1)
+    if not size:
+        of = _COMPOSED[primitive]
+        return composition.batched(of, axis_data, args, dims, static=static)
+    mapped = any(dims[i] is not None for i in of_weights)
+    by_set = mapped or primitive is cotangent_p  # which has dw and dbias
     axis = 0 if by_set else 1
 
-    def fold(a: jax.Array, d: int | None, weights: bool) -> jax.Array:
-        if weights and not by_set:
+    def fold(i: int, a: jax.Array) -> jax.Array:
+        if i in of_weights and not by_set:
             return a
+        d = dims[i]
         if d is None:
             a, d = jnp.broadcast_to(a, (size, *a.shape)), 0
         return folding.fold_axis(a, d, axis, 1)
 
-    folded = [fold(*each) for each in zip(args, dims, of_weights, strict=True)]
-    out = bind(*folded)
-    return [folding.unfold(a, axis, size, 1) for a in out], [axis] * len(out)
-
-
-def _fprop_batching(
-    axis_data: _compat.AxisData, args: Any, dims: Any, *, static: Causal
-) -> tuple[Any, Any]:
-    if not axis_data.size:
-        return composition.batched(composed, axis_data, args, dims, static=static)
-    of_weights = [False, True, True, *[False] * (len(args) - 3)]
-
-    def bind(*arrays: jax.Array) -> list[jax.Array]:
-        return [fprop_p.bind(*arrays, static=static)]
-
-    (y,), (axis,) = _batching(bind, of_weights, [False], axis_data, args, dims)
-    return y, axis
-
-
-def _cotangent_batching(
-    axis_data: _compat.AxisData, args: Any, dims: Any, *, static: Causal
-) -> tuple[Any, Any]:
-    if not axis_data.size:
-        of = composed_cotangent
-        return composition.batched(of, axis_data, args, dims, static=static)
-    of_weights = [False, True, True, *[False] * (len(args) - 3)]
-    bind = partial(cotangent_p.bind, static=static)
-    results = of_weights[: static.linear]
-    return _batching(bind, of_weights, results, axis_data, args, dims)
-
-
-def _update_batching(
-    axis_data: _compat.AxisData, args: Any, dims: Any, *, static: Causal
-) -> tuple[Any, Any]:
-    if not axis_data.size:
-        of = composed_update
-        return composition.batched(of, axis_data, args, dims, static=static)
-    bind = partial(update_p.bind, static=static)
-    of_weights = [False, False, True, True]
-    return _batching(bind, of_weights, [False] * 2, axis_data, args, dims)
+    out = primitive.bind(*itertools.starmap(fold, enumerate(args)), static=static)
+    unfolded = jax.tree.map(lambda a: folding.unfold(a, axis, size, 1), out)
+    return unfolded, jax.tree.map(lambda _: axis, out)
 
 
 # --- definition -----------------------------------------------------------------
@@ -194,13 +163,14 @@ for _p in (cotangent_p, update_p):
     _compat.defjvp(_p, partial(composition.jvp, _p, _COMPOSED[_p]))
 for _p, _fun in _COMPOSED.items():
     _compat.defjet(_p, _fun)
-_compat.defbatching(fprop_p, _fprop_batching)
 _compat.defbatching(tangent_p, partial(composition.batched, composed_tangent))
-_compat.defbatching(cotangent_p, _cotangent_batching)
-_compat.defbatching(update_p, _update_batching)
-_compat.deflowering(fprop_p, lowering.fprop)
 _compat.defsilent(
     tangent_p, _compat.lower_fun(composed_tangent, multiple_results=False)
 )
-_compat.deflowering(cotangent_p, lowering.cotangent)
-_compat.deflowering(update_p, lowering.update)
+for _p, _op, _weights in (
+    (fprop_p, "fprop", 1),
+    (cotangent_p, "cotangent", 1),
+    (update_p, "update", 2),
+):
+    _compat.defbatching(_p, partial(_batching, _p, _weights))
+    _compat.deflowering(_p, partial(lowering.lower, _op))

@@ -87,8 +87,6 @@ def decoded(
       ValueError, TypeError: a state for other inputs.
     """
     _check_state(layer, state, inputs)
-    if not state.size:  # With one tap. No kernel runs where an array is empty.
-        return whole(layer, inputs, kernel, bias, None), state
     x, _ = _call.one_batch_axis(inputs, 1)
     w, before = kernel[:, 0], jnp.reshape(state, (x.shape[0], *state.shape[-2:]))
     options: dict[str, Any] = dict(
