@@ -215,16 +215,12 @@ def wide_sequences_of_few(problem: Problem) -> bool:
     return tensor_cores(problem) and sequence(problem) and g.stride[2] == 1 and few
 
 
-def f32_products(problem: Problem) -> bool:
-    """1x1 of many pixels, for which our tiles, 64 outputs wide, read x again."""
+def wgrad_of_f32_products(problem: Problem) -> bool:
+    """1x1 of many pixels, but where our tiles are full."""
     g = problem.geometry
     pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
-    wide = g.C if problem.op == "dgrad" else g.K
-    if problem.op == "wgrad":
-        own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
-        between = least(problem) >= 16 and most(problem) <= 160 and not own
-    else:
-        between = least(problem) >= 32 and wide > 64 and most(problem) <= 160
+    own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
+    between = least(problem) >= 16 and most(problem) <= 160 and not own
     return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 5000
 
 

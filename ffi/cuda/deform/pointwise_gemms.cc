@@ -47,7 +47,8 @@ std::optional<PointwisePlans> PlanPointwise(Operation operation,
   const auto one = hopper::PlanPath(op, sample, type, multiprocessors);
   if (!one || !one->preferred) return std::nullopt;
   // cuBLAS takes columns as they are where these have to be padded.
-  if (operation != Operation::kWgrad && one->workspace > 0) return std::nullopt;
+  const bool pads = one->path == hopper::Path::kPads;
+  if (operation != Operation::kWgrad && pads) return std::nullopt;
   PointwisePlans plans{};
   plans.multiprocessors = multiprocessors;
   plans.transposes = fprop && tf32 && one->path == hopper::Path::kCopies;

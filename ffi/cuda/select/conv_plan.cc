@@ -216,13 +216,19 @@ std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue) {
   if (type == Type::kTf32) return WithTf32Epilogue(g, plan, epilogue);
+  const bool bare = plan.tile_n == kBareWidth;
   const bool plain = plan.kernel == TileKernel::kSingleWave ||
                      (plan.kernel != TileKernel::kHalo && IsResidueNTile(plan));
-  if (!plain || HasPlainKernels(g, epilogue)) return plan;
+  const bool has_plain = HasPlainKernels(g, epilogue);
+  if (!bare && (!plain || has_plain)) return plan;
   const TiledConv conv(Op::kFprop, g, type);
+  if (has_plain) {
+    return HalfTile(conv, plan.blocks,
+                    [](const Tile& tile) { return tile.n != kBareWidth; });
+  }
   return HalfTile(conv, plan.blocks, [](const Tile& tile) {
     return tile.kernel != TileKernel::kSingleWave &&
-           (tile.halo() || tile.n % 64 == 0);
+           (tile.halo() || (tile.n % 64 == 0 && tile.n != kBareWidth));
   });
 }
 

@@ -43,8 +43,9 @@ std::vector<Tile> HalfTiles(const TiledConv& conv) {
   }
   // Those that write a dense output alone.
   if (conv.op == Op::kFprop || IsDense(conv.subs)) {
-    tiles.insert(tiles.end(),
-                 {{128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
+    tiles.insert(
+        tiles.end(),
+        {{128, 192}, {128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
   }
   return tiles;
 }
@@ -58,8 +59,9 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
     tiles.insert(tiles.end(),
                  {{192, 128, kCooperative}, {256, 128, kCooperative}});
     if (MayTranspose(conv.g, conv.type)) {
-      tiles.insert(tiles.end(),
-                   {{256, 64, kTransposed}, {128, 128, kTransposed}});
+      tiles.insert(tiles.end(), {{256, 64, kTransposed},
+                                 {128, 128, kTransposed},
+                                 {192, 128, kTransposed}});
     }
   } else {
     tiles.push_back({128, 128});
@@ -67,7 +69,7 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
   if (fprop || conv.g.stride.all(1)) {
     tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}});
     tiles.push_back({160, 128, kCooperative});
-    tiles.push_back({fprop ? 224 : 192, 128, kCooperative});
+    tiles.push_back(fprop ? Tile{224, 128, kCooperative} : Tile{192, 128});
   }
   if (HasSingleWaves(conv)) {
     for (const auto& [pixels, channels] : kSingleWaveTf32Tiles) {

@@ -292,6 +292,13 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     return launch(
         ConvConfig<T, 64, 128, kPingPong, 8, kStores, kZeros, kWeights>());
   }
+  // Sums are all the registers there are: no epilogue has a place.
+  if constexpr (kSubs == 1 && !EpilogueT::kPresent && !EpilogueT::kPlain) {
+    if (m == 128 && n == kBareWidth) {
+      return launch(
+          ConvConfig<T, 128, kBareWidth, kPingPong, 4, 1, false, kWeights>());
+    }
+  }
   // Odd widths and lines have a plain epilogue alone.
   if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (m == 128 && n == 160) {

@@ -60,8 +60,8 @@ struct Tf32Config {
   static constexpr int kStageBytes = kInputBytes + kTaps * kTapBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   // A warpgroup writes its tile this many pixels at a time. More would cost
-  // 256 x 64 its fifth stage.
-  static constexpr int kStorePixels = 32;
+  // 256 x 64, and 192 x 128 of one warpgroup, their fifth stage.
+  static constexpr int kStorePixels = kBlocks * kM > 256 ? 16 : 32;
   static constexpr int kStoreBoxBytes = kStorePixels * 128;
   static constexpr int kStoreBytes = kGroupN / kTf32Block * kStoreBoxBytes;
   static constexpr int kStoreBuffers = kStoreBuffers_;
@@ -96,16 +96,18 @@ __device__ __forceinline__ void IssueTf32Copies(
   });
 }
 
-// MultiplyStages with several taps in a stage, or a product of columns that it
-// does not have. `weights`: of stage 0.
+// Multiplies `count` stages of a filter from shared memory, with several taps
+// in each. `weights`: of stage 0.
 template <typename Config>
 __device__ __forceinline__ void MultiplyTaps(
     float (&acc)[Config::kBlocks][Config::kM / 2], int count, uint32_t input,
     uint32_t weights, RingBarriers<Config::kStages>& barriers,
     RingPosition<Config::kStages>& at, int step) {
-  static_assert(Config::kBlocks == 1);
 #pragma unroll
-  for (int i = 0; i < Config::kM / 2; ++i) acc[0][i] = 0.0f;
+  for (int m = 0; m < Config::kBlocks; ++m) {
+#pragma unroll
+    for (int i = 0; i < Config::kM / 2; ++i) acc[m][i] = 0.0f;
+  }
   const bool signals = threadIdx.x % 32 == 0;
   int previous = -1;
   for (int i = 0; i < count; ++i) {
@@ -118,9 +120,12 @@ __device__ __forceinline__ void MultiplyTaps(
       const uint64_t b = Descriptor(input + stage + tap * step);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        WgmmaTf32Columns<Config::kM>(
-            acc[0], a + k * kReductionStep<Contiguous::kReduction>,
-            b + k * kReductionStep<Contiguous::kReduction>);
+        constexpr int kStep = kReductionStep<Contiguous::kReduction>;
+#pragma unroll
+        for (int m = 0; m < Config::kBlocks; ++m) {
+          WgmmaTf32Columns<Config::kM>(
+              acc[m], a + k * kStep + m * (kBoxBytes >> 4), b + k * kStep);
+        }
       }
     }
     WgmmaCommit();
@@ -176,9 +181,6 @@ __device__ __forceinline__ void ConsumeTf32(
       MultiplyFragments<Config::kTaps>(acc, stages, weights, ring,
                                        Config::kStageBytes, loader, barriers,
                                        at, {Config::kTapBytes, step});
-    } else if constexpr (Config::kBlocks > 1) {
-      MultiplyStages<float, Contiguous::kReduction, Contiguous::kReduction>(
-          acc, stages, weights, ring, Config::kStageBytes, barriers, at);
     } else {
       MultiplyTaps<Config>(acc, stages, ring, weights, barriers, at, step);
     }

@@ -98,8 +98,7 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
     }
     if constexpr (kWeights == Contiguous::kReduction) {
       if (m == 192 && n == 128) {
-        return launch(Tf32Config<192, 128, 5, kWeights, 1, kCooperative>(),
-                      subs);
+        return launch(Tf32Config<192, 128, 5, kWeights, 1, kPingPong>(), subs);
       }
     } else if (m == 224 && n == 128) {
       return launch(Tf32Config<224, 128, 4, kWeights, 1, kCooperative>(), subs);

@@ -11,10 +11,9 @@
 
 namespace jax_convbatch::hopper {
 
-// Whether a plan of fprop may be kTransposed: products of columns are by
-// kernels of their own (column_gemm.h).
+// Whether a plan of fprop may be kTransposed.
 inline bool MayTranspose(const ConvGeometry& g, Type type) {
-  return type == Type::kTf32 && g.groups == 1 && g.taps() > 1;
+  return type == Type::kTf32 && g.groups == 1;
 }
 
 inline int64_t TransposedBytes(const ConvGeometry& g) {
