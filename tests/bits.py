@@ -275,7 +275,9 @@ def ways(case: Case) -> set[tuple]:
     found: set[tuple] = set()
     for op, plan in zip(("fprop", "dgrad", "wgrad"), _plans(case), strict=True):
         words = plan.reason.removeprefix("asked for by name; ").split(";")[0]
-        if plan.engine == "implicit_gemm" and not re.search("direct|planes", words):
+        if plan.engine == "implicit_gemm" and not re.search(
+            "direct|planes|sequence", words
+        ):
             # The tile, whatever is done with it, and not how many share a sum: each
             # has code of its own, which those of groups have not.
             tile = re.search(r"(\w+) of (\d+x\d+)", words)

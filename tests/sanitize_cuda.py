@@ -25,6 +25,7 @@ import test_causal
 import test_channel_sums
 import test_deep
 import test_deform_fused
+import test_depthwise_sequences
 import test_direct
 import test_few_channels
 import test_few_groups
@@ -72,6 +73,10 @@ EDGES = {
     **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
     **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
     "direct, 7x7, far": test_direct.FAR,
+    **{
+        f"sequences, {name}": case
+        for name, case in test_depthwise_sequences.CASES.items()
+    },
     **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
     **{f"few groups, {name}": c for name, c in test_few_groups.CASES.items()},
     **{
@@ -132,7 +137,8 @@ def dtypes(name):
     )
     if name.startswith(single):
         return ("float32",)
-    both = name.startswith(("copied", "deep", "thin")) and "direct" not in name
+    both = name.startswith(("copied", "deep", "sequences", "thin"))
+    both = both and "thin direct" not in name
     return ("bfloat16", "float32") if both else ("bfloat16",)
 
 

@@ -98,9 +98,10 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   const std::string name = direct::PlanName(op, *plan);
   nb::dict fields;
   fields["config"] = name.c_str();
-  fields["path"] = plan->copies   ? "copied tiles"
-                   : plan->planes ? "planes"
-                                  : "direct tiles";
+  fields["path"] = plan->copies      ? "copied tiles"
+                   : plan->planes    ? "planes"
+                   : plan->sequences ? "sequence tiles"
+                                     : "direct tiles";
   fields["preferred"] = plan->preferred;
   fields["epilogue"] = false;
   fields["signs"] = false;

@@ -17,10 +17,10 @@ namespace jax_convbatch {
 // not to be `exact`). Each is
 // a dict: config (its name, see configs.h), path ("tiles", "halo tiles",
 // "gathered tiles" or "strips": see conv.h; "direct tiles",
-// "copied tiles" or "planes" of several groups; "true f32 tiles", also "true
-// f32 by six products, tiles"),
-// preferred (whether it beats columns), workspace (bytes), blocks (thread
-// blocks). `hopper`: of several groups; of one it is taken for granted.
+// "copied tiles", "sequence tiles" or "planes" of several groups; "true f32
+// tiles", also "true f32 by six products, tiles"), preferred (whether it beats
+// columns), workspace (bytes), blocks (thread blocks). `hopper`: of several
+// groups; of one it is taken for granted.
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors,
                                  bool hopper, bool exact);

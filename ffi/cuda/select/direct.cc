@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/sm80/causal_conv1d/depthwise_sequences.h"
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/grouped.h"
 #include "cuda/sm80/direct/quads.h"
@@ -63,6 +64,7 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
   if (type == Type::kF32 && given.groups == 1) {
     return PlanScalars(op, given, multiprocessors);
   }
+  if (auto plan = PlanDepthwiseSequences(op, given, type)) return plan;
   const bool covered = g.groups > 1 || IsThinSequence(g, type);
   if (!covered || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
@@ -106,6 +108,9 @@ cudaError_t Run(Op op, const Call& given, Stage stage, cudaStream_t stream) {
   if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
   if (call.plan.planes) return RunDepthwisePlanes(op, call, stage, stream);
   if (call.plan.scalars > 0) return RunScalars(op, given, stage, stream);
+  if (call.plan.sequences) {
+    return RunDepthwiseSequences(op, given, stage, stream);
+  }
   if (call.plan.quads) return RunQuads(op, call, stage, stream);
   return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
                              : RunGrouped(op, call, stage, stream);

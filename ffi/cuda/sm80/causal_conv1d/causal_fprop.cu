@@ -8,61 +8,11 @@
 #include "activation.h"
 #include "cuda/sm80/causal_conv1d/causal_conv1d.h"
 #include "cuda/sm80/causal_conv1d/dispatch.cuh"
+#include "cuda/sm80/causal_conv1d/fprop.cuh"
 #include "cuda/sm80/causal_conv1d/walk.cuh"
 
 namespace jax_convbatch::causal {
 namespace {
-
-// Rows that a thread has in flight: some 64 bytes.
-template <typename T, int kTaps, int kVector>
-constexpr int kLeast = sizeof(T) == 2 && kVector != 1 && kTaps <= 4 ? 8 : 4;
-
-template <int kVector>
-__device__ __forceinline__ void ActivateAll(float (&z)[kVector]) {
-#pragma unroll
-  for (int v = 0; v < kVector; ++v) z[v] = Activate(Activation::kSilu, z[v]);
-}
-
-template <typename T, int kTaps, int kVector, bool kSegments>
-__global__ void __launch_bounds__(kThreads) FpropKernel(const Problem p) {
-  using V = Vector<T, kVector>;
-  constexpr int kRows = Turn<kTaps, kLeast<T, kTaps, kVector>>::kRows;
-  const Walk<T, kVector> walk(p);
-  if (walk.first >= walk.end) return;
-  Window<T, kTaps, kVector> window;
-  char* const x = walk.Origin(p.arrays.x);
-  char* const y = walk.Origin(p.arrays.y);
-  V next[kRows];
-  int next_ids[kRows];
-  // Beyond the end the last row, which nobody uses.
-  auto load = [&](int i, int u) {
-    const int row = min(i + u, walk.end - 1);
-    next[u] = *walk.Row(x, row);
-    if constexpr (kSegments) next_ids[u] = walk.Id(p, row);
-  };
-#pragma unroll
-  for (int u = 0; u < kRows; ++u) load(walk.first, u);
-  window.template Load<kSegments>(walk, p);
-  for (int i = walk.first; i < walk.end; i += kRows) {
-    float z[kRows][kVector];
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      Widen(next[u], window.x[Place<kTaps>(u)]);
-      if constexpr (kSegments) window.ids[Place<kTaps>(u)] = next_ids[u];
-      load(i + kRows, u);
-      SumTaps<kTaps, kVector, kSegments>(window.w, window.bias, window.x,
-                                         window.ids, u, z[u]);
-    }
-    if (p.silu) {
-#pragma unroll
-      for (int u = 0; u < kRows; ++u) ActivateAll(z[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (i + u < walk.end) *walk.Row(y, i + u) = Narrow<T>(z[u]);
-    }
-  }
-}
 
 struct UpdateProblem {
   int across, down;  // blocks of channels, and of samples of one set of weights
@@ -147,9 +97,10 @@ cudaError_t LaunchFprop(cudaStream_t stream, const CausalConv1d& call,
   const unsigned blocks = static_cast<unsigned>(tasks.blocks(call.G));
   const Problem problem = ProblemOf(call, tasks, arrays);
   // Odd channels have one kernel.
-  const auto kernel = kVector == 1 || call.has_ids
-                          ? &FpropKernel<T, kTaps, kVector, true>
-                          : &FpropKernel<T, kTaps, kVector, kVector == 1>;
+  const auto kernel =
+      kVector == 1 || call.has_ids
+          ? &FpropKernel<CausalRows<T, kVector, true>, kTaps>
+          : &FpropKernel<CausalRows<T, kVector, kVector == 1>, kTaps>;
   kernel<<<blocks, kThreads, 0, stream>>>(problem);
   return cudaGetLastError();
 }

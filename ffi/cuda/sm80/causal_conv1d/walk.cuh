@@ -40,6 +40,14 @@ inline Problem ProblemOf(const CausalConv1d& call, const Tasks& tasks,
           arrays};
 }
 
+// A filter of the data's dtype over a sequence of any padding: row t of y reads
+// with the last tap row t + shift of x, or zero where x has none.
+struct PaddedProblem : Problem {
+  int x_rows, shift;
+  const void* filter;  // of the tap that reads the first row
+  int tap_step;        // filter rows from one tap to the next: 1 or -1
+};
+
 // Rows are counted along the thread's sequence: row i is position
 // phase + i * dilation, and rows before 0 are the state's. What has no task
 // walks along no rows, and what has no channels along those of the first.
@@ -51,6 +59,8 @@ class Walk {
   int set, group, tile;  // of weights; of chunks; of channels
   int first, end;        // rows of this thread
   int length;            // rows of the sequence
+  int phase;
+  int64_t sample;  // of all
   int column, lane, team;
   bool has_channels;
 
@@ -66,26 +76,33 @@ class Walk {
     if (!has_channels) column = 0;
     const unsigned task = group * p.teams + team;
     const unsigned sequence = task / static_cast<unsigned>(p.chunks);
-    unsigned sample = sequence / static_cast<unsigned>(p.phases);
-    const int phase = sequence - sample * p.phases;
-    const bool has_task = sample < static_cast<unsigned>(p.n) && has_channels;
-    if (!has_task) sample = 0;
+    unsigned of_set = sequence / static_cast<unsigned>(p.phases);
+    phase = sequence - of_set * p.phases;
+    const bool has_task = of_set < static_cast<unsigned>(p.n) && has_channels;
+    if (!has_task) of_set = 0;
     length = (p.L - phase + p.dilation - 1) / p.dilation;
     first = (task - sequence * p.chunks) * p.chunk;
     end = min(first + p.chunk, length);
     if (!has_task) first = end = 0;
-    const int64_t index = int64_t{set} * p.n + sample;
+    sample = int64_t{set} * p.n + of_set;
     constexpr int64_t kSize = sizeof(V);
     stride_ = p.dilation * p.columns * static_cast<int>(kSize);
-    row_ = ((index * p.L + phase) * p.columns + column) * kSize;
-    const int64_t behind = (index + 1) * p.state_rows + phase;
+    row_ = ((sample * p.L + phase) * p.columns + column) * kSize;
+    const int64_t behind = (sample + 1) * p.state_rows + phase;
     state_row_ = (behind * p.columns + column) * kSize;
-    id_ = index * (p.state_rows + p.L) + p.state_rows + phase;
+    id_ = sample * (p.state_rows + p.L) + p.state_rows + phase;
   }
 
   // Row 0 of x, or of an array like it; row i is Row(origin, i).
   __device__ char* Origin(const void* array) const {
     return Kept(static_cast<char*>(const_cast<void*>(array)) + row_);
+  }
+  // Of an array of samples of other lengths, `shift` rows farther.
+  __device__ char* Origin(const void* array, int rows, int shift,
+                          int columns) const {
+    const int64_t row = (sample * rows + phase + shift) * columns + column;
+    return Kept(static_cast<char*>(const_cast<void*>(array)) +
+                row * static_cast<int>(sizeof(V)));
   }
   // Of the state, whose rows are those before 0.
   __device__ char* StateOrigin(const void* state) const {

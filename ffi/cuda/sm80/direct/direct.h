@@ -39,6 +39,9 @@ struct Plan {
   bool planes = false;
   // Whether threads load what they need, four channels at a time, see quads.h.
   bool quads = false;
+  // Whether threads walk along the only axis, see depthwise_sequences.h: a tile
+  // is so many of their chunks by rows by channels.
+  bool sequences = false;
   // Warps of a block whose threads load single channels, see scalars.h, or 0.
   int scalars = 0;
 
@@ -53,12 +56,13 @@ struct Plan {
 // one group long sequences of 16 to 24 channels in bf16 and f16, and in f32 few
 // channels of any number, of one to three axes, in large images (not wgrad);
 // any padding and filter dilation, strides and input dilations up to 8 (dilated
-// inputs not in wgrad), where the tiles fit into shared memory. Needs no GPU.
+// inputs not in wgrad), where the tiles fit into shared memory; and long
+// depthwise ones of one step along any single axis (not wgrad). Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors, bool hopper);
 
-// "16x16x32" (rows, columns and channels of a tile), and in wgrad also the
-// workers, "16x16x32/396": its bits depend on them.
+// "16x16x32" (rows, columns and channels of a tile; see Plan::sequences), and
+// in wgrad also the workers, "16x16x32/396": its bits depend on them.
 std::string PlanName(Op op, const Plan& plan);
 
 // The plan, or nothing where it has another name; an empty one is any.

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// fprop and dgrad of depthwise convolutions along one axis, by the kernel of
+// the short causal convolution.
+#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_H_
+#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_H_
+
+#include <optional>
+
+#include "cuda/sm80/direct/direct.h"
+
+namespace jax_convbatch::direct {
+
+// Or nothing where the kernel cannot run or is not expected to be faster than
+// tiles in shared memory.
+std::optional<Plan> PlanDepthwiseSequences(Op op, const ConvGeometry& g,
+                                           Type type);
+cudaError_t RunDepthwiseSequences(Op op, const Call& call, Stage stage,
+                                  cudaStream_t stream);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_H_

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which depthwise convolutions are sequences for the causal kernel, and as
+// which call.
+#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_CALL_H_
+#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_CALL_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "causal_conv1d_call.h"
+#include "cuda/sm80/causal_conv1d/tasks.h"
+#include "cuda/sm80/direct/direct.h"
+
+namespace jax_convbatch::direct {
+
+// Row t of the result is the sum over taps k, the first one first, of the
+// filter's k-th (of dgrad: k-th last) times row t + shift - (taps - 1 - k)
+// dilation of x (of dgrad: of dy), which has x_rows of them.
+struct DepthwiseSequences {
+  CausalConv1d call;  // of the result's rows
+  int64_t x_rows, shift;
+  int vector;  // channels of a thread
+
+  causal::Tasks tasks() const {
+    return causal::TasksOf(call, vector, causal::kFpropBlocks);
+  }
+};
+
+// Or nothing; N does not count, up to what 32 bits can count.
+std::optional<DepthwiseSequences> SequencesOf(Op op, const ConvGeometry& g,
+                                              Type type);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_CALL_H_
