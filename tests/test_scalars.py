@@ -21,7 +21,8 @@ from jax_convbatch._select import rule_classes, rules
 
 TWO, THREE = ((2, 2), (2, 2)), ((3, 3), (3, 3))
 # One to eight outputs of a thread, several warps of channels, one and more chunks of
-# inputs; tiles of parts of rows, and of rows of several samples.
+# inputs; tiles of parts of rows, and of rows of several samples; runs of outputs.
+# wgrad: rows of taps one by one, by threes and by fives; inputs in ranges.
 IMAGES = {
     "3->5": problem(2, (101, 103), 3, 5, (3, 3), padding=SAME),
     "5->7": problem(2, (120, 97), 5, 7, (5, 5), padding=TWO),
@@ -35,11 +36,18 @@ IMAGES = {
     "6->6, long rows": problem(1, (8, 1500), 6, 6, (3, 5), padding=((1, 1), (2, 2))),
     "1->1": problem(4, (120, 121), 1, 1, (5, 5), padding=TWO),
     "3->2, negative": problem(2, (112, 114), 3, 2, (3, 3), padding=((-2, 1), (1, -2))),
+    "66->1": problem(2, (108, 109), 66, 1, (5, 5)),
+    "35->2, rows apart": problem(
+        1, (120, 121), 35, 2, (3, 3), padding=THREE, dilation=(3, 1)
+    ),
+    "4->18": problem(2, (102, 100), 4, 18, (3, 3), padding=SAME),
+    "3->4, seven": problem(2, (110, 104), 3, 4, (7, 7), padding=THREE),
 }
 VOLUMES = {
     "30->1": volume(2, (32, 33, 34), 30, 1, (3, 1, 5), pad=(1, 0, 2)),
     "2->2": volume(3, (31, 32, 33), 2, 2, (3, 3, 3)),
     "5->6, strided": volume(2, (64, 33, 62), 5, 6, (2, 3, 2), (2, 1, 2), (1, 1, 0)),
+    "34->1, deep": volume(1, (33, 34, 35), 34, 1, (3, 3, 3)),
     "3->13": volume(1, (2, 130, 131), 3, 13, (2, 3, 1), pad=(1, 1, 0)),
 }
 CASES = IMAGES | VOLUMES
@@ -47,9 +55,10 @@ CASES = IMAGES | VOLUMES
 
 def runs_so(op, case):
     """Whether these kernels are for it."""
-    products = case.x[-1] * case.y[-1]
-    one_step = max(case.conv.strides) == 1
-    return products <= 36 if op == "fprop" else op == "dgrad" and one_step
+    c, k = case.x[-1], case.y[-1]
+    if op == "dgrad":
+        return max(case.conv.strides) == 1 and c * k <= 100 and max(c, k) <= 64
+    return c * k <= 36 or k <= 2
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -60,7 +69,9 @@ def test_these_kernels_are_the_plan(native, op, name):
         plan = native(op, fields(case._replace(x=(n, *case.x[1:]))), "float32", H200)
         these = plan is not None and plan["path"] == "direct tiles"
         assert these == runs_so(op, case)
-        assert not these or (plan["workspace"] == 0 and plan["preferred"])
+        if these:
+            assert plan["preferred"]
+            assert (plan["workspace"] > 0) == (op == "wgrad")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +83,13 @@ def test_what_tensor_cores_do(native, channels):
     # dgrad's are the other way round.
     other = problem(2, (130, 130), *channels[::-1], (3, 3), padding=SAME)
     assert native("dgrad", fields(other), "float32", H200)["path"] != "direct tiles"
+
+
+@pytest.mark.parametrize("channels", [(10, 10), (34, 3), (129, 1), (2, 34)])
+def test_other_weights_are_of_tensor_cores(native, channels):
+    case = problem(2, (130, 130), *channels, (3, 3), padding=SAME)
+    plan = native("wgrad", fields(case), "float32", H200)
+    assert plan is None or plan["path"] != "direct tiles"
 
 
 def test_the_rule_takes_what_has_such_a_plan(native, monkeypatch):
@@ -88,7 +106,7 @@ def test_the_rule_takes_what_has_such_a_plan(native, monkeypatch):
         decides = rules.line(drawn).applies is rule_classes.few_scalars
         assert decides == these, name
         taken |= {drawn.op} if these else set()
-    assert taken == {"fprop", "dgrad"}
+    assert taken == set(OPS)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -106,20 +124,20 @@ def test_whole_numbers_are_exact(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["5->7", "18->2", "30->1"])
+@pytest.mark.parametrize("name", ["5->7", "18->2", "30->1", "66->1"])
 def test_real_numbers_are_right_but_for_rounding(hopper, name):
     assert_right_but_for_rounding(CASES[name], "float32")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["5->7", "34->1", "6->6, long rows", "2->2"])
+@pytest.mark.parametrize("name", ["5->7", "34->1", "66->1", "6->6, long rows", "2->2"])
 def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name):
     assert_batch_invariant(CASES[name], "float32", "auto")
     assert_a_hundred_runs_agree(CASES[name], "float32", algorithm="auto")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["3->5", "34->1", "10->10, dilated"])
+@pytest.mark.parametrize("name", ["3->5", "66->1", "10->10, dilated"])
 def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
     case = CASES[name]
     x, w, dy = arrays(case, normal, "float32")

@@ -238,16 +238,20 @@ def _plain(problem: Problem) -> bool:
 
 def few_scalars(problem: Problem) -> bool:
     """f32 of so few channels that tensor cores would multiply zeros for the most part,
-    in large images and volumes. As `AreFew` has them (scalars_plan.cc)."""
+    or of many to one or two, in large images and volumes. As `AreFew` has them
+    (sm80/scalars/plan.cc)."""
     g, dgrad = problem.geometry, problem.op == "dgrad"
     if not tf32(problem) or g.input_dilation != (1, 1, 1) or taps(problem) == 1:
         return False
     if dgrad and g.stride != (1, 1, 1):
         return False
+    if problem.op == "wgrad" and taps(problem) > 128:
+        return False
     inputs, outputs = (g.K, g.C) if dgrad else (g.C, g.K)
     pixels = g.D * g.H * g.W if dgrad else g.O * g.P * g.Q
-    large = pixels >= (30000 if g.D > 1 else 10000) and most(problem) <= 64
-    few = (100 if dgrad else 36) >= g.C * g.K
+    large = pixels >= (30000 if g.D > 1 else 10000)
+    few = (100 if dgrad else 36) >= g.C * g.K and most(problem) <= 64
+    few = few or (outputs <= 2 and inputs <= 128)
     filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
     one = g.C == 1 and g.K % 4 == 0
     return _odd(problem) and large and few and not filled and not one

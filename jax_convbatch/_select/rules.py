@@ -64,11 +64,13 @@ CUDA = (
     ),
     Line(
         "hopper",
-        BOTH,
+        ALL,
         classes.few_scalars,
         OURS_FIRST,
         "f32 dx of 256x256 10->10 5x5 at batch 8 328 us, cuDNN 445, columns 431; fprop "
-        "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14 (H200)",
+        "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14; fprop of many "
+        "inputs and wgrad are reckoned, not timed: cuDNN takes 418 for wgrad of "
+        "256x256 5->5 3x3 at batch 32, where reading takes 20 (H200)",
     ),
     _columns_first(
         FPROP,

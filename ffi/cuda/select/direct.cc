@@ -8,7 +8,7 @@
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/grouped.h"
 #include "cuda/sm80/direct/quads.h"
-#include "cuda/sm80/direct/scalars.h"
+#include "cuda/sm80/scalars/scalars.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_copies.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes.h"
 

@@ -44,6 +44,8 @@ struct Plan {
   bool sequences = false;
   // Warps of a block whose threads load single channels, see scalars.h, or 0.
   int scalars = 0;
+  // Whether these threads have runs of outputs, see ScalarRunShape.
+  bool runs = false;
 
   int blocks() const { return channel_tiles * workers; }
 };
@@ -54,7 +56,7 @@ struct Plan {
 // channel to one channel, or of up to 32 to up to 32: in bf16 and f16 powers of
 // two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4; of
 // one group long sequences of 16 to 24 channels in bf16 and f16, and in f32 few
-// channels of any number, of one to three axes, in large images (not wgrad);
+// channels of any number, of one to three axes, in large images;
 // any padding and filter dilation, strides and input dilations up to 8 (dilated
 // inputs not in wgrad), where the tiles fit into shared memory; and long
 // depthwise ones of one step along any single axis (not wgrad). Needs no GPU.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/launch.cuh"
-#include "cuda/sm80/direct/scalars.cuh"
+#include "cuda/sm80/scalars/scalars.cuh"
+#include "cuda/sm80/scalars/wgrad.h"
 
 namespace jax_convbatch::direct {
 
@@ -39,6 +40,8 @@ ScalarProblem ProblemOf(const ScalarShape& shape) {
 
 cudaError_t RunScalars(Op op, const Call& call, Stage stage,
                        cudaStream_t stream) {
+  if (op == Op::kWgrad) return RunScalarWgrad(call, stage, stream);
+  if (call.plan.runs) return RunScalarRuns(op, call, stage, stream);
   const bool dgrad = op == Op::kDgrad;
   const ScalarShape shape(call.g, dgrad, call.plan.scalars);
   const ConvGeometry& g = shape.g;

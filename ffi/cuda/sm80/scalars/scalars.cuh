@@ -5,13 +5,13 @@
 // they find what they read in different banks, and the filter in one place.
 // Sums are added by taps' rows, chunks of channels, taps, channels: no tile and
 // no batch changes that.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_CUH_
+#ifndef JAX_CONVBATCH_CUDA_SM80_SCALARS_SCALARS_CUH_
+#define JAX_CONVBATCH_CUDA_SM80_SCALARS_SCALARS_CUH_
 
 #include <cstdint>
 
 #include "cuda/common/fast_divmod.h"
-#include "cuda/sm80/direct/scalars.h"
+#include "cuda/sm80/scalars/scalars.h"
 
 namespace jax_convbatch::direct {
 
@@ -219,4 +219,4 @@ __global__ void __launch_bounds__(kScalarMostWarps * 32)
 
 }  // namespace jax_convbatch::direct
 
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_CUH_
+#endif  // JAX_CONVBATCH_CUDA_SM80_SCALARS_SCALARS_CUH_

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop, and dgrad of stride 1, of one group and few channels, of any number,
 // in f32 on the ordinary cores: tensor cores would multiply zeros for the most
-// part.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
+// part. wgrad is in wgrad.h.
+#ifndef JAX_CONVBATCH_CUDA_SM80_SCALARS_SCALARS_H_
+#define JAX_CONVBATCH_CUDA_SM80_SCALARS_SCALARS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -63,6 +63,53 @@ struct ScalarShape {
   }
 };
 
+// Many inputs to few outputs, of one step along a row. A thread has a run of
+// neighbouring outputs of a row, so that a number of x serves all taps of a row
+// of the filter, and one of the filter the run. The warps of a block share the
+// input channels. A tile is rows and columns of a slice; x comes once for all
+// rows of taps.
+inline constexpr int kScalarRun = 12;
+inline constexpr int kScalarRunParts = 4;  // of the channels of a stage
+inline constexpr int kScalarRunMostOutputs = 4;
+inline constexpr int kScalarRunWarps = 8;
+
+struct ScalarRunShape {
+  ConvGeometry g;
+  int pixel_warps;
+  int64_t runs, across;  // of a tile's row; tiles of a row
+  int64_t tile_rows, down;
+
+  ScalarRunShape(const ConvGeometry& given, bool dgrad, int warps);
+
+  // Whether there is such a kernel. The number of channels from which on it is
+  // ahead is reckoned.
+  bool exists() const {
+    return g.K <= kScalarRunMostOutputs && g.C >= 16 && g.stride.w == 1 &&
+           g.filter_dilation.w == 1 && (g.S == 3 || g.S == 5 || g.S == 7);
+  }
+  int64_t tile_cols() const { return runs * kScalarRun; }
+  int64_t tiles() const { return g.N * g.O * down * across; }
+  int threads() const { return pixel_warps * kScalarRunParts * 32; }
+  int64_t x_rows() const {
+    return (tile_rows - 1) * g.stride.h + (g.R - 1) * g.filter_dilation.h + 1;
+  }
+  // Floats from row to row, of what a run reads in fours, and from channel to
+  // channel: the eight of a stage, of four pixels, are in different banks.
+  int64_t row() const { return tile_cols() + (g.S + 2) / 4 * 4; }
+  int64_t plane() const { return (x_rows() * row() + 27) / 32 * 32 + 4; }
+  int64_t x_floats() const { return plane() * kScalarChunk; }
+  // Of a row of taps, of one input.
+  int64_t filter_row() const { return (g.S * g.K + 3) / 4 * 4; }
+  int64_t w_floats() const { return kScalarChunk * g.R * filter_row(); }
+  int64_t shared_bytes() const {
+    const int64_t sums = kScalarRunParts * tile_rows * tile_cols() * g.K;
+    return std::max(2 * (x_floats() + w_floats()), sums) * 4;
+  }
+};
+
+cudaError_t RunScalarRuns(Op op, const Call& call, Stage stage,
+                          cudaStream_t stream);
+
 std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g,
                                 int multiprocessors);
 cudaError_t RunScalars(Op op, const Call& call, Stage stage,
@@ -70,4 +117,4 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
 
 }  // namespace jax_convbatch::direct
 
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
+#endif  // JAX_CONVBATCH_CUDA_SM80_SCALARS_SCALARS_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/launch.cuh"
+#include "cuda/sm80/scalars/runs.cuh"
+
+namespace jax_convbatch::direct {
+namespace {
+
+using Divmod = FastDivmod<uint32_t>;
+using Kernel = void (*)(ScalarRunProblem);
+
+int number(int64_t n) { return static_cast<int>(n); }
+
+template <int kTaps>
+Kernel KernelOf(int64_t outputs) {
+  constexpr Kernel kKernels[kScalarRunMostOutputs] = {
+      &ScalarRunKernel<kTaps, 1>, &ScalarRunKernel<kTaps, 2>,
+      &ScalarRunKernel<kTaps, 3>, &ScalarRunKernel<kTaps, 4>};
+  return kKernels[outputs - 1];
+}
+
+}  // namespace
+
+cudaError_t RunScalarRuns(Op op, const Call& call, Stage stage,
+                          cudaStream_t stream) {
+  const bool dgrad = op == Op::kDgrad;
+  const ScalarRunShape shape(call.g, dgrad, call.plan.scalars);
+  const ConvGeometry& g = shape.g;
+  ScalarRunProblem p{};
+  p.in = static_cast<const float*>(call.lhs);
+  p.filter = static_cast<const float*>(call.rhs);
+  p.out = static_cast<float*>(call.result);
+  p.depth = number(g.D), p.height = number(g.H), p.width = number(g.W);
+  p.channels = number(g.C);
+  p.out_height = number(g.P), p.out_width = number(g.Q);
+  p.taps_t = number(g.T), p.taps_r = number(g.R);
+  p.stride_d = number(g.stride.d), p.stride_h = number(g.stride.h);
+  p.pad_d = number(g.pad.d), p.pad_h = number(g.pad.h);
+  p.pad_w = number(g.pad.w);
+  p.dilation_d = number(g.filter_dilation.d);
+  p.dilation_h = number(g.filter_dilation.h);
+  p.tap_step = g.C * g.K;
+  p.in_step = number(g.K), p.out_step = 1;
+  if (dgrad) {  // taps from the last, and channels the other way round
+    p.filter += (g.taps() - 1) * p.tap_step;
+    p.tap_step = -p.tap_step;
+    p.in_step = 1, p.out_step = number(g.C);
+  }
+  p.across = Divmod(shape.across), p.down = Divmod(shape.down);
+  p.O = Divmod(g.O), p.runs = Divmod(shape.runs);
+  p.tile_rows = number(shape.tile_rows), p.x_rows = number(shape.x_rows());
+  p.row = number(shape.row()), p.plane = number(shape.plane());
+  p.x_floats = number(shape.x_floats());
+  p.stage_floats = number(shape.x_floats() + shape.w_floats());
+  p.pixel_warps = shape.pixel_warps;
+  const Kernel kernel = g.S == 3   ? KernelOf<3>(g.K)
+                        : g.S == 5 ? KernelOf<5>(g.K)
+                                   : KernelOf<7>(g.K);
+  return LaunchOrPrepare(kernel, p, call.plan.blocks(), shape.threads(),
+                         number(shape.shared_bytes()), stage, stream);
+}
+
+}  // namespace jax_convbatch::direct
