@@ -114,15 +114,14 @@ def many_taps(problem: Problem) -> bool:
 
 
 def wgrad_of_sequences(problem: Problem) -> bool:
-    """Long ones of many channels."""
+    """In 16 bits, long ones of many channels."""
     g = problem.geometry
-    if not tensor_cores(problem) or not sequence(problem) or g.T * g.R > 1:
+    if not half(problem) or not sequence(problem) or g.T * g.R > 1:
         return False
-    if half(problem) and g.K % 256 == 0 and g.Q >= 1 << 17:
+    if g.K % 256 == 0 and g.Q >= 1 << 17:
         return False  # our tiles have 256 outputs
-    if half(problem) and least(problem) >= 1536:
-        return g.Q >= 1 << 14
-    return g.Q >= 1 << 15 and least(problem) >= (512 if half(problem) else 1024)
+    least_steps = 14 if least(problem) >= 1536 else 15 if least(problem) >= 1024 else 17
+    return g.Q >= 1 << least_steps and least(problem) >= 512
 
 
 def thin_sequences(problem: Problem) -> bool:
@@ -251,7 +250,7 @@ def few_scalars(problem: Problem) -> bool:
     pixels = g.D * g.H * g.W if dgrad else g.O * g.P * g.Q
     large = pixels >= (30000 if g.D > 1 else 10000)
     few = (100 if dgrad else 36) >= g.C * g.K and most(problem) <= 64
-    few = few or (outputs <= 2 and inputs <= 128)
+    few = few or (outputs <= 2 and inputs <= (48 if dgrad else 128))
     filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
     one = g.C == 1 and g.K % 4 == 0
     return _odd(problem) and large and few and not filled and not one
@@ -272,7 +271,8 @@ def short_sequences(problem: Problem) -> bool:
     g = problem.geometry
     outputs = 40 if g.C <= 12 else 20 if g.C <= 20 else 1
     few = g.C <= 30 and outputs >= g.K and not (g.C == 1 and g.K % 4 == 0)
-    short = g.Q <= 2048 and taps(problem) > 1 and g.R == 1
+    steps = 1024 if problem.op == "wgrad" else 2048
+    short = g.Q <= steps and taps(problem) > 1 and g.R == 1
     return tf32(problem) and sequence(problem) and _plain(problem) and few and short
 
 
@@ -310,9 +310,12 @@ def few_odd_channels(problem: Problem) -> bool:
 
 
 def odd_channels(problem: Problem) -> bool:
-    """Of two axes, of some channels on both sides, neither in fours."""
+    """Of two axes, of some channels on both sides, neither in fours; dx of few, which
+    leave half of our tiles empty."""
     g = problem.geometry
     between = least(problem) >= 30 and most(problem) <= 80
+    if problem.op == "dgrad" and g.C > 40:
+        return False
     odd = g.C % 4 != 0 and g.K % 4 != 0
     return tf32(problem) and images(problem, 1) and between and odd
 

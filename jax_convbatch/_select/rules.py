@@ -68,9 +68,9 @@ CUDA = (
         classes.few_scalars,
         OURS_FIRST,
         "f32 dx of 256x256 10->10 5x5 at batch 8 328 us, cuDNN 445, columns 431; fprop "
-        "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14; fprop of many "
-        "inputs and wgrad are reckoned, not timed: cuDNN takes 418 for wgrad of "
-        "256x256 5->5 3x3 at batch 32, where reading takes 20 (H200)",
+        "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14; 128x128 66->1 "
+        "5x5 at batch 32 190, cuDNN 942 (PyTorch's); wgrad of 256x256 5->5 3x3 at "
+        "batch 32 245, cuDNN 418 (H200)",
     ),
     _columns_first(
         FPROP,
@@ -253,7 +253,8 @@ CUDA = (
     _cudnn_first(
         WGRAD,
         classes.wgrad_of_sequences,
-        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232",
+        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; but "
+        "32768 of 896 339, cuDNN 536 (H200)",
     ),
     _cudnn_first(
         BOTH,

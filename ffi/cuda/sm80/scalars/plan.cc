@@ -15,8 +15,9 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // zeros where channels come in other numbers than fours: in large images and
 // volumes. The batch does not count. `f`: the convolution, dgrad as the fprop
 // that it is; other ways of dgrad take longer. Many inputs to one or two
-// outputs are few, too. A few inputs to many outputs have kernels that leave
-// tensor cores little empty, and one input has its own.
+// outputs are few, too; in dgrad not so many, of which columns take less. A few
+// inputs to many outputs have kernels that leave tensor cores little empty, and
+// one input has its own.
 bool AreFew(bool dgrad, const ConvGeometry& g, const ConvGeometry& f) {
   const int64_t most_products = dgrad ? 100 : 36;
   const int64_t fewest_outputs = g.D > 1 ? 30000 : 10000;
@@ -24,7 +25,7 @@ bool AreFew(bool dgrad, const ConvGeometry& g, const ConvGeometry& f) {
   const bool filled = 2 <= f.C && f.C <= 7 && f.K >= 16 && f.K % 4 == 0;
   const bool one = g.C == 1 && g.K % 4 == 0;
   const bool few = g.C * g.K <= most_products && std::max(g.C, g.K) <= 64;
-  const bool to_few = f.K <= 2 && f.C <= 128;
+  const bool to_few = f.K <= 2 && f.C <= (dgrad ? 48 : 128);
   return g.taps() > 1 && f.O * f.P * f.Q >= fewest_outputs && (few || to_few) &&
          !quads && !filled && !one;
 }
