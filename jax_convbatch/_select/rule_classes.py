@@ -113,32 +113,6 @@ def many_taps(problem: Problem) -> bool:
     return tf32(problem) and many and filled and not halos(problem)
 
 
-def wgrad_of_sequences(problem: Problem) -> bool:
-    """In 16 bits, long ones of many channels."""
-    g = problem.geometry
-    if not half(problem) or not sequence(problem) or g.T * g.R > 1:
-        return False
-    if g.K % 256 == 0 and g.Q >= 1 << 17:
-        return False  # our tiles have 256 outputs
-    least_steps = 14 if least(problem) >= 1536 else 15 if least(problem) >= 1024 else 17
-    return g.Q >= 1 << least_steps and least(problem) >= 512
-
-
-def thin_sequences(problem: Problem) -> bool:
-    """f32 of a few channels; in fprop of 4096 steps and more."""
-    thin = least(problem) >= 16 and most(problem) <= 20 and sequence(problem)
-    long = problem.op == "dgrad" or problem.geometry.Q >= 4096
-    return tf32(problem) and thin and long
-
-
-def half_filled_sequences(problem: Problem) -> bool:
-    """In 16 bits, long ones of 32 channels and many taps: our tiles copy their pixels
-    for each tap, half a box at a time."""
-    g = problem.geometry
-    long = sequence(problem) and g.S >= 9 and g.Q >= 1 << 16
-    return half(problem) and long and g.C == g.K == 32
-
-
 def thin_images(problem: Problem) -> bool:
     """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles; smaller
     images have kernels of their own."""
@@ -186,6 +160,14 @@ def mapped_stems(problem: Problem) -> bool:
 
 
 def wgrad_of_mapped_stems(problem: Problem) -> bool:
+    """Columns that are not too many, as those of large batches."""
+    g = problem.geometry
+    elements = g.N * g.O * g.P * g.Q * sums(problem)
+    f32 = problem.dtype.itemsize == 4
+    return mapped_stems(problem) and f32 and elements < 3 * 10**8
+
+
+def wgrad_of_many_mapped_stems(problem: Problem) -> bool:
     return mapped_stems(problem) and problem.dtype.itemsize == 4
 
 
@@ -205,15 +187,6 @@ def thin_patches(problem: Problem) -> bool:
     return half(problem) and patches(problem) and (one or small)
 
 
-def wide_sequences_of_few(problem: Problem) -> bool:
-    """Sequences of bases to many channels, in 16 bits short ones: what reads columns
-    takes longer than to write them."""
-    g = problem.geometry
-    few = g.C <= 4 and g.K >= 384 and sums(problem) >= 32
-    few = few and (tf32(problem) or g.Q <= 4096)
-    return tensor_cores(problem) and sequence(problem) and g.stride[2] == 1 and few
-
-
 def wgrad_of_f32_products(problem: Problem) -> bool:
     """1x1 of many pixels, but where our tiles are full."""
     g = problem.geometry
@@ -223,13 +196,13 @@ def wgrad_of_f32_products(problem: Problem) -> bool:
     return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 5000
 
 
-def _odd(problem: Problem) -> bool:
+def odd(problem: Problem) -> bool:
     """Channels for which our kernels copy x or y with zeros beside them."""
     g = problem.geometry
     return tf32(problem) and (g.C % 4 != 0 or g.K % 4 != 0)
 
 
-def _plain(problem: Problem) -> bool:
+def plain(problem: Problem) -> bool:
     """Of one step."""
     g = problem.geometry
     return g.stride == g.input_dilation == (1, 1, 1)
@@ -253,7 +226,7 @@ def few_scalars(problem: Problem) -> bool:
     few = few or (outputs <= 2 and inputs <= (48 if dgrad else 128))
     filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
     one = g.C == 1 and g.K % 4 == 0
-    return _odd(problem) and large and few and not filled and not one
+    return odd(problem) and large and few and not filled and not one
 
 
 def odd_scalars(problem: Problem) -> bool:
@@ -263,30 +236,14 @@ def odd_scalars(problem: Problem) -> bool:
     few = few and g.K % 4 != 0
     pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 256
     scalars = sequence(problem) and g.C == g.K == 1 and g.Q <= 2048
-    return _odd(problem) and _plain(problem) and ((pointwise and few) or scalars)
-
-
-def short_sequences(problem: Problem) -> bool:
-    """f32 of few channels: what takes long is to start our kernels."""
-    g = problem.geometry
-    outputs = 40 if g.C <= 12 else 20 if g.C <= 20 else 1
-    few = g.C <= 30 and outputs >= g.K and not (g.C == 1 and g.K % 4 == 0)
-    steps = 1024 if problem.op == "wgrad" else 2048
-    short = g.Q <= steps and taps(problem) > 1 and g.R == 1
-    return tf32(problem) and sequence(problem) and _plain(problem) and few and short
-
-
-def odd_sequences(problem: Problem) -> bool:
-    """Of some channels."""
-    some = least(problem) >= 30 and most(problem) <= 40 and taps(problem) > 1
-    return _odd(problem) and sequence(problem) and _plain(problem) and some
+    return odd(problem) and plain(problem) and ((pointwise and few) or scalars)
 
 
 def dx_of_few_odd_inputs(problem: Problem) -> bool:
     """Of two axes: our tiles fill columns of dy with zeros, or dx."""
     g = problem.geometry
     few = 2 <= g.C <= 6 and g.K >= 5 and taps(problem) > 1
-    return _odd(problem) and images(problem, 1024) and few
+    return odd(problem) and images(problem, 1024) and few
 
 
 def few_small_images(problem: Problem) -> bool:
@@ -306,15 +263,15 @@ def few_odd_channels(problem: Problem) -> bool:
     few = few or (g.K == 1 and g.C <= 20 and taps(problem) >= 25)
     own = g.C == 1 and (g.K % 4 == 0 or g.K == 1)
     own = own or (sequence(problem) and g.C % 2 == 0)
-    return _odd(problem) and _plain(problem) and flat and few and not own
+    return odd(problem) and plain(problem) and flat and few and not own
 
 
 def odd_channels(problem: Problem) -> bool:
     """Of two axes, of some channels on both sides, neither in fours; dx of few, which
-    leave half of our tiles empty."""
+    leave half of our tiles empty, or of large images."""
     g = problem.geometry
     between = least(problem) >= 30 and most(problem) <= 80
-    if problem.op == "dgrad" and g.C > 40:
+    if problem.op == "dgrad" and g.C > 40 and not images(problem, 8192):
         return False
     odd = g.C % 4 != 0 and g.K % 4 != 0
     return tf32(problem) and images(problem, 1) and between and odd
@@ -323,7 +280,7 @@ def odd_channels(problem: Problem) -> bool:
 def wgrad_of_odd_scalars(problem: Problem) -> bool:
     """1x1, of few channels."""
     pointwise = taps(problem) == 1 and most(problem) <= 64
-    return _odd(problem) and _plain(problem) and pointwise
+    return odd(problem) and plain(problem) and pointwise
 
 
 def wgrad_of_few_odd_channels(problem: Problem) -> bool:
@@ -331,7 +288,7 @@ def wgrad_of_few_odd_channels(problem: Problem) -> bool:
     g = problem.geometry
     few = 1 < g.C <= 10 and 1 < g.K <= 40 and g.C % 4 != 0
     large = g.N * g.O * g.P * g.Q >= 1 << 14 and g.H > 1
-    return _odd(problem) and _plain(problem) and few and large
+    return odd(problem) and plain(problem) and few and large
 
 
 def patches_of_some_channels(problem: Problem) -> bool:
@@ -368,19 +325,20 @@ def large_f32_patches(problem: Problem) -> bool:
 
 
 def few_inputs(problem: Problem) -> bool:
-    """f32 of colours and the like and few taps: sequences that are long or of some
-    taps, one or two outputs."""
-    g = problem.geometry
-    if not tf32(problem) or g.C > 5 or sums(problem) > 64:
-        return False
-    some = sums(problem) >= 9
-    if sequence(problem) and g.K > 2:
-        long = g.Q >= 1 << 14 and g.K <= 32
-        return (long and sums(problem) >= 7) or sums(problem) >= 32
-    return some and g.K <= 2
+    """f32 of colours and the like and some taps to one or two outputs."""
+    few = problem.geometry.C <= 5 and problem.geometry.K <= 2
+    return tf32(problem) and few and 9 <= sums(problem) <= 64
 
 
 def odd_width(problem: Problem) -> bool:
     """dx of 40 to 56 channels, which our tiles fill to 64, without halos."""
     many = taps(problem) > 1 and problem.geometry.K >= 128 and not halos(problem)
     return half(problem) and many and 32 < problem.geometry.C < 64
+
+
+def narrow_products(problem: Problem) -> bool:
+    """1x1 in 16 bits from or to 40 to 56 channels, which half fill our tiles, and many
+    on the other side."""
+    g = problem.geometry
+    pointwise = taps(problem) == 1 and plain(problem) and g.O * g.P * g.Q >= 512
+    return half(problem) and pointwise and 32 < g.K < 64 and g.C >= 128

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import rule_classes as classes
+from jax_convbatch._select import rule_sequences as sequences
 from jax_convbatch._select import rule_volumes as three_axes
 
 COLUMNS_LAST = ("cudnn", "im2col_gemm")
@@ -46,12 +47,12 @@ FPROP, DGRAD, WGRAD = ("fprop",), ("dgrad",), ("wgrad",)
 
 def _cudnn_first(ops: Any, applies: Any, why: str) -> Line:
     """On Hopper."""
-    return Line("hopper", ops, applies, CUDNN_FIRST, f"{why} (H100)")
+    return Line("hopper", ops, applies, CUDNN_FIRST, f"{why} (H100 or H200)")
 
 
 def _columns_first(ops: Any, applies: Any, why: str) -> Line:
     """On Hopper."""
-    return Line("hopper", ops, applies, COLUMNS_FIRST, f"{why} (H100)")
+    return Line("hopper", ops, applies, COLUMNS_FIRST, f"{why} (H100 or H200)")
 
 
 CUDA = (
@@ -112,9 +113,14 @@ CUDA = (
         "84x84 8x8s4 of 64 groups of 4->32 at batch 16 481 us, ours 838; 32x32 3x3 of "
         "64 of 3->16 316, cuDNN 348",
     ),
+    _cudnn_first(
+        WGRAD,
+        classes.wgrad_of_many_mapped_stems,
+        "84x84 8x8s4 of 64 groups of 4->32 at batch 128 3490 us, columns 14168",
+    ),
     _columns_first(
         ALL,
-        classes.short_sequences,
+        sequences.short,
         "2048 steps of 20->20, 3 taps, 5.0 us, ours 11; 512 of 6->6 at batch 8 fprop "
         "5.2, 7.9, dgrad 4.7, 7.9, wgrad 12, 20",
     ),
@@ -148,9 +154,9 @@ CUDA = (
     ),
     _columns_first(
         FPROP,
-        classes.wide_sequences_of_few,
+        sequences.wide_of_few,
         "f32 65536 steps of 4->768, 15 taps, 113 us, cuDNN 169; bf16 2048 of 4->608 at "
-        "batch 2 9.8, ours 11.4",
+        "batch 2 9.8, ours 11.4; f32 2048 of 4->64, 5 taps, at batch 8 8.4, 13.2",
     ),
     _columns_first(
         WGRAD,
@@ -188,7 +194,7 @@ CUDA = (
     ),
     _cudnn_first(
         FPROP,
-        classes.odd_sequences,
+        sequences.odd_ones,
         "512 steps of 34->34, 3 taps, at batch 8 7.3 us, ours 10.2",
     ),
     _cudnn_first(
@@ -252,20 +258,20 @@ CUDA = (
     ),
     _cudnn_first(
         WGRAD,
-        classes.wgrad_of_sequences,
+        sequences.wgrad_of_channels,
         "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; but "
-        "32768 of 896 339, cuDNN 536 (H200)",
+        "32768 of 896 339, cuDNN 536",
     ),
     _cudnn_first(
         BOTH,
-        classes.thin_sequences,
+        sequences.thin,
         "our tiles are 64 channels wide: 16384 steps of 16 in f32 at batch 4 50 us, "
         "cuDNN 21",
     ),
     _cudnn_first(
         BOTH,
-        classes.half_filled_sequences,
-        "120000 steps of 32, 11 taps, at batch 4 78 us, cuDNN 63 (H200)",
+        sequences.half_filled,
+        "120000 steps of 32, 11 taps, at batch 4 78 us, cuDNN 63",
     ),
     _cudnn_first(
         BOTH,
@@ -297,8 +303,25 @@ CUDA = (
     ),
     _cudnn_first(
         FPROP,
+        sequences.few_inputs,
+        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 168; of 1->96 509, "
+        "361",
+    ),
+    _cudnn_first(
+        FPROP,
         classes.few_inputs,
-        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 168",
+        "our tiles have 32 outputs and more",
+    ),
+    _columns_first(
+        FPROP,
+        classes.narrow_products,
+        "38x38 240->40 at batch 128 30 us, ours 41, cuDNN 35; 28x28 144->40 at batch "
+        "64 9.1, 11.7, 8.7",
+    ),
+    _cudnn_first(
+        DGRAD,
+        classes.narrow_products,
+        "38x38 240->40 at batch 128 65 us, cuDNN 34",
     ),
     _cudnn_first(
         DGRAD,

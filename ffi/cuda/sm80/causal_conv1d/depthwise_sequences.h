@@ -10,8 +10,7 @@
 
 namespace jax_convbatch::direct {
 
-// Or nothing where the kernel cannot run or is not expected to be faster than
-// tiles in shared memory.
+// Or nothing where the kernel cannot run.
 std::optional<Plan> PlanDepthwiseSequences(Op op, const ConvGeometry& g,
                                            Type type);
 cudaError_t RunDepthwiseSequences(Op op, const Call& call, Stage stage,

@@ -20,6 +20,9 @@ struct DepthwiseSequences {
   CausalConv1d call;  // of the result's rows
   int64_t x_rows, shift;
   int vector;  // channels of a thread
+  // Few results of a sequence, or of each of those that a dilation makes: each
+  // row is summed by itself (few_rows.cuh), with the same bits.
+  bool few_rows;
 
   causal::Tasks tasks() const {
     return causal::TasksOf(call, vector, causal::kFpropBlocks);

@@ -31,18 +31,19 @@ std::optional<Axis> OnlyAxis(const ConvGeometry& g) {
   return only == nullptr ? std::nullopt : std::optional<Axis>(*only);
 }
 
-// Of so many results that a chunk of rows is worth its start, in each of the
-// sequences that a dilation makes.
-bool IsLong(const Axis& axis) {
-  constexpr int64_t kLong = 128, kRows = 16;
-  return axis.out >= kLong && axis.out >= kRows * axis.dilation;
+// Whether chunks of rows would be empty for the most part.
+bool HasFewRows(const Axis& axis) {
+  constexpr int64_t kFew = 8, kChunk = 16;
+  return axis.out <= kFew ||
+         (axis.dilation > 1 && axis.out < kChunk * axis.dilation);
 }
 
 // Whether all numbers that the kernel has in 32 bits fit them.
 bool IsSmall(const Axis& axis, int64_t shift, int64_t N, int64_t C, int size) {
   constexpr int64_t kLimit = int64_t{1} << 29;
   return axis.in < kLimit && axis.out < kLimit && std::abs(shift) < kLimit &&
-         N < kLimit && C < kLimit && 1.0 * axis.dilation * C * size < INT32_MAX;
+         N < kLimit && C < kLimit && 1.0 * N * axis.out < INT32_MAX / 2 &&
+         1.0 * axis.dilation * C * size < INT32_MAX;
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ std::optional<DepthwiseSequences> SequencesOf(Op op, const ConvGeometry& given,
   const ConvGeometry g = op == Op::kDgrad ? DgradAsFprop(given) : given;
   const auto axis = OnlyAxis(g);
   if (!axis || axis->in < 1 || axis->taps < 2 ||
-      axis->taps > causal::kMostTaps || !IsLong(*axis)) {
+      axis->taps > causal::kMostTaps || axis->out < 1) {
     return std::nullopt;
   }
   DepthwiseSequences found{};
@@ -75,6 +76,7 @@ std::optional<DepthwiseSequences> SequencesOf(Op op, const ConvGeometry& given,
                                      : ffi::F16;
   found.x_rows = axis->in;
   found.shift = call.state_rows - axis->pad;
+  found.few_rows = HasFewRows(*axis);
   found.vector = g.C % 4 == 0 ? 4 : g.C % 2 == 0 ? 2 : 1;
   const int size = type == Type::kF32 ? 4 : 2;
   if (!IsSmall(*axis, found.shift, g.N, g.C, size) ||
@@ -91,7 +93,7 @@ std::optional<Plan> PlanDepthwiseSequences(Op op, const ConvGeometry& g,
   const causal::Tasks tasks = sequences->tasks();
   Plan plan{};
   plan.tile_h = tasks.teams;
-  plan.tile_w = static_cast<int>(tasks.chunk);
+  plan.tile_w = sequences->few_rows ? 1 : static_cast<int>(tasks.chunk);
   plan.tile_channels = tasks.lanes * sequences->vector;
   plan.channel_tiles = static_cast<int>(tasks.tiles);
   plan.workers = static_cast<int>(tasks.groups);

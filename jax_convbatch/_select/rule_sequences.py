@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of convolutions of sequences that the rule of "auto" tells apart, beside
+those of `rule_classes.py`."""
+
+from __future__ import annotations
+
+from jax_convbatch._plans.planners import Problem
+from jax_convbatch._select.rule_classes import (
+    half,
+    least,
+    most,
+    odd,
+    plain,
+    sequence,
+    sums,
+    taps,
+    tensor_cores,
+    tf32,
+)
+
+
+def wgrad_of_channels(problem: Problem) -> bool:
+    """In 16 bits, of long ones of many channels."""
+    g = problem.geometry
+    if not half(problem) or not sequence(problem) or g.T * g.R > 1:
+        return False
+    if g.K % 256 == 0 and g.Q >= 1 << 17:
+        return False  # our tiles have 256 outputs
+    many = least(problem)
+    steps = 1 << (14 if many >= 1536 else 15 if many >= 1024 else 17)
+    return steps <= g.Q and many >= 512
+
+
+def thin(problem: Problem) -> bool:
+    """f32 of a few channels; in fprop of 4096 steps and more."""
+    few = least(problem) >= 16 and most(problem) <= 20 and sequence(problem)
+    long = problem.op == "dgrad" or problem.geometry.Q >= 4096
+    return tf32(problem) and few and long
+
+
+def half_filled(problem: Problem) -> bool:
+    """In 16 bits, long ones of 32 channels and many taps: our tiles copy their pixels
+    for each tap, half a box at a time."""
+    g = problem.geometry
+    long = sequence(problem) and g.S >= 9 and g.Q >= 1 << 16
+    return half(problem) and long and g.C == g.K == 32
+
+
+def wide_of_few(problem: Problem) -> bool:
+    """Of bases and the like to many channels, in 16 bits short ones: what reads columns
+    takes longer than to write them."""
+    g = problem.geometry
+    if not tensor_cores(problem) or not sequence(problem) or g.stride[2] > 1:
+        return False
+    wide = g.C <= 4 and g.K >= 384 and sums(problem) >= 32
+    if half(problem):
+        return wide and g.Q <= 4096
+    some = 2 <= g.C <= 5 and g.K >= 64 and 12 <= sums(problem) <= 64
+    return wide or (some and g.Q <= 4096)
+
+
+def short(problem: Problem) -> bool:
+    """f32 of few channels: what takes long is to start our kernels."""
+    g = problem.geometry
+    outputs = 40 if g.C <= 12 else 20 if g.C <= 20 else 1
+    few = g.C <= 30 and outputs >= g.K and not (g.C == 1 and g.K % 4 == 0)
+    steps = 1024 if problem.op == "wgrad" else 2048
+    brief = steps >= g.Q and taps(problem) > 1 and g.R == 1
+    return tf32(problem) and sequence(problem) and plain(problem) and few and brief
+
+
+def odd_ones(problem: Problem) -> bool:
+    """f32 of some channels that are no fours."""
+    some = least(problem) >= 30 and most(problem) <= 40 and taps(problem) > 1
+    return odd(problem) and sequence(problem) and plain(problem) and some
+
+
+def few_inputs(problem: Problem) -> bool:
+    """f32 of samples of sound and the like: long ones, or of some taps."""
+    g = problem.geometry
+    few = tf32(problem) and sequence(problem) and g.C <= 5 and g.K > 2
+    uneven = g.C == 1 and g.K < 128 and g.K % 64 != 0
+    long = g.Q >= 1 << 14 and (g.K <= 32 or uneven)
+    some = (long and sums(problem) >= 7) or sums(problem) >= 32
+    return few and sums(problem) <= 64 and some
