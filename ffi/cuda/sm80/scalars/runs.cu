@@ -25,26 +25,10 @@ cudaError_t RunScalarRuns(Op op, const Call& call, Stage stage,
   const bool dgrad = op == Op::kDgrad;
   const ScalarRunShape shape(call.g, dgrad, call.plan.scalars);
   const ConvGeometry& g = shape.g;
-  ScalarRunProblem p{};
+  ScalarRunProblem p{ScalarWindowOf(g), ScalarFilterOf(call.rhs, g, dgrad)};
   p.in = static_cast<const float*>(call.lhs);
-  p.filter = static_cast<const float*>(call.rhs);
   p.out = static_cast<float*>(call.result);
-  p.depth = number(g.D), p.height = number(g.H), p.width = number(g.W);
-  p.channels = number(g.C);
   p.out_height = number(g.P), p.out_width = number(g.Q);
-  p.taps_t = number(g.T), p.taps_r = number(g.R);
-  p.stride_d = number(g.stride.d), p.stride_h = number(g.stride.h);
-  p.pad_d = number(g.pad.d), p.pad_h = number(g.pad.h);
-  p.pad_w = number(g.pad.w);
-  p.dilation_d = number(g.filter_dilation.d);
-  p.dilation_h = number(g.filter_dilation.h);
-  p.tap_step = g.C * g.K;
-  p.in_step = number(g.K), p.out_step = 1;
-  if (dgrad) {  // taps from the last, and channels the other way round
-    p.filter += (g.taps() - 1) * p.tap_step;
-    p.tap_step = -p.tap_step;
-    p.in_step = 1, p.out_step = number(g.C);
-  }
   p.across = Divmod(shape.across), p.down = Divmod(shape.down);
   p.O = Divmod(g.O), p.runs = Divmod(shape.runs);
   p.tile_rows = number(shape.tile_rows), p.x_rows = number(shape.x_rows());

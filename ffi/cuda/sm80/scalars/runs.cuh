@@ -10,21 +10,16 @@
 #include <cstdint>
 
 #include "cuda/common/fast_divmod.h"
+#include "cuda/sm80/scalars/problem.h"
 #include "cuda/sm80/scalars/rows.cuh"
 #include "cuda/sm80/scalars/scalars.h"
 
 namespace jax_convbatch::direct {
 
-struct ScalarRunProblem {
-  const float *in, *filter;
+struct ScalarRunProblem : ScalarWindow, ScalarFilter {
+  const float* in;
   float* out;
-  int depth, height, width, channels;  // of `in`
   int out_height, out_width;
-  int taps_t, taps_r;
-  int stride_d, stride_h, pad_d, pad_h, pad_w, dilation_d, dilation_h;
-  // As in ScalarProblem.
-  int64_t tap_step;
-  int in_step, out_step;
   FastDivmod<uint32_t> across, down, O;  // tiles of a row, of a slice; slices
   FastDivmod<uint32_t> runs;             // of a tile's row
   int tile_rows, x_rows, row, plane, x_floats, stage_floats, pixel_warps;

@@ -14,19 +14,9 @@ int number(int64_t n) { return static_cast<int>(n); }
 // Of a shape, what its kernels read, and how.
 ScalarProblem ProblemOf(const ScalarShape& shape) {
   const ConvGeometry& g = shape.g;
-  ScalarProblem p{};
-  p.depth = number(g.D), p.height = number(g.H), p.width = number(g.W);
-  p.channels = number(g.C);
+  ScalarProblem p{ScalarWindowOf(g)};
   p.out_rows = number(shape.rows()), p.out_cols = number(g.Q);
   p.out_channels = number(g.K);
-  p.taps_t = number(g.T), p.taps_r = number(g.R), p.taps_s = number(g.S);
-  p.stride_d = number(g.stride.d), p.stride_h = number(g.stride.h);
-  p.stride_w = number(g.stride.w);
-  p.pad_d = number(g.pad.d), p.pad_h = number(g.pad.h);
-  p.pad_w = number(g.pad.w);
-  p.dilation_d = number(g.filter_dilation.d);
-  p.dilation_h = number(g.filter_dilation.h);
-  p.dilation_w = number(g.filter_dilation.w);
   p.P = Divmod(g.P), p.O = Divmod(g.O);
   p.across = Divmod(shape.across), p.cols = Divmod(shape.tile_cols);
   p.chunk = Divmod(shape.chunk);
@@ -46,16 +36,9 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
   const ScalarShape shape(call.g, dgrad, call.plan.scalars);
   const ConvGeometry& g = shape.g;
   ScalarProblem p = ProblemOf(shape);
+  static_cast<ScalarFilter&>(p) = ScalarFilterOf(call.rhs, g, dgrad);
   p.in = static_cast<const float*>(call.lhs);
-  p.filter = static_cast<const float*>(call.rhs);
   p.out = static_cast<float*>(call.result);
-  p.tap_step = g.C * g.K;
-  p.in_step = number(g.K), p.out_step = 1;
-  if (dgrad) {  // taps from the last, and channels the other way round
-    p.filter += (g.taps() - 1) * p.tap_step;
-    p.tap_step = -p.tap_step;
-    p.in_step = 1, p.out_step = number(g.C);
-  }
   p.outputs = Divmod(shape.outputs_padded());
   p.channel_warps = Divmod(shape.k_warps);
   p.w_floats = number(shape.w_floats());

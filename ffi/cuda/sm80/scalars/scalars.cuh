@@ -11,23 +11,16 @@
 #include <cstdint>
 
 #include "cuda/common/fast_divmod.h"
+#include "cuda/sm80/scalars/problem.h"
+#include "cuda/sm80/scalars/rows.cuh"
 #include "cuda/sm80/scalars/scalars.h"
 
 namespace jax_convbatch::direct {
 
-struct ScalarProblem {
+struct ScalarProblem : ScalarWindow, ScalarFilter {
   const float* in;
-  const float* filter;
   float* out;
-  int depth, height, width, channels;  // of `in`
   int out_rows, out_cols, out_channels;
-  int taps_t, taps_r, taps_s;
-  int stride_d, stride_h, stride_w, pad_d, pad_h, pad_w;
-  int dilation_d, dilation_h, dilation_w;
-  // Elements from tap to tap, and from channel to channel, of a filter that
-  // begins with tap 0 at `filter`.
-  int64_t tap_step;
-  int in_step, out_step;
   FastDivmod<uint32_t> P, O;     // rows of a slice, slices of a sample
   FastDivmod<uint32_t> across;   // tiles of a row
   FastDivmod<uint32_t> cols;     // outputs of a tile's row
@@ -41,14 +34,6 @@ struct ScalarProblem {
 struct ScalarRow {
   int sample, depth, height;
 };
-
-__device__ __forceinline__ void CopyAsync4(float* to, const float* from,
-                                           bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(inside ? 4 : 0)
-               : "memory");
-}
 
 // A row of taps and a chunk of channels.
 struct ScalarStage {
@@ -86,9 +71,9 @@ __device__ __forceinline__ void BringScalarRows(const ScalarProblem& p,
       const int v = first + pixel, channel = s.channel + c;
       const bool inside =
           there && unsigned(v) < unsigned(p.width) && channel < p.channels;
-      CopyAsync4(x + (row * p.reach + pixel) * p.pitch + c,
-                 inside ? from + int64_t{v} * p.channels + channel : p.in,
-                 inside);
+      CopyFloatsAsync<1>(
+          x + (row * p.reach + pixel) * p.pitch + c,
+          inside ? from + int64_t{v} * p.channels + channel : p.in, inside);
     }
   }
 }
@@ -106,11 +91,11 @@ __device__ __forceinline__ void BringScalars(const ScalarProblem& p,
     const int step = p.chunk.Divide(of),
               channel = s.channel + of - step * chunk;
     const bool inside = k < p.out_channels && channel < p.channels;
-    CopyAsync4(w + e,
-               inside ? p.filter + (tap + step) * p.tap_step +
-                            channel * p.in_step + k * p.out_step
-                      : p.filter,
-               inside);
+    CopyFloatsAsync<1>(w + e,
+                       inside ? p.filter + (tap + step) * p.tap_step +
+                                    channel * p.in_step + k * p.out_step
+                              : p.filter,
+                       inside);
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

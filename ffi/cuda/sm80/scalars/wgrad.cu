@@ -43,22 +43,12 @@ Kernel KernelOf(int outputs) {
 cudaError_t RunScalarWgrad(const Call& call, Stage stage, cudaStream_t stream) {
   const ScalarWgradShape shape(call.g, call.plan.scalars);
   const ConvGeometry& g = shape.g;
-  ScalarWgradProblem p{};
+  ScalarWgradProblem p{ScalarWindowOf(g)};
   p.in = static_cast<const float*>(call.lhs);
   p.dy = static_cast<const float*>(call.rhs);
   p.partials = static_cast<float*>(call.workspace);
-  p.depth = number(g.D), p.height = number(g.H), p.width = number(g.W);
-  p.channels = number(g.C);
   p.out_height = number(g.P), p.out_width = number(g.Q);
   p.out_channels = number(g.K);
-  p.taps_t = number(g.T), p.taps_r = number(g.R), p.taps_s = number(g.S);
-  p.stride_d = number(g.stride.d), p.stride_h = number(g.stride.h);
-  p.stride_w = number(g.stride.w);
-  p.pad_d = number(g.pad.d), p.pad_h = number(g.pad.h);
-  p.pad_w = number(g.pad.w);
-  p.dilation_d = number(g.filter_dilation.d);
-  p.dilation_h = number(g.filter_dilation.h);
-  p.dilation_w = number(g.filter_dilation.w);
   p.of_x = RowsOf(shape.x, g.W, g.C, shape.chunk, shape.x_cols());
   p.of_dy = RowsOf(shape.dy, g.Q, g.K, g.K, shape.tile_cols);
   p.across = Divmod(shape.across), p.down = Divmod(shape.down);

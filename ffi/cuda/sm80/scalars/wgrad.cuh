@@ -13,19 +13,16 @@
 #include <cstdint>
 
 #include "cuda/common/fast_divmod.h"
+#include "cuda/sm80/scalars/problem.h"
 #include "cuda/sm80/scalars/rows.cuh"
 #include "cuda/sm80/scalars/wgrad.h"
 
 namespace jax_convbatch::direct {
 
-struct ScalarWgradProblem {
+struct ScalarWgradProblem : ScalarWindow {
   const float *in, *dy;
-  float* partials;                     // [workers, T, R, S, C, K]
-  int depth, height, width, channels;  // of x
+  float* partials;  // [workers, T, R, S, C, K]
   int out_height, out_width, out_channels;
-  int taps_t, taps_r, taps_s;
-  int stride_d, stride_h, stride_w, pad_d, pad_h, pad_w;
-  int dilation_d, dilation_h, dilation_w;
   ScalarRows of_x, of_dy;
   FastDivmod<uint32_t> across, down, O;  // tiles of a row, of a slice; slices
   FastDivmod<uint32_t> cols;             // of a tile
