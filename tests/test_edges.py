@@ -112,6 +112,7 @@ def test_conv_transpose_is_the_periodic_sum_of_valid(strides, transpose_kernel):
         jc.conv_transpose, strides=strides, transpose_kernel=transpose_kernel
     )
     got = run(x, w, padding="CIRCULAR")
+    np.testing.assert_array_equal(got, run(x, w, padding="WRAP"))
     whole_sum = np.asarray(run(x, w, padding="VALID"))
     sizes = [n * s for n, s in zip((4, 3), np.broadcast_to(strides, 2), strict=True)]
     assert got.shape == (2, *sizes, 4)
@@ -142,7 +143,9 @@ def test_what_is_refused():
         "'SAME_LOWER', 'VALID', 'CAUSAL', 'CIRCULAR', 'WRAP', 'REFLECT', 'EDGE', an"
     )
     refused(choices, jc.conv_bias_act, padding="FULL")
-    refused("'SAME', 'VALID', 'CIRCULAR', an", jc.conv_transpose, padding="CAUSAL")
+    refused(
+        "'SAME', 'VALID', 'CIRCULAR', 'WRAP', an", jc.conv_transpose, padding="CAUSAL"
+    )
     # The gradient of what x goes on with is not one operation.
     refused("'SAME', 'SAME_LOWER', 'VALID', an int", ops.fprop, padding="CIRCULAR")
     wrong = shaped(3, 3, 5, 6)

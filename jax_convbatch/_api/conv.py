@@ -277,8 +277,8 @@ def conv_transpose(
       activation, residual, scale: as in `conv_bias_act`.
       strides, dilation: an int, or one for each spatial axis.
       padding: "SAME" or "VALID" of the convolution that this transposes; "CIRCULAR",
-        as in Flax's `ConvTranspose`; or padding of the dilated input, as an int, or
-        an int or a (low, high) pair for each spatial axis.
+        as in Flax's `ConvTranspose`, or "WRAP", which is the same; or padding of the
+        dilated input, as an int, or an int or a (low, high) pair for each spatial axis.
       use_consistent_padding: whether numbers, too, are padding of the convolution
         that this transposes, as in PyTorch.
       dimension_numbers, precision, preferred_element_type, algorithm,
@@ -339,7 +339,7 @@ def transposed(
     """
     names = ("SAME", "VALID", *edges.OF_TRANSPOSED)
     padding = conv_padding(padding, len(strides), names)
-    is_circular = padding == "CIRCULAR"
+    is_circular = padding in edges.OF_TRANSPOSED
     with misfits.named(x, w, dimension_numbers, transpose_kernel=transpose_kernel):
         params, _ = traced(
             _compat.lax_convs["conv_transpose"],

@@ -19,7 +19,7 @@ from jax_convbatch._api.arguments import OF_ZEROS, conv_padding, has_names
 # How x goes on, as `jnp.pad` calls it.
 MODES = {"CIRCULAR": "wrap", "WRAP": "wrap", "REFLECT": "reflect", "EDGE": "edge"}
 OF_CONV = (*OF_ZEROS, "CAUSAL", *MODES)
-OF_TRANSPOSED = ("CIRCULAR",)
+OF_TRANSPOSED = ("CIRCULAR", "WRAP")
 
 
 class Edge(NamedTuple):
@@ -186,7 +186,7 @@ def _repeated(x: jax.Array, axis: int, low: int, high: int) -> jax.Array:
 def of_transposed(
     x: Any, axes: Any, taps: Any, strides: Any, transpose_kernel: bool
 ) -> Any:
-    """x and padding of a transposed convolution with padding CIRCULAR.
+    """x and padding of a transposed convolution with padding CIRCULAR or WRAP.
 
     Flax computes the "VALID" result and adds its overhang at one end to the
     other, from an offset that centres it. The same sums come from the periodic
