@@ -42,7 +42,8 @@ bool HasFewRows(const Axis& axis) {
 bool IsSmall(const Axis& axis, int64_t shift, int64_t N, int64_t C, int size) {
   constexpr int64_t kLimit = int64_t{1} << 29;
   return axis.in < kLimit && axis.out < kLimit && std::abs(shift) < kLimit &&
-         N < kLimit && C < kLimit && 1.0 * N * axis.out < INT32_MAX / 2 &&
+         1.0 * (axis.taps - 1) * axis.dilation < kLimit && N < kLimit &&
+         C < kLimit && 1.0 * N * axis.out < INT32_MAX / 2 &&
          1.0 * axis.dilation * C * size < INT32_MAX;
 }
 

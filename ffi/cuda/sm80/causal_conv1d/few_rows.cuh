@@ -27,10 +27,11 @@ struct FewRowsProblem {
   int dilation, tap_step;
 };
 
-// Rows of a thread, all in flight at a time: some 128 bytes of x.
+// Rows of a thread, all of whose taps are in flight at a time. With more of
+// them the compiler would put sums between the loads.
 template <typename T, int kTaps, int kVector>
 inline constexpr int kFewRows =
-    std::clamp(128 / (kTaps * kVector * static_cast<int>(sizeof(T))), 1, 4);
+    std::clamp(8 * static_cast<int>(sizeof(T)) / (kTaps * kVector), 1, 4);
 
 template <typename T, int kTaps, int kVector>
 __global__ void __launch_bounds__(kThreads)
