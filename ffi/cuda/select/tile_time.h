@@ -51,7 +51,7 @@ Plan PlanOf(const TimedTile& timed, int multiprocessors);
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,
                   bool (*accepts)(const Tile&));
 
-// The constants fitted on an H100 (tile_constants.cc).
+// The constants fitted on an H200 (tile_constants.cc).
 const TileConstants& ConstantsOf(Op op, Type type);
 
 }  // namespace jax_convbatch::hopper
