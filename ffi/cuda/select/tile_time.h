@@ -12,11 +12,11 @@ namespace jax_convbatch::hopper {
 // The constants of the model, in microseconds, of a stage of a tile of 128x128
 // where it is one of tiles: `python -m benchmarks fit` fits them.
 struct TileConstants {
-  // By TileKernel.
+  // By TileKernel, up to the last that the model knows.
   struct Kernel {
     double products, boxes, stage;  // of a stage
     double begin, end;              // of a tile; `end` grows with its size
-  } kernel[5];
+  } kernel[static_cast<int>(TileKernel::kHalo) + 1];
   // What a stage takes on average where the power limit slows all SMs down.
   double power_products, power_boxes;
   double launch;
