@@ -55,10 +55,15 @@ import jax_convbatch as jc
 from jax_convbatch._layers import one_pass
 from jax_convbatch._primitives.bias import bias_grad
 
+
+def named(kind, cases):
+    return {f"{kind}, {name}": case for name, case in cases.items()}
+
+
 EDGES = {
-    **{f"copied, {name}": case for name, case in test_implicit_gemm.EDGES.items()},
-    **{f"windows, {name}": case for name, case in test_windows.WINDOWS.items()},
-    **{f"windows, {name}": case for name, case in test_windows.STRIPS.items()},
+    **named("copied", test_implicit_gemm.EDGES),
+    **named("windows", test_windows.WINDOWS),
+    **named("windows", test_windows.STRIPS),
     **{f"windows, {name}": c for name, (c, _) in test_windows.WIDE.items()},
     **{
         f"wgrad, {name}": case
@@ -70,24 +75,18 @@ EDGES = {
         for name, case in test_deep.CASES.items()
         if name not in ("channels first", "tiles of all taps", "tails of tiles")
     },
-    **{f"few, {name}": case for name, case in test_few_channels.EDGES.items()},
-    **{f"direct, {name}": case for name, case in test_direct.EDGES.items()},
+    **named("few", test_few_channels.EDGES),
+    **named("direct", test_direct.EDGES),
     "direct, 7x7, far": test_direct.FAR,
-    **{
-        f"sequences, {name}": case
-        for name, case in test_depthwise_sequences.CASES.items()
-    },
-    **{f"groups, {name}": case for name, case in test_groups.EDGES.items()},
-    **{f"few groups, {name}": c for name, c in test_few_groups.CASES.items()},
-    **{
-        f"lines, {name}": case
-        for name, case in (test_groups.LINES | test_groups.FOURS).items()
-    },
-    **{f"quads, {name}": case for name, case in test_quads.CASES.items()},
-    **{f"scalars, {name}": case for name, case in test_scalars.CASES.items()},
-    **{f"thin direct, {name}": case for name, case in test_direct.THIN.items()},
-    **{f"one channel, {name}": case for name, case in test_one_channel.CASES.items()},
-    **{f"long sums, {name}": case for name, case in test_long_sums.LONG.items()},
+    **named("sequences", test_depthwise_sequences.CASES),
+    **named("groups", test_groups.EDGES),
+    **named("few groups", test_few_groups.CASES),
+    **named("lines", test_groups.LINES | test_groups.FOURS),
+    **named("quads", test_quads.CASES),
+    **named("scalars", test_scalars.CASES),
+    **named("thin direct", test_direct.THIN),
+    **named("one channel", test_one_channel.CASES),
+    **named("long sums", test_long_sums.LONG),
     # More tiles than what all blocks hold at once: their stages are filled again.
     "few, stages again": test_few_channels.problem(
         530, (6, 6), 3, 16, (3, 3), padding=((1, 1), (1, 1))
@@ -100,13 +99,11 @@ EDGES = {
     # dw of cuBLAS, its sums in parts that a kernel of ours adds.
     "product, in parts": test_long_sums.problem(8, (20, 20), 512, 512, (1, 1), pad=0),
     **{f"large tiles, {name}": case for name, (case, *_) in test_tf32.TILES.items()},
-    **{f"true f32, {name}": case for name, case in test_true_f32.CASES.items()},
+    **named("true f32", test_true_f32.CASES),
     **{f"wave, {name}": case for name, (case, *_) in test_wave.WAVES.items()},
-    **{
-        f"odd, {name}": case for name, (case, _) in test_implicit_gemm.ODD_TILES.items()
-    },
-    **{f"thin, {name}": case for name, case in test_narrow.CASES.items()},
-    **{f"thin ring, {name}": case for name, case in test_narrow.RINGS.items()},
+    **named("odd", {n: c for n, (c, _) in test_implicit_gemm.ODD_TILES.items()}),
+    **named("thin", test_narrow.CASES),
+    **named("thin ring", test_narrow.RINGS),
     **{
         f"thin strips, {name}": case
         for name, case in {
@@ -138,8 +135,7 @@ def dtypes(name):
     if name.startswith(single):
         return ("float32",)
     both = name.startswith(("copied", "deep", "sequences", "thin"))
-    both = both and "thin direct" not in name
-    return ("bfloat16", "float32") if both else ("bfloat16",)
+    return ("bfloat16", "float32") if both and "direct" not in name else ("bfloat16",)
 
 
 def convolution(case, dtype, precision=None, ops=("fprop", "dgrad", "wgrad")):

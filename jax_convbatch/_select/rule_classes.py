@@ -163,8 +163,7 @@ def wgrad_of_mapped_stems(problem: Problem) -> bool:
     """Columns that are not too many, as those of large batches."""
     g = problem.geometry
     elements = g.N * g.O * g.P * g.Q * sums(problem)
-    f32 = problem.dtype.itemsize == 4
-    return mapped_stems(problem) and f32 and elements < 3 * 10**8
+    return wgrad_of_many_mapped_stems(problem) and elements < 3 * 10**8
 
 
 def wgrad_of_many_mapped_stems(problem: Problem) -> bool:
@@ -337,8 +336,7 @@ def odd_width(problem: Problem) -> bool:
 
 
 def narrow_products(problem: Problem) -> bool:
-    """1x1 in 16 bits from or to 40 to 56 channels, which half fill our tiles, and many
-    on the other side."""
+    """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
     g = problem.geometry
     pointwise = taps(problem) == 1 and plain(problem) and g.O * g.P * g.Q >= 512
     return half(problem) and pointwise and 32 < g.K < 64 and g.C >= 128

@@ -40,7 +40,7 @@ struct Plan {
   // Whether threads load what they need, four channels at a time, see quads.h.
   bool quads = false;
   // Whether threads walk along the only axis, see depthwise_sequences.h: a tile
-  // is so many of their chunks by rows by channels.
+  // is so many of their chunks by rows (1: rows by themselves) by channels.
   bool sequences = false;
   // Warps of a block whose threads load single channels, see scalars.h, or 0.
   int scalars = 0;
@@ -58,8 +58,9 @@ struct Plan {
 // one group long sequences of 16 to 24 channels in bf16 and f16, and in f32 few
 // channels of any number, of one to three axes, in large images;
 // any padding and filter dilation, strides and input dilations up to 8 (dilated
-// inputs not in wgrad), where the tiles fit into shared memory; and long
-// depthwise ones of one step along any single axis (not wgrad). Needs no GPU.
+// inputs not in wgrad), where the tiles fit into shared memory; and depthwise
+// ones of 2 to 8 taps and one step along any single axis (not wgrad). Needs no
+// GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors, bool hopper);
 
