@@ -12,6 +12,7 @@ COMMANDS = {
     "range": "random convolutions of twelve families, beside jax.lax and cuDNN",
     "rule": "where the rule of auto is slower than another engine, on random draws",
     "fit": "what implicit_gemm reckons tiles to take, from times of `rule`",
+    "kernels": "what each family of kernels is worth",
     "compare": "two builds of the native module, in turns",
     "layer": "conv, bias and activation, forward and backward, beside jax.lax",
     "sofie": "one GEMM a batch against one GEMM a sample",

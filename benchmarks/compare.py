@@ -51,10 +51,10 @@ SIDES = ("old", "new")
 class Side:
     """A process that times rows by one build."""
 
-    def __init__(self, build: Path, platform: str, options: dict):
+    def __init__(self, build: Path, platform: str, options: dict, share: float = 0.4):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu" if platform == "cpu" else "cuda,cpu",
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4",  # there are two of them
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": str(share),  # there are others
         }
         module = "benchmarks.compare_side"
         command = [sys.executable, "-m", module, str(build), platform]
@@ -96,26 +96,33 @@ class Lost(Exception):
     """A side that answers no more."""
 
 
-def measure(sides: dict, row: dict, number: int, repeats: int) -> None:
-    """Adds to `row` what the two take, in turns, or what failed."""
+def turns(sides: dict, number: int, repeats: int) -> tuple[dict, dict]:
+    """What sides take for a row, timings of each, in turns; and why some failed."""
+    times: dict[str, list[float]] = {}
     failed = {}
     for name, side in sides.items():
         answer = side.ask("ready", number)
         if "failed" in answer:
             failed[name] = answer["failed"]
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(0 if failed else repeats):
-        # Neither is always the one that runs after the other's pause.
-        for name in list(sides)[:: -1 if repeat % 2 else 1]:
+        else:
+            times[name] = []
+    for repeat in range(repeats):
+        # None is always the one that runs after another's pause.
+        for name in list(times)[:: -1 if repeat % 2 else 1]:
             answer = sides[name].ask("time")
             if "failed" in answer:
                 failed[name] = answer["failed"]
+                del times[name]
             else:
                 times[name].append(answer["us"])
-        if failed:
-            break
     for side in sides.values():
         side.ask("drop", number)
+    return times, failed
+
+
+def measure(sides: dict, row: dict, number: int, repeats: int) -> None:
+    """Adds to `row` what the two take, in turns, or what failed."""
+    times, failed = turns(sides, number, repeats)
     if failed:
         row["failed"] = failed
         return
@@ -295,6 +302,7 @@ def main(arguments: list[str]) -> None:
     rows = kept(stem, modules) if options.resume else []
     fields = ("tables", "rows", "seed", "count", "largest", "seconds")
     of_side = {field: getattr(options, field) for field in fields}
+    of_side |= {"engine": "auto", "dtypes": None}
     sides = {n: Side(b, options.platform, of_side) for n, b in builds.items()}
     lost, known = "", []
     try:

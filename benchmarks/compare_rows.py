@@ -14,14 +14,16 @@ from typing import NamedTuple
 import jax
 
 from benchmarks import deform, families, layer, workloads
-from benchmarks.cases import OPS, Operation, cases
+from benchmarks.cases import OPS, Case, Operation, cases
 from benchmarks.jax_side import JaxSide
 from benchmarks.layers import chosen
 from benchmarks.numbers import Maker
+from benchmarks.plans import problem_of
+from jax_convbatch._native import targets
+from jax_convbatch._select import choices
 from jax_convbatch._tune import timing
 from jax_convbatch._tune.calls import sets_of
 
-ENGINE = "auto"
 ACTIVATION = "relu"
 LAYERS = (("resnet50_v1", "bfloat16"), ("flux", "float32"))
 Ready = Callable[[], timing.Side]
@@ -54,36 +56,48 @@ def _of_table(table: str, options) -> Iterator[Row]:
         for name in families.FAMILIES:
             drawn = families.draws(name, options.seed, options.count, options.largest)
             for case in families.cases(drawn, OPS):
-                yield _convolution(table, f"{case.name} {case.dtype} {case.op}", case)
+                name = f"{case.name} {case.dtype} {case.op}"
+                yield _convolution(table, name, options.engine, case)
     elif table == "layer":
         for content, dtype in LAYERS:
             for case in cases(content, ["fprop"], dtypes=[dtype]):
                 name = f"{case.name} {case.batch} {dtype}"
-                prepare = partial(_prepare_layer, case)
-                yield Row(table, name, lambda: "", prepare)
+                prepare = partial(_prepare_layer, options.engine, case)
+                yield Row(table, name, partial(_layer_plan, case), prepare)
     elif table == "deform":
         for name, (batch, row, groups, dtype) in workloads.DEFORM.items():
             for which in deform.PASSES:
-                of = batch, row, groups, dtype, which != "forward"
+                of = options.engine, batch, row, groups, dtype, which != "forward"
                 prepare = partial(_prepare_deform, *of)
                 yield Row(table, f"{name} {batch} {dtype} {which}", lambda: "", prepare)
     else:
-        for case in cases(table, OPS):
+        for case in cases(table, OPS, dtypes=options.dtypes):
             name = f"{case.name} {case.batch} {case.dtype} {case.op}"
-            yield _convolution(table, name, case)
+            yield _convolution(table, name, options.engine, case)
 
 
-def _convolution(table: str, name: str, case: Operation) -> Row:
-    return Row(table, name, partial(_plan, case), partial(_prepare_conv, case))
+def _convolution(table: str, name: str, engine: str, case: Operation) -> Row:
+    prepare = partial(_prepare_conv, engine, case)
+    return Row(table, name, partial(_plan, engine, case), prepare)
 
 
-def _plan(case) -> str:
-    found = chosen(ENGINE, case)
+def _plan(engine: str, case: Operation) -> str:
+    found = chosen(engine, case)
     return f"{found['engine']}: {found['reason']}"
 
 
-def _prepare_conv(case: Operation) -> Ready:
-    side = JaxSide(ENGINE, case, counted=False)
+def _layer_plan(case: Case) -> str:
+    """Of the backward pass, what implicit_gemm has in one call."""
+    problem = problem_of(case)
+    plans = targets.implicit_gemm_plans(problem.op, problem.params.geometry, case.dtype)
+    if isinstance(plans, str):
+        return plans
+    names = ("backward_workspace", "parts_workspace")
+    return ", ".join(f"{name} {plans[0].get(name)}" for name in names)
+
+
+def _prepare_conv(engine: str, case: Operation) -> Ready:
+    side = JaxSide(engine, case, counted=False)
     makers = [Maker(shape, case.dtype) for shape in case.operands]
     counts = sets_of(case.pairs(jax.default_backend()))
 
@@ -98,11 +112,13 @@ def _prepare_conv(case: Operation) -> Ready:
     return ready
 
 
-def _prepare_layer(case) -> Ready:
+def _prepare_layer(engine: str, case: Case) -> Ready:
     shapes, count = layer.shapes_of(case), layer.count_of(case)
     calls = len(layer.combinations([tuple(shapes)] * count))
-    one = partial(layer.step, ENGINE, case.row, ACTIVATION)
-    side = layer.LayerSide(ENGINE, one, shapes, calls)
+    algorithm = "auto" if engine == "rule" else engine
+    one = partial(layer.step, algorithm, case.row, ACTIVATION)
+    with choices.left_out(engine == "rule"):
+        side = layer.LayerSide(algorithm, one, shapes, calls)
     makers = [Maker(s.shape, case.dtype) for s in shapes]
 
     def ready() -> timing.Side:
@@ -116,12 +132,12 @@ def _prepare_layer(case) -> Ready:
     return ready
 
 
-def _prepare_deform(batch, row, groups, dtype, backward: bool) -> Ready:
+def _prepare_deform(engine, batch, row, groups, dtype, backward: bool) -> Ready:
     count = deform.GPU_CALLS if jax.default_backend() == "gpu" else 3
 
     def ready() -> timing.Side:
         make = partial(deform.operands, batch, row, groups, dtype)
         sets = [make(i) for i in range(count)]
-        return deform.OurSide(ENGINE, row, groups, backward, sets)
+        return deform.OurSide(engine, row, groups, backward, sets)
 
     return ready

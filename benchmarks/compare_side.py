@@ -10,6 +10,8 @@ Reads a request a line, a list in JSON, and writes an answer a line:
     ["ready", i]          makes the operands of one; {}
     ["time"]              {"us": of one call of that one}
     ["drop", i]           lets go of it; {}
+    ["leave_out", names]  plans do without these families of kernels; {}
+    ["takers", [i, ...], names]  {"takers": which of these families rows take}
 
 What fails answers {"failed": words}; in `prepare`, a row's answer does.
 """
@@ -105,6 +107,26 @@ class Rows:
 
         taken = timing.elapsed(self.side, self.rounds)
         return {"us": taken / self.rounds / self.side.calls * 1e6}
+
+    def do_leave_out(self, families: list[str]) -> dict:
+        from jax_convbatch._native import targets
+
+        targets.leave_out(families)
+        return {}
+
+    def do_takers(self, numbers: list[int], families: list[str]) -> dict:
+        """A row takes a family without which it is planned otherwise."""
+
+        def plan(i: int, *left_out: str) -> str:
+            self.do_leave_out(list(left_out))
+            return self.rows[i].plan()
+
+        found = {}
+        for i in numbers:
+            whole = plan(i)
+            found[str(i)] = [f for f in families if plan(i, f) != whole]
+        self.do_leave_out([])
+        return {"takers": found}
 
     def do_drop(self, i: int) -> dict:
         self.side = None

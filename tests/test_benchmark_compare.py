@@ -151,7 +151,9 @@ def test_layers_and_deformable_convolutions_are_sides_too(monkeypatch):
     row = (5, 6, 8, 4, 3, 3, 1, 1, 1, 1)
     monkeypatch.setattr(workloads, "DEFORM", {"tiny": (3, row, 2, "float32")})
     monkeypatch.setattr(compare_rows, "LAYERS", [("tiny", "float32")])
-    rows = compare_rows.rows(Namespace(tables=["layer", "deform"], rows=["tiny"]))
+    rows = compare_rows.rows(
+        Namespace(tables=["layer", "deform"], rows=["tiny"], engine="auto")
+    )
     assert len(rows) == len(workloads.TINY) + 2
     assert len({(row.table, row.name) for row in rows}) == len(rows)
     for row in rows:
@@ -161,7 +163,8 @@ def test_layers_and_deformable_convolutions_are_sides_too(monkeypatch):
 def test_the_tables_are_those_of_the_bar():
     from benchmarks import compare_rows
 
-    of = Namespace(tables=compare.TABLES, rows=[], seed=0, count=1, largest=2e9)
+    drawn = {"seed": 0, "count": 1, "largest": 2e9}
+    of = Namespace(tables=compare.TABLES, rows=[], engine="auto", dtypes=None, **drawn)
     rows = compare_rows.rows(of)
     assert len({(row.table, row.name) for row in rows}) == len(rows) > 300
     assert {row.table for row in rows} == set(compare.TABLES)

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -163,6 +164,20 @@ def implicit_gemm_tiles(
         return []
     fields = {name: int(value) for name, value in geometry.attribute().items()}
     return module.implicit_gemm_tiles(op, fields, dtype, multiprocessors)
+
+
+def leave_out(families: Sequence[str]) -> None:
+    """Has CUDA plans do without families of kernels, and with all others.
+
+    Args:
+      families: as ffi/cuda/common/left_out.cc names them. For measurements.
+
+    Raises:
+      ValueError: an unknown one.
+    """
+    module = _natives["cuda"].module
+    assert module is not None  # problem() was asked
+    module.leave_out(list(families))
 
 
 def causal_sums(platform: str, shape: tuple[int, ...], taps: int, dilation: int) -> int:

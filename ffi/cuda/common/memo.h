@@ -13,12 +13,17 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cuda/common/left_out.h"
+
 namespace jax_convbatch {
 
 // Bytes that tell calls apart.
 class CallKey {
  public:
-  CallKey() { bytes_.reserve(512); }
+  CallKey() {
+    bytes_.reserve(512);
+    Add(LeftOut());
+  }
 
   template <typename T>
   CallKey& Add(const T& value) {

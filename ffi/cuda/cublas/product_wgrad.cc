@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "cuda/common/left_out.h"
 #include "cuda/cublas/cublas.h"
 #include "cuda/sm90/epilogue/split_k_sum.h"
 
@@ -34,9 +35,9 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
                                              hopper::Type type,
                                              int multiprocessors) {
   const int64_t pixels = g.N * g.output_pixels();
-  if (type == hopper::Type::kTf32 || g.groups != 1 || !g.is_pointwise() ||
-      g.C % 8 != 0 || g.K % 8 != 0 || pixels == 0 ||
-      1.0 * pixels > std::numeric_limits<int32_t>::max()) {
+  if (IsLeftOut(Family::kProductWgrad) || type == hopper::Type::kTf32 ||
+      g.groups != 1 || !g.is_pointwise() || g.C % 8 != 0 || g.K % 8 != 0 ||
+      pixels == 0 || 1.0 * pixels > std::numeric_limits<int32_t>::max()) {
     return std::nullopt;
   }
   // From times of 17 layers at batches 8 to 256 on an H200. cuBLAS, which does

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "cuda/common/left_out.h"
 #include "cuda/handlers/cudnn_plan.h"
 #include "cuda/handlers/handlers.h"
 #include "cuda/handlers/implicit_gemm_plan.h"
@@ -108,6 +109,16 @@ nb::dict BuildInfo() {
   return info;
 }
 
+void LeaveOutFamilies(nb::list names) {
+  LeaveOutNone();
+  for (const auto name : names) {
+    if (!LeaveOut(nb::cast<std::string>(name))) {
+      const std::string message = "no family " + nb::cast<std::string>(name);
+      throw nb::value_error(message.c_str());
+    }
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_cuda, m) {
@@ -143,6 +154,9 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm runs a norm, an activation and a convolution in one "
         "kernel\n(\"fprop\") or their gradient (\"dgrad\"), or None where it "
         "does not. As\nimplicit_gemm_plans otherwise.");
+  m.def("leave_out", &LeaveOutFamilies, "names"_a,
+        "Has plans do without families of kernels, and with all others. For "
+        "measurements;\nraises ValueError for an unknown name.");
   m.def("causal_conv1d_sums", &CausalSums, "G"_a, "n"_a, "L"_a, "C"_a, "taps"_a,
         "dilation"_a,
         "How many partial sums the gradient of causal_conv1d stores.");

@@ -2,6 +2,7 @@
 // How fprop and dgrad run.
 #include <algorithm>
 
+#include "cuda/common/left_out.h"
 #include "cuda/select/conv_tf32_plan.h"
 #include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
@@ -33,6 +34,7 @@ int PixelsOfRowBands(const ConvGeometry& g, Type type, const Activations& in,
   // Input channels of row bands that are read for each 64 of many output
   // channels.
   constexpr int64_t kMostOfWide = 48;
+  if (IsLeftOut(Family::kRowBand)) return 0;
   int best = 0;
   int64_t least = 0;
   for (const int pixels : {kColumnStripPixels, kRowBandPixels}) {
@@ -64,7 +66,10 @@ int PixelsOfGroupRowBands(const ConvGeometry& g, Type type,
                           const Activations& in, const Activations& out,
                           const SubproblemAxes& sub, int multiprocessors) {
   // At stride 2 tiles are faster, where there are any.
-  if (GroupUnits(g) > multiprocessors || sub.h.input_step > 1) return 0;
+  if (IsLeftOut(Family::kRowBand) || GroupUnits(g) > multiprocessors ||
+      sub.h.input_step > 1) {
+    return 0;
+  }
   int best = 0;
   int64_t least = 0;
   for (const int pixels :
@@ -122,7 +127,8 @@ bool TakesFullRows(const Activations& in, const Activations& out,
   const int64_t tiles =
       (pixels + kFullRowTilePixels - 1) / kFullRowTilePixels *
       ((out.c + kFullRowTileChannels - 1) / kFullRowTileChannels);
-  return StoresFullRows(in, out, sub) && tiles >= 16 * multiprocessors;
+  return !IsLeftOut(Family::kFullRows) && StoresFullRows(in, out, sub) &&
+         tiles >= 16 * multiprocessors;
 }
 
 // Of one group in 16 bits, one of the tiles that are accepted.
@@ -182,7 +188,9 @@ std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
                             const Activations& in, const Activations& out,
                             const SubproblemAxes& sub, int multiprocessors) {
   constexpr int64_t kMostUnits = 64;
-  if (GroupUnits(g) > kMostUnits) return std::nullopt;
+  if (IsLeftOut(Family::kRowBand) || GroupUnits(g) > kMostUnits) {
+    return std::nullopt;
+  }
   const auto tiling =
       TileGroupRowBand(g, type, in, out, sub, kGroupRowBandPixels);
   // Those of small or of few products are multiplied for nothing.

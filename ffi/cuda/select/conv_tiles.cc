@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -28,7 +29,8 @@ bool TapsShareIn(const TiledConv& conv, const Tile& tile) {
 
 // Of three axes, there are none of several sub-problems.
 bool HasSingleWaves(const TiledConv& conv) {
-  return TakesSingleWave(conv.type, conv.in, conv.out, conv.subs) &&
+  return !IsLeftOut(Family::kSingleWave) &&
+         TakesSingleWave(conv.type, conv.in, conv.out, conv.subs) &&
          (!Is3d(conv.g) || conv.subs.size() == 1);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm80/causal_conv1d/depthwise_sequences.h"
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/grouped.h"
@@ -62,18 +63,30 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
                              int multiprocessors, bool hopper) {
   const ConvGeometry g = SamplesAsRows(given);
   if (type == Type::kF32 && given.groups == 1) {
-    return PlanScalars(op, given, multiprocessors);
+    return Unless(Family::kScalars,
+                  [&] { return PlanScalars(op, given, multiprocessors); });
   }
-  if (auto plan = PlanDepthwiseSequences(op, given, type)) return plan;
+  auto sequences = Unless(Family::kDepthwiseSequences, [&] {
+    return PlanDepthwiseSequences(op, given, type);
+  });
+  if (sequences) return sequences;
   const bool covered = g.groups > 1 || IsThinSequence(g, type);
   if (!covered || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {
-    if (hopper) plan = PlanDepthwiseCopies(op, g, type, multiprocessors);
-    if (hopper && !plan)
-      plan = PlanDepthwisePlanes(op, g, type, multiprocessors);
+    if (hopper) {
+      plan = Unless(Family::kDepthwiseCopies, [&] {
+        return PlanDepthwiseCopies(op, g, type, multiprocessors);
+      });
+    }
+    if (hopper && !plan) {
+      plan = Unless(Family::kDepthwisePlanes, [&] {
+        return PlanDepthwisePlanes(op, g, type, multiprocessors);
+      });
+    }
     if (!plan) plan = PlanDepthwise(op, g, type, multiprocessors, hopper);
-  } else if (std::max(g.group_C(), g.group_K()) <= kMostGroupChannels) {
+  } else if (!IsLeftOut(Family::kDirectGroups) &&
+             std::max(g.group_C(), g.group_K()) <= kMostGroupChannels) {
     plan = type == Type::kF32 ? PlanQuads(op, g, multiprocessors)
                               : PlanGrouped(op, g, multiprocessors);
   }

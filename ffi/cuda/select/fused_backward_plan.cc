@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/kernels/fused_backward/single_wave_backward.h"
@@ -38,7 +39,9 @@ bool IsDivided(const ConvGeometry& g, Type type) {
 // no more than those of masked_backward.h.
 bool InSlices(const ConvGeometry& g, Type type) {
   const int64_t slice = DwStationarySlice(g);
-  if (slice == 0 || g.C / slice > kMostSlices) return false;
+  if (IsLeftOut(Family::kDwStationaryBackward) || slice == 0 ||
+      g.C / slice > kMostSlices)
+    return false;
   return (g.K < 512 && g.C / slice <= 4) || !HasMaskedBackward(g, type);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/left_out.h"
 #include "cuda/select/volumes.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
@@ -65,21 +66,25 @@ bool PrefersFewChannels(Op op, const ConvGeometry& g) {
 
 std::optional<Plan> PlanFewChannels(Op op, const ConvGeometry& g,
                                     int multiprocessors) {
-  return ByOp(op, PlanFewChannelsFprop, PlanFewChannelsDgrad,
-              PlanFewChannelsWgrad)(g, multiprocessors);
+  return Unless(Family::kFewChannels, [&] {
+    return ByOp(op, PlanFewChannelsFprop, PlanFewChannelsDgrad,
+                PlanFewChannelsWgrad)(g, multiprocessors);
+  });
 }
 
 std::optional<Plan> PlanRowStreaming(Op op, const ConvGeometry& g,
                                      int multiprocessors) {
-  if (op == Op::kWgrad) return std::nullopt;
+  if (op == Op::kWgrad || IsLeftOut(Family::kRowStreaming)) return std::nullopt;
   return op == Op::kFprop ? PlanRowStreamingFprop(g, multiprocessors)
                           : PlanRowStreamingDgrad(g, multiprocessors);
 }
 
 std::optional<Plan> PlanCpAsync(Op op, const ConvGeometry& g,
                                 int multiprocessors) {
-  return ByOp(op, PlanCpAsyncFprop, PlanCpAsyncDgrad, PlanCpAsyncWgrad)(
-      g, multiprocessors);
+  return Unless(Family::kCpAsync, [&] {
+    return ByOp(op, PlanCpAsyncFprop, PlanCpAsyncDgrad, PlanCpAsyncWgrad)(
+        g, multiprocessors);
+  });
 }
 
 cudaError_t RunFewChannels(Op op, const ConvCall& call, Stage stage,
@@ -119,7 +124,8 @@ bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
   one.groups = 1;
   const bool alone =
       op == Op::kWgrad && IsWgradAlone(g, type) && IsPlain2d(one, type);
-  if (!IsGroups2d(g, type) && !IsGroupTf32(g, type) && !alone) return false;
+  const bool narrow = IsGroupTf32(g, type) && !IsLeftOut(Family::kGroupTf32);
+  if (!IsGroups2d(g, type) && !narrow && !alone) return false;
   return PlanCopies(op, g, type, multiprocessors).has_value();
 }
 
@@ -134,23 +140,32 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   if (Is3d(g)) return PlanVolumes(op, g, type, multiprocessors);
   if (type == Type::kTf32 && IsPlain2d(g, type) && !PrefersCopies(op, g)) {
     const auto plan = ByOp(op, PlanSmallFprop, PlanSmallDgrad, PlanSmallWgrad);
-    if (const auto small = plan(g, multiprocessors)) return small;
+    const auto small =
+        Unless(Family::kSmall, [&] { return plan(g, multiprocessors); });
+    if (small) return small;
   }
   if (type == Type::kTf32) {
-    if (const auto one = PlanOneChannel(op, g, multiprocessors)) return one;
-    const auto few_channels =
-        op == Op::kWgrad
-            ? PlanFewChannelsTf32Wgrad(g, multiprocessors)
-            : PlanFewChannelsTf32(g, op == Op::kDgrad, multiprocessors);
+    const auto one = Unless(Family::kOneChannel, [&] {
+      return PlanOneChannel(op, g, multiprocessors);
+    });
+    if (one) return one;
+    const auto few_channels = Unless(Family::kFewChannelsTf32, [&] {
+      return op == Op::kWgrad
+                 ? PlanFewChannelsTf32Wgrad(g, multiprocessors)
+                 : PlanFewChannelsTf32(g, op == Op::kDgrad, multiprocessors);
+    });
     if (few_channels) return few_channels;
     if (op == Op::kFprop) {
-      const auto wide = PlanStem(g, multiprocessors);
+      const auto wide = Unless(Family::kStemTf32,
+                               [&] { return PlanStem(g, multiprocessors); });
       if (wide) return wide;
     }
   }
   const auto plan_skinny =
       ByOp(op, PlanSkinnyFprop, PlanSkinnyDgrad, PlanSkinnyWgrad);
-  if (const auto narrow = plan_skinny(g, type, multiprocessors)) return narrow;
+  const auto narrow = Unless(
+      Family::kSkinny, [&] { return plan_skinny(g, type, multiprocessors); });
+  if (narrow) return narrow;
   const bool gatherable = type != Type::kTf32 && TakesCpAsync(g);
   if (gatherable && PrefersFewChannels(op, g)) {
     if (const auto few_channels = PlanFewChannels(op, g, multiprocessors))
@@ -161,7 +176,9 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                             : copies;
   }
   if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
-    if (const auto patches = PlanPatchDgrad(g, multiprocessors)) return patches;
+    const auto patches = Unless(
+        Family::kPatches, [&] { return PlanPatchDgrad(g, multiprocessors); });
+    if (patches) return patches;
     return PlanCpAsync(op, g, multiprocessors);
   }
   if (gatherable) {
@@ -170,7 +187,9 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
     if (const auto row_streaming = PlanRowStreaming(op, g, multiprocessors))
       return row_streaming;
   }
-  if (const auto pads = PlanPads(op, g, type, multiprocessors)) return pads;
+  const auto pads = Unless(
+      Family::kPadding, [&] { return PlanPads(op, g, type, multiprocessors); });
+  if (pads) return pads;
   return gatherable ? PlanCpAsync(op, g, multiprocessors) : std::nullopt;
 }
 

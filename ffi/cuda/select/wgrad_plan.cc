@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_short.h"
@@ -281,7 +282,8 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
     if (2 * tiles.rows <= m && m > 64) continue;
     choices.push_back(tiles);
   }
-  if (HaloTiling::Covers(g, type)) choices.push_back(HaloTiles(g));
+  if (!IsLeftOut(Family::kWgradHalo) && HaloTiling::Covers(g, type))
+    choices.push_back(HaloTiles(g));
   Plan best{};
   double least = 0;
   for (const Tiles& tiles : choices) {

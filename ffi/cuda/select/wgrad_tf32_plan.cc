@@ -2,6 +2,7 @@
 // How wgrad of f32 runs.
 #include <algorithm>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/problem/wgrad_tiling.h"
 
@@ -97,7 +98,9 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
       take(plan, EstimateTime(tiling, plan));
     });
   }
-  if (!HaloTiling::Covers(g, Type::kTf32)) return best;
+  if (IsLeftOut(Family::kWgradHalo) || !HaloTiling::Covers(g, Type::kTf32)) {
+    return best;
+  }
   const HaloTiling tiling(g, Type::kTf32);
   for_blocks(tiling.tiles(), tiling.steps, [&](int blocks) {
     Plan plan{kHaloM, kHaloN, blocks, 0};

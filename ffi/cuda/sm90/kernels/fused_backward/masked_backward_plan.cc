@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
 
 namespace jax_convbatch::hopper {
@@ -14,9 +15,9 @@ constexpr int64_t kLeastMasked = 1 << 24;
 }  // namespace
 
 bool HasMaskedBackward(const ConvGeometry& g, Type type) {
-  return type != Type::kTf32 && g.K % kMaskedRows == 0 &&
-         g.C % kMaskedColumns == 0 && g.K <= 2048 && g.C <= 2048 &&
-         g.y_size() > kLeastMasked;
+  return !IsLeftOut(Family::kMaskedBackward) && type != Type::kTf32 &&
+         g.K % kMaskedRows == 0 && g.C % kMaskedColumns == 0 && g.K <= 2048 &&
+         g.C <= 2048 && g.y_size() > kLeastMasked;
 }
 
 int MaskedSplits(const ConvGeometry& g, int multiprocessors) {

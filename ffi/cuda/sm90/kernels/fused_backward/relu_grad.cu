@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "cuda/common/floats.h"
+#include "cuda/common/left_out.h"
 #include "cuda/common/relu_bitmask.cuh"
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/arch/ptx.cuh"
@@ -189,7 +190,8 @@ cudaError_t Launch(const ReluGradCall& call, Stage stage, cudaStream_t stream) {
 }  // namespace
 
 bool HasReluGrad(int64_t rows, int64_t K, Type type) {
-  return type != Type::kTf32 && rows > 0 && K > 0 && K % 64 == 0 &&
+  return !IsLeftOut(Family::kReluGrad) && type != Type::kTf32 && rows > 0 &&
+         K > 0 && K % 64 == 0 &&
          1.0 * static_cast<double>(rows) * static_cast<double>(K) < INT32_MAX;
 }
 

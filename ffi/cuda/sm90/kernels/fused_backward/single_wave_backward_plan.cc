@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/fused_backward/single_wave_backward.h"
 
 namespace jax_convbatch::hopper {
@@ -15,9 +16,9 @@ int64_t Pixels(const ConvGeometry& g) { return g.N * g.output_pixels(); }
 bool HasSingleWaveBackward(const ConvGeometry& g, Type type) {
   constexpr int64_t kMostPixels = 6400, kMostChannels = 2048;
   constexpr int64_t kLargestFilter = int64_t{1} << 21;
-  return type != Type::kTf32 && g.taps() == 1 &&
-         g.C % kSingleWaveBackwardColumns == 0 && g.K % 128 == 0 &&
-         g.C <= kMostChannels && g.K <= kMostChannels &&
+  return !IsLeftOut(Family::kSingleWaveBackward) && type != Type::kTf32 &&
+         g.taps() == 1 && g.C % kSingleWaveBackwardColumns == 0 &&
+         g.K % 128 == 0 && g.C <= kMostChannels && g.K <= kMostChannels &&
          g.C * g.K <= kLargestFilter && Pixels(g) <= kMostPixels;
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/left_out.h"
+
 namespace jax_convbatch::hopper {
 namespace {
 
@@ -38,8 +40,8 @@ bool IsHalo(const ConvGeometry& g, int element_bytes, int most_pixels) {
 }
 
 bool TakesHalo(Op op, const ConvGeometry& g, Type type) {
-  if (op == Op::kWgrad || !g.stride.all(1) || !g.input_dilation.all(1) ||
-      g.R * g.S < 2) {
+  if (IsLeftOut(Family::kHalo) || op == Op::kWgrad || !g.stride.all(1) ||
+      !g.input_dilation.all(1) || g.R * g.S < 2) {
     return false;
   }
   const ConvGeometry f = op == Op::kFprop ? g : DgradAsFprop(g);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
@@ -41,8 +42,9 @@ int BackwardBlocks(const OneRowsProblem& p, int multiprocessors) {
 bool HasOneRows(const ConvGeometry& g, Type type) {
   ConvGeometry four = g;
   four.C = 4;
-  return type == Type::kTf32 && g.C == 1 && g.K == 4 * kQuads && g.R == 3 &&
-         g.S == 3 && g.pad.h == 1 && g.pad.w == 1 && g.stride.all(1) &&
+  return !IsLeftOut(Family::kOneChannelRows) && type == Type::kTf32 &&
+         g.C == 1 && g.K == 4 * kQuads && g.R == 3 && g.S == 3 &&
+         g.pad.h == 1 && g.pad.w == 1 && g.stride.all(1) &&
          g.filter_dilation.all(1) && g.P == g.H && g.Q == g.W && g.W % 4 == 0 &&
          g.W <= 128 / kQuads && g.H <= 1 << 16 && g.N >= 1 && g.H >= 1 &&
          g.W >= 1 && g.N * g.H * g.W <= int64_t{1} << 30 &&

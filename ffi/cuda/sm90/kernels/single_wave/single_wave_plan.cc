@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/mainloop/k_slices.h"
 
 namespace jax_convbatch::hopper {
@@ -17,8 +18,8 @@ bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
 
 Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
                const std::vector<SubproblemAxes>& subs, int multiprocessors) {
-  if (plan.kernel == TileKernel::kRowBand || subs.size() != 1 ||
-      !SumsInKSlices(in, out, subs[0])) {
+  if (IsLeftOut(Family::kSingleWave) || plan.kernel == TileKernel::kRowBand ||
+      subs.size() != 1 || !SumsInKSlices(in, out, subs[0])) {
     return plan;
   }
   const int64_t pixels = out.n * subs[0].h.count * subs[0].w.count;

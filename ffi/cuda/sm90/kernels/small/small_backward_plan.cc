@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/common/left_out.h"
 #include "cuda/common/most_shared.h"
 
 namespace jax_convbatch::hopper {
@@ -22,7 +23,8 @@ bool Fits(const ConvGeometry& g, const SmallGrid& grid) {
 }  // namespace
 
 bool HasSmallBackward(const ConvGeometry& g, Type type) {
-  return type == Type::kTf32 && IsGridded(g) && Fits(g, GridOf(g, 1));
+  return !IsLeftOut(Family::kSmallBackward) && type == Type::kTf32 &&
+         IsGridded(g) && Fits(g, GridOf(g, 1));
 }
 
 SmallGrid SmallGridOf(const ConvGeometry& g, int multiprocessors) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/problem/box_map.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
@@ -13,12 +14,12 @@ bool IsGridded(const ConvGeometry& g) {
     return channels == 16 || channels == 32;
   };
   constexpr int64_t kMost = int64_t{1} << 30;
-  return is_small(g.C) && is_small(g.K) && g.C + g.K > 32 && g.groups == 1 &&
-         g.D == 1 && g.O == 1 && g.T == 1 && g.R == 3 && g.S == 3 &&
-         g.stride.all(1) && g.pad.d == 0 && g.pad.h == 1 && g.pad.w == 1 &&
-         g.P == g.H && g.Q == g.W && g.input_dilation.all(1) &&
-         g.filter_dilation.all(1) && g.N >= 1 && g.N <= kMost && g.H >= 1 &&
-         g.W >= 1 && g.H <= 128 && g.W <= 128;
+  return !IsLeftOut(Family::kSmallGrid) && is_small(g.C) && is_small(g.K) &&
+         g.C + g.K > 32 && g.groups == 1 && g.D == 1 && g.O == 1 && g.T == 1 &&
+         g.R == 3 && g.S == 3 && g.stride.all(1) && g.pad.d == 0 &&
+         g.pad.h == 1 && g.pad.w == 1 && g.P == g.H && g.Q == g.W &&
+         g.input_dilation.all(1) && g.filter_dilation.all(1) && g.N >= 1 &&
+         g.N <= kMost && g.H >= 1 && g.W >= 1 && g.H <= 128 && g.W <= 128;
 }
 
 SmallGrid GridOf(const ConvGeometry& g, int64_t images) {

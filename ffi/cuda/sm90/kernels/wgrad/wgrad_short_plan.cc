@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 
+#include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_short.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_short_tiling.h"
 
@@ -78,6 +79,7 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
 std::vector<TimedPlan> PlansOfWgradShort(const ConvGeometry& g, Type type,
                                          int multiprocessors) {
   std::vector<TimedPlan> plans;
+  if (IsLeftOut(Family::kWgradShort)) return plans;
   for (const WgradShortTile& tile : kWgradShortTiles) {
     if (!WgradShortTiling::Covers(g, tile.m, tile.n)) continue;
     const WgradShortTiling tiling(g, tile.m, tile.n);

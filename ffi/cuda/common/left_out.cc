@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/left_out.h"
+
+#include <atomic>
+#include <iterator>
+
+namespace jax_convbatch {
+namespace {
+
+// In the order of Family.
+constexpr std::string_view kNames[] = {"conv_transposed",
+                                       "cp_async",
+                                       "depthwise_copies",
+                                       "depthwise_planes",
+                                       "depthwise_sequences",
+                                       "direct_groups",
+                                       "dw_stationary_backward",
+                                       "few_channels",
+                                       "few_channels_tf32",
+                                       "full_rows",
+                                       "group_tf32",
+                                       "halo",
+                                       "masked_backward",
+                                       "one_channel",
+                                       "one_channel_rows",
+                                       "padding",
+                                       "patches",
+                                       "product_wgrad",
+                                       "relu_grad",
+                                       "row_band",
+                                       "row_streaming",
+                                       "scalars",
+                                       "single_wave",
+                                       "single_wave_backward",
+                                       "skinny",
+                                       "small",
+                                       "small_backward",
+                                       "small_grid",
+                                       "stem_tf32",
+                                       "wgrad_halo",
+                                       "wgrad_short"};
+static_assert(std::size(kNames) == static_cast<int>(Family::kWgradShort) + 1);
+
+std::atomic<uint64_t> left_out{0};
+
+}  // namespace
+
+bool LeaveOut(std::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (kNames[i] != name) continue;
+    left_out |= uint64_t{1} << i;
+    return true;
+  }
+  return false;
+}
+
+void LeaveOutNone() { left_out = 0; }
+
+bool IsLeftOut(Family family) {
+  return (left_out >> static_cast<int>(family) & 1) != 0;
+}
+
+uint64_t LeftOut() { return left_out; }
+
+}  // namespace jax_convbatch

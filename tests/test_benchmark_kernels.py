@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks kernels`: families of kernels, and plans without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import kernels
+from jax_convbatch._native import targets
+from jax_convbatch._shapes.geometry import ConvGeometry
+
+WITHOUT_FILES = {"full_rows"}  # a policy of the kernels of conv
+ONES = (1, 1, 1)
+
+
+@pytest.fixture
+def leave_out(native):
+    yield targets.leave_out
+    targets.leave_out([])
+
+
+def test_every_family_has_files_and_no_file_has_two():
+    found = {
+        family: {path for start in starts for path in kernels.files_of(start)}
+        for family, starts in kernels.FILES.items()
+    }
+    assert {family for family, files in found.items() if not files} == WITHOUT_FILES
+    every = [path for files in found.values() for path in files]
+    assert len(every) == len(set(every))
+    assert all(kernels.lines_of(family) > 50 for family in found.keys() - WITHOUT_FILES)
+
+
+def test_the_module_knows_these_families_and_no_other(leave_out):
+    leave_out(list(kernels.FILES))
+    with pytest.raises(ValueError, match="no family hallo"):
+        leave_out(["hallo"])
+    source = (kernels.CUDA / "common" / "left_out.h").read_text()
+    names = source.split("enum class Family {")[1].split("}")[0].split(",")
+    assert len([name for name in names if name.strip()]) == len(kernels.FILES)
+
+
+@pytest.mark.parametrize(
+    "family, op, batch, size, c, k",
+    [
+        ("halo", "fprop", 64, 56, 128, 128),
+        ("row_band", "fprop", 64, 56, 64, 64),
+        ("wgrad_halo", "wgrad", 64, 56, 64, 64),
+        ("row_streaming", "fprop", 2, 128, 128, 3),
+    ],
+)
+def test_plans_do_without_a_family(native, leave_out, family, op, batch, size, c, k):
+    image = (1, size, size)
+    g = ConvGeometry(
+        *(batch, *image, c, k, 1, 3, 3, *image, 1, ONES, (0, 1, 1), ONES, ONES)
+    )
+    fields = {name: int(value) for name, value in g.attribute().items()}
+
+    def plan():
+        return native(op, fields, "bfloat16", 132)
+
+    whole = plan()
+    leave_out([family])
+    without = plan()
+    leave_out([])
+    assert without != whole == plan()
+
+
+def test_rows_are_taken_evenly():
+    assert kernels.evenly([1, 2, 3], 3) == [1, 2, 3]
+    assert kernels.evenly(list(range(101)), 5) == [0, 25, 50, 75, 100]
+
+
+def test_a_loss_is_that_of_the_better_of_the_others():
+    lines = kernels.summary(
+        [
+            {"family": "halo", "table": "t", "name": "a", "loss": 1.21},
+            {"family": "halo", "table": "t", "name": "b", "loss": 1.0},
+            {"family": "halo", "table": "t", "name": "c", "failed": {}},
+        ],
+        {"halo": [1, 2, 3, 4], "skinny": []},
+    )
+    by = {line["family"]: line for line in lines}
+    assert by["halo"]["rows"] == 4 and by["halo"]["timed"] == 2
+    assert by["halo"]["mean"] == 1.1 and by["halo"]["over"] == 1
+    assert by["halo"]["worst"] == "t a"
+    assert by["skinny"]["timed"] == 0 and by["skinny"]["mean"] is None
+
+
+class Fake:
+    """A side that answers from a list of times."""
+
+    def __init__(self, us, failed=None):
+        self.us, self.failed, self.asked = us, failed, []
+
+    def ask(self, *request):
+        self.asked.append(request)
+        if request[0] == "ready" and self.failed:
+            return {"failed": self.failed}
+        return {"us": self.us} if request[0] == "time" else {}
+
+
+def test_a_row_is_timed_by_all_that_can_run_it():
+    sides = {"with": Fake(2.0), "without": Fake(5.0), "cudnn": Fake(3.0)}
+    row = kernels.timed(sides, "halo", 7, 3)
+    assert row["us"] == {"with": 2.0, "without": 5.0, "cudnn": 3.0}
+    assert row["loss"] == 1.5
+    assert all(side.asked[-1] == ("drop", 7) for side in sides.values())
+    sides["cudnn"] = Fake(3.0, "no")
+    row = kernels.timed(sides, "halo", 7, 3)
+    assert row["loss"] == 2.5 and row["failed"] == {"cudnn": "no"}
