@@ -97,22 +97,15 @@ inline ffi::Error CheckDeformWgrad(const ConvGeometry& g,
   return CheckSampling("wgrad", g, o, x.element_type(), cells, corners);
 }
 
-// What follows the results.
+// What follows the array results.
 template <typename Binding>
-auto DeformOptionsOf(Binding&& binding) {
+auto DeformAttributes(Binding&& binding) {
   return std::forward<Binding>(binding)
+      .template Ret<ffi::AnyBuffer>(/*workspace*/)
       .template Attr<ConvGeometry>("geometry")
       .template Attr<int64_t>("slice")
       .template Attr<int64_t>("precision")
       .template Attr<int64_t>("offset_groups");
-}
-
-// What follows the array results.
-template <typename Binding>
-auto DeformAttributes(Binding&& binding) {
-  return DeformOptionsOf(
-      std::forward<Binding>(binding).template Ret<ffi::AnyBuffer>(
-          /*workspace*/));
 }
 
 template <typename Binding>

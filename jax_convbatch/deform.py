@@ -101,10 +101,8 @@ def deform_conv(
       dimension_numbers: of x, w and y, as in `conv`; offset and mask have their
         axes in y's order. ("NCHW", "OIHW", "NCHW") takes PyTorch's arrays.
       algorithm: "auto"; "im2col_gemm": samples into an im2col matrix, then multiplies;
-        "implicit_gemm": the forward pass on Hopper GPUs without an im2col matrix in
-        memory (it refuses gradients, and "auto" does not take it, as it is not faster
-        everywhere); "xla": composed of `jax.lax` gathers, on any platform. A named
-        engine is never replaced by another.
+        "xla": composed of `jax.lax` gathers, on any platform. A named engine is never
+        replaced by another.
       workspace_limit: bytes that the im2col matrix may take. If the batch needs more,
         it is processed in slices, with the same bits. None: as in
         `conv_general_dilated`.

@@ -82,6 +82,22 @@ PROBLEMS = {
     "many_channels": problem((1, 4, 4, 72), (2, 2, 72, 20), padding=(0, 1)),
 }
 
+# With channels that Hopper's tiles take: each size of tile, and what hangs over.
+TILED = {
+    "64": problem((2, 9, 10, 64), (3, 3, 64, 64)),
+    "128": problem((3, 14, 14, 128), (3, 3, 128, 128)),
+    "256": problem((2, 28, 28, 256), (3, 3, 256, 256)),
+    "few": problem(
+        (1, 7, 9, 40), (2, 3, 40, 24), strides=2, padding=((1, 0), (2, 1)), mask=False
+    ),
+    "one_tap": problem((2, 5, 5, 32), (1, 1, 32, 8), padding=0),
+    "groups": problem(
+        (3, 13, 11, 256), (3, 3, 128, 320), groups=2, offset_groups=2, dilation=2
+    ),
+    "offset_groups": problem((1, 20, 19, 256), (5, 5, 256, 520), offset_groups=4),
+    "long": problem((2, 6, 7, 512), (3, 3, 512, 264), padding=(0, 2)),
+}
+
 
 class Arrays(NamedTuple):
     """Arguments of `deform_conv`, and the cotangent of y."""

@@ -33,9 +33,8 @@ COLUMN_RUNS = [run for run in _ALL if run.values[0][0] != "implicit_gemm"]
 # (engine, platform) of deformable convolution, jax.lax among them.
 DEFORM_RUNS = [
     *(
-        _param(platform, (name, platform), f"{name}-{platform}")
-        for name in deform_plan.GENERAL_ENGINES
-        for platform in deform_plan.ENGINES[name]
+        _param(platform, (deform_plan.ENGINE, platform), f"im2col_gemm-{platform}")
+        for platform in deform_plan.PLATFORMS
     ),
     _param("cpu", ("xla", "cpu"), "xla-cpu"),
 ]

@@ -24,7 +24,6 @@ import pytest
 import test_causal
 import test_channel_sums
 import test_deep
-import test_deform_fused
 import test_depthwise_sequences
 import test_direct
 import test_few_channels
@@ -294,11 +293,12 @@ def deformable(name, dtype):
     ]
 
 
-def deformable_forward(engine, name, dtype):
-    """From offsets to the biased result, in Hopper's kernels."""
-    p = test_deform_fused.CASES[name]
+def deformable_forward(name, dtype):
+    """From offsets to the biased result, multiplied by Hopper's kernels."""
+    p = deform_oracle.TILED[name]
     a = deform_oracle.arrays(p).cast(dtype)
-    call = test_deform_fused.forward(p, algorithm=engine)
+    options = dict(p.kwargs, algorithm="im2col_gemm")
+    call = jax.jit(functools.partial(jc.deform_conv, **options))
     return (call(a.x, a.offset, a.w, a.bias, a.mask),)
 
 
@@ -365,9 +365,8 @@ def runs():
         found[f"im2col_gemm, deformable, {name}"] = call
     for name in ("one_tap", "64", "groups"):
         for dtype in ("bfloat16", "float32"):
-            for engine in ("implicit_gemm", "im2col_gemm"):
-                call = functools.partial(deformable_forward, engine, name, dtype)
-                found[f"{engine}, deformable, {name}, {dtype}"] = call
+            call = functools.partial(deformable_forward, name, dtype)
+            found[f"im2col_gemm, deformable, {name}, {dtype}"] = call
     return found
 
 

@@ -140,8 +140,14 @@ def test_only_what_is_read_is_computed():
         (dict(offset_groups=0), ValueError, "positive"),
         (dict(offset_groups=1.0), TypeError, "offset_groups must be an int"),
         (dict(algorithm="direct"), ValueError, "unknown algorithm"),
-        (dict(algorithm="cudnn"), ValueError, "does not sample at offsets"),
-        (dict(algorithm="implicit_gemm"), ValueError, "does not sample at offsets"),
+        *(
+            (
+                dict(algorithm=engine),
+                ValueError,
+                f"{engine} does not sample at offsets, im2col_gemm does",
+            )
+            for engine in ("cudnn", "implicit_gemm", "per_sample")
+        ),
         (dict(workspace_limit=10), ValueError, "one sample needs"),
         (dict(activation="swoosh"), ValueError, "swoosh"),
         (dict(activation=3), TypeError, "activation must be"),

@@ -66,20 +66,15 @@ def native_call(
     def layout(role: str, there: bool) -> tuple[int, ...]:
         return params.layout(role) if there else (0,)
 
-    # Where it is always empty there is none.
-    bytes_ = [chosen.workspace_bytes] * (chosen.engine != "implicit_gemm")
     out = native.ffi_call(
         params.name(f"deform_{op}", dtype),
         f"jax_convbatch_{chosen.engine}_deform_{op}",
         [
             *map(described, results),
-            *(jax.ShapeDtypeStruct((n,), np.uint8) for n in bytes_),
+            jax.ShapeDtypeStruct((chosen.workspace_bytes,), np.uint8),
         ],
         input_layouts=[layout(r, r in arrays) for r in roles],
-        output_layouts=[
-            *(layout(r, r in wanted) for r in results),
-            *[(0,)] * len(bytes_),
-        ],
+        output_layouts=[*(layout(r, r in wanted) for r in results), (0,)],
     )(
         *(arrays.get(r, empty[r]) for r in roles),
         **attributes(params.conv, chosen.slice, chosen.config),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engine runs a deformable convolution, and with how much workspace.
 
-Options, preferences and words are those of plan.py; what differs is that the
-columns are sampled, which few engines do.
+Options and words are those of plan.py; what differs is that the columns are sampled,
+which one engine does.
 """
 
 from __future__ import annotations
@@ -26,13 +26,9 @@ from jax_convbatch._plans.planners import (
 from jax_convbatch._select import implicit_cuda
 from jax_convbatch._shapes.geometry import ConvGeometry
 
-# Engines in order of preference, with the platforms they have code for.
-ENGINES: dict[str, tuple[str, ...]] = {
-    "implicit_gemm": ("cuda",),
-    "im2col_gemm": ("cpu", "cuda"),
-}
-# Those that cover every geometry and floating dtype there.
-GENERAL_ENGINES = ("im2col_gemm",)
+# What samples at offsets, and where: every geometry and floating dtype.
+ENGINE = "im2col_gemm"
+PLATFORMS = ("cpu", "cuda")
 
 
 class Problem(NamedTuple):
@@ -62,54 +58,41 @@ class DeformPlan:
     """What will run, and how; attributes as those of `Plan`.
 
     Attributes:
-      adds_bias: whether its kernel does, as it stores.
+      adds_bias: whether its product does, as it stores.
     """
 
     engine: str
     reason: str
     slice: int = 0
     workspace_bytes: int = 0
-    by_name_only: bool = False
-    adds_bias: bool = True
+    adds_bias: bool = False
     config: str = ""
     source: str = "rule"
 
 
 def make_plan(problem: Problem, algorithm: str = "auto") -> DeformPlan:
-    """Chooses engine and slice, as `plan.make_plan`.
+    """Chooses between the engine and `jax.lax`, and the slice, as `plan.make_plan`.
 
     Raises:
       ValueError: the engine asked for by name does not run here, or the limit
         is too small for one sample.
     """
-    op, platform = problem.op, problem.platform
     if algorithm == "xla":
         return DeformPlan("xla", "asked for by name", source="name")
-    names = [n for n, platforms in ENGINES.items() if platform in platforms]
-    if algorithm != "auto":
-        names = [algorithm]
-    refusals: list[str] = []
-    for name in names:
-        try:
-            _check(name, problem)
-            chosen = _PLANNERS[name](problem)
-        except Unable as unable:
-            refusals.append(str(unable))
-            continue
-        if algorithm != "auto":
-            return replace(chosen, reason="asked for by name", source="name")
-        if chosen.by_name_only:
-            refusals.append(
-                f"{name} ({chosen.reason}) runs by name, with {chosen.workspace_bytes} "
-                "bytes of workspace"
-            )
-            continue
-        return replace(chosen, reason="; ".join([chosen.reason, *refusals]))
-    if algorithm == "auto":
-        return DeformPlan("xla", refusals[-1] if refusals else _no_code(platform))
+    try:
+        _check(ENGINE if algorithm == "auto" else algorithm, problem)
+        chosen = _plan_columns(problem)
+    except Unable as unable:
+        if algorithm == "auto":
+            return DeformPlan("xla", str(unable))
+        refusal = str(unable)
+    else:
+        if algorithm == "auto":
+            return chosen
+        return replace(chosen, reason="asked for by name", source="name")
     raise ValueError(
-        f"algorithm={algorithm!r} cannot run this deformable {op} on platform "
-        f"{platform!r}: {refusals[0]}. algorithm='xla' and algorithm='auto' can."
+        f"algorithm={algorithm!r} cannot run this deformable {problem.op} on platform "
+        f"{problem.platform!r}: {refusal}. algorithm='xla' and algorithm='auto' can."
     )
 
 
@@ -117,17 +100,9 @@ def check_somewhere(problem: Problem, algorithm: str) -> None:
     """Raises what `make_plan` raises on every platform there is code for."""
     if algorithm == "auto" and problem.workspace_limit is None:
         return
-    platforms = {name for names in ENGINES.values() for name in names}
     planners.check_somewhere(
-        platforms,
+        PLATFORMS,
         lambda platform: make_plan(problem._replace(platform=platform), algorithm),
-    )
-
-
-def _no_code(platform: str) -> str:
-    return (
-        targets.problem(platform)
-        or f"no engine samples at offsets on platform {platform!r} yet"
     )
 
 
@@ -135,36 +110,12 @@ def _check(engine: str, problem: Problem) -> None:
     """Raises Unable where no geometry would do."""
     if why := targets.problem(problem.platform):
         raise Unable(why)
-    if engine not in ENGINES:
-        raise Unable(f"{engine} does not sample at offsets")
-    if problem.platform not in ENGINES[engine]:
-        raise Unable(f"{engine} does not sample at offsets there")
+    if engine != ENGINE:
+        raise Unable(f"{engine} does not sample at offsets, {ENGINE} does")
     g = problem.g
     if not _compat.is_constant_shape((g.N, g.H, g.W, g.C, g.K, g.P, g.Q)):
         raise Unable("symbolic sizes")
     planners.check_sides(g)
-
-
-def _plan_fused(problem: Problem) -> DeformPlan:
-    """implicit_gemm: fprop on Hopper, without columns in memory, by name only."""
-    if problem.op != "fprop":
-        raise Unable(f"implicit_gemm does not cover a deformable {problem.op}")
-    if problem.dtype.name not in implicit_cuda.DTYPES:
-        raise Unable(f"implicit_gemm does not cover {problem.dtype.name}")
-    if problem.dtype.name == "float32" and problem.precision > 0:
-        raise Unable(
-            "implicit_gemm does not cover float32 at a higher precision than the "
-            "default, TF32"
-        )
-    native = hopper.deform_plan(problem.g, problem.dtype.name, problem.offset_groups)
-    if isinstance(native, str):
-        what = native if implicit_cuda.sees_gpu() else implicit_cuda.WITHOUT_GPU
-        raise Unable(f"implicit_gemm does not cover {what}")
-    reason = f"sampled tiles of 128x{native['tile_n']}"
-    if native["split"] > 1:
-        reason += f", each summed by {native['split']} blocks"
-    # Not faster than columns where it was measured (docs/contributing/deform_fused.md).
-    return DeformPlan("implicit_gemm", reason, by_name_only=True)
 
 
 def _plan_columns(problem: Problem) -> DeformPlan:
@@ -268,7 +219,3 @@ def _bytes(pieces: Sequence[tuple[int, int]], samples: int) -> int:
 
 
 _COSTS = {"cpu": _cost_cpu, "cuda": _cost_cuda}
-_PLANNERS: dict[str, Callable[[Problem], DeformPlan]] = {
-    "implicit_gemm": _plan_fused,
-    "im2col_gemm": _plan_columns,
-}

@@ -10,32 +10,6 @@ from jax_convbatch._native import targets
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 
-def deform_plan(
-    geometry: ConvGeometry, dtype: str, offset_groups: int
-) -> dict[str, Any] | str:
-    """How the CUDA kernels run fprop of a deformable convolution, or why not.
-
-    Args:
-      geometry, dtype: as in `targets.implicit_gemm_plans`; float32 is multiplied as
-        TF32.
-      offset_groups: groups of input channels with offsets of their own.
-
-    Returns:
-      {"tile_n": channels of a tile, "split": blocks that share its reduction, ...},
-      or a reason.
-    """
-    module, gpu = targets.cuda()
-    if module is None:
-        return "this: the cuda module is not there"
-    if gpu.capability != targets.HOPPER:
-        return f"a GPU of compute capability {gpu.capability} (it needs 9.0, Hopper)"
-    fields = {name: int(value) for name, value in geometry.attribute().items()}
-    native = module.implicit_gemm_deform_plan(
-        fields, dtype, offset_groups, gpu.multiprocessors
-    )
-    return native or "channels of this number (see docs/contributing/kernels.md)"
-
-
 def column_plan(op: str, geometry: ConvGeometry, dtype: str, samples: int) -> Any:
     """How the Hopper kernels multiply a deformable convolution's sampled columns.
 

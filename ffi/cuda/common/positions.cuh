@@ -37,7 +37,6 @@ struct PositionGrid {
         dilation_w(g.filter_dilation.w),
         filter_width(g.S),
         cell_width(g.W + 1) {}
-  PositionGrid() = default;
 };
 
 #ifdef __CUDACC__

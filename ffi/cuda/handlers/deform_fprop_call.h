@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of deformable fprop on CUDA, whichever engine.
+// The arguments of deformable fprop on CUDA.
 #ifndef JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_
 #define JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_
 

@@ -34,8 +34,6 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradExecute);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropInitialize);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDeformFpropExecute);
 
 // A norm and an activation before the convolution, in one kernel.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropInitialize);

@@ -12,7 +12,6 @@
 #include "cuda/select/tile_time.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/kernels/deform/deform.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/kernels/norm_act/norm_act.h"
 #include "cuda/sm90/problem/fused_backward.h"
@@ -210,21 +209,6 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
     tiles.append(fields);
   }
   return tiles;
-}
-
-nb::object ImplicitGemmDeformPlan(nb::dict geometry, nb::str dtype,
-                                  int64_t offset_groups, int multiprocessors) {
-  CheckPositive("multiprocessors", multiprocessors);
-  CheckPositive("offset_groups", offset_groups);
-  const auto plan =
-      hopper::PlanDeformFprop(GeometryOf(geometry), TypeOf(dtype.c_str()),
-                              offset_groups, multiprocessors);
-  if (!plan) return nb::none();
-  nb::dict fields;
-  fields["tile_n"] = plan->tile_n;
-  fields["split"] = plan->split;
-  fields["blocks"] = plan->blocks;
-  return fields;
 }
 
 nb::object ImplicitGemmNormActPlan(nb::str op, nb::dict geometry, nb::str dtype,

@@ -32,13 +32,6 @@ nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
 nanobind::list ImplicitGemmTiles(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors);
 
-// How fprop of a deformable convolution runs, or None: a dict of tile_n,
-// split and blocks, see deform.h.
-nanobind::object ImplicitGemmDeformPlan(nanobind::dict geometry,
-                                        nanobind::str dtype,
-                                        int64_t offset_groups,
-                                        int multiprocessors);
-
 // How a norm, an activation and a convolution run in one kernel ("fprop"), or
 // their gradient ("dgrad"), or None: a dict of tile_n, blocks, workspace
 // (bytes, for sums) and preferred, see norm_act.h.

@@ -54,8 +54,6 @@ nb::dict Targets() {
       Stages(ImplicitFpropActInitialize, ImplicitFpropActExecute));
   add(engine, "dgrad", Stages(ImplicitDgradInitialize, ImplicitDgradExecute));
   add(engine, "wgrad", Stages(ImplicitWgradInitialize, ImplicitWgradExecute));
-  add(engine, "deform_fprop",
-      Stages(ImplicitDeformFpropInitialize, ImplicitDeformFpropExecute));
   add(engine, "norm_act_fprop",
       Stages(NormActFpropInitialize, NormActFpropExecute));
   add(engine, "norm_act_gradient",
@@ -134,11 +132,6 @@ NB_MODULE(_cuda, m) {
         "or dtype, KeyError "
         "where the geometry lacks a field.\n`hopper`: whether the GPU is one, "
         "where there are several groups.");
-  m.def("implicit_gemm_deform_plan", &ImplicitGemmDeformPlan, "geometry"_a,
-        "dtype"_a, "offset_groups"_a, "multiprocessors"_a,
-        "How implicit_gemm runs fprop of a deformable convolution on a GPU of "
-        "so many\nmultiprocessors, or None where it does not support it. As "
-        "implicit_gemm_plans\notherwise.");
   m.def("implicit_gemm_tiles", &ImplicitGemmTiles, "op"_a, "geometry"_a,
         "dtype"_a, "multiprocessors"_a,
         "The tiles of fprop or dgrad of one group that implicit_gemm chooses "
