@@ -28,13 +28,15 @@ DTYPES = ("bfloat16", "float16", "float32")
 DRAWS = 40  # of each family
 
 
-# Filters that reach further than our tiles that read x once for all taps: of images,
-# channels, taps and dilation.
+# Filters that reach further than our tiles that read x once for all taps, and channels
+# that few draws have: of images, channels, taps and dilation.
 FAR = {
     "large images": ((512, 512), 64, 128, (7, 7), (1, 1)),
     "uneven images": ((96, 96), 48, 96, (3, 3), (3, 3)),
     "volumes": ((2, 360, 480), 64, 128, (3, 3, 3), (1, 3, 3)),
     "sequences": ((120000,), 32, 32, (11,), (1,)),
+    "products": ((256, 256), 66, 64, (1, 1), (1, 1)),
+    "colours": ((1024, 1024), 32, 3, (3, 3), (1, 1)),
 }
 
 

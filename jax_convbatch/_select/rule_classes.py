@@ -171,19 +171,46 @@ def wgrad_of_many_mapped_stems(problem: Problem) -> bool:
 
 
 def f32_patches(problem: Problem) -> bool:
-    """Patches that are whole columns, of a few pixels."""
-    most_sums = 64 if problem.geometry.K >= 384 else 48
-    small = taps(problem) > 1 and sums(problem) <= most_sums
-    few = problem.geometry.C < 8
+    """Patches that are whole columns, of a few pixels, to many channels."""
+    small = taps(problem) > 1 and sums(problem) <= 64
+    few = problem.geometry.C < 8 and problem.geometry.K >= 384
     return tf32(problem) and patches(problem) and small and few
 
 
 def thin_patches(problem: Problem) -> bool:
-    """In 16 bits, of one channel, or of few elements to many channels."""
+    """In 16 bits of one channel, or of few elements to many channels; wgrad of these
+    in f32, too."""
     g = problem.geometry
-    one = g.C == 1 and sums(problem) >= 64
+    one = half(problem) and g.C == 1 and sums(problem) >= 64
     small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
-    return half(problem) and patches(problem) and (one or small)
+    small = small and (half(problem) or (tf32(problem) and problem.op == "wgrad"))
+    return patches(problem) and (one or small)
+
+
+def strided_images(problem: Problem) -> bool:
+    """In 16 bits, 3x3 of two steps and large images: fprop of 32 channels, wgrad of up
+    to 64 on a side."""
+    g = problem.geometry
+    strided = g.T == 1 and g.R == g.S == 3 and g.stride == (1, 2, 2)
+    if not half(problem) or not strided or g.input_dilation != (1, 1, 1):
+        return False
+    if problem.op == "wgrad":
+        return 32 <= least(problem) <= 64 and g.N * g.P * g.Q >= 1 << 18
+    return g.C == 32 >= g.K >= 16 and g.P * g.Q >= 1 << 16
+
+
+def odd_products(problem: Problem) -> bool:
+    """f32 1x1 of some channels that are no fours, of many pixels."""
+    g = problem.geometry
+    some = least(problem) >= 32 and most(problem) <= 80 and g.O * g.P * g.Q >= 1 << 14
+    return odd(problem) and plain(problem) and taps(problem) == 1 and some
+
+
+def few_outputs(problem: Problem) -> bool:
+    """f32 of some channels to colours, in large images."""
+    g = problem.geometry
+    few = g.K <= 4 and 16 <= g.C <= 48
+    return tf32(problem) and images(problem, 1 << 18) and few
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:
@@ -205,6 +232,16 @@ def plain(problem: Problem) -> bool:
     """Of one step."""
     g = problem.geometry
     return g.stride == g.input_dilation == (1, 1, 1)
+
+
+def stems(problem: Problem) -> bool:
+    """fprop of f32 that a kernel of few inputs has: as `IsStem` and `PlanStem`
+    (few_channels/stem_tf32_plan.h), up to seven channels."""
+    g = problem.geometry
+    few = taps(problem) > 1 and g.C <= 7 and sums(problem) <= 368
+    rows = sums(problem) > 64 or g.P == 1 or g.W * g.C <= 4096
+    filled = g.K >= 16 and g.K % 4 == 0
+    return problem.op == "fprop" and tf32(problem) and few and rows and filled
 
 
 def few_scalars(problem: Problem) -> bool:
@@ -245,13 +282,6 @@ def dx_of_few_odd_inputs(problem: Problem) -> bool:
     return odd(problem) and images(problem, 1024) and few
 
 
-def few_small_images(problem: Problem) -> bool:
-    """f32 of four channels to some."""
-    g = problem.geometry
-    few = g.C == 4 and g.K <= 16
-    return tf32(problem) and images(problem, 1) and few and g.P * g.Q <= 256
-
-
 def few_odd_channels(problem: Problem) -> bool:
     """Of several taps along one or two axes. One input channel has kernels of its own
     where y needs no copy; for sequences of even numbers cuDNN makes copies, too."""
@@ -262,6 +292,7 @@ def few_odd_channels(problem: Problem) -> bool:
     few = few or (g.K == 1 and g.C <= 20 and taps(problem) >= 25)
     own = g.C == 1 and (g.K % 4 == 0 or g.K == 1)
     own = own or (sequence(problem) and g.C % 2 == 0)
+    own = own or stems(problem)
     return odd(problem) and plain(problem) and flat and few and not own
 
 

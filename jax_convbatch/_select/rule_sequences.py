@@ -12,9 +12,8 @@ from jax_convbatch._select.rule_classes import (
     odd,
     plain,
     sequence,
-    sums,
+    stems,
     taps,
-    tensor_cores,
     tf32,
 )
 
@@ -46,19 +45,6 @@ def half_filled(problem: Problem) -> bool:
     return half(problem) and long and g.C == g.K == 32
 
 
-def wide_of_few(problem: Problem) -> bool:
-    """Of bases and the like to many channels, in 16 bits short ones: what reads columns
-    takes longer than to write them."""
-    g = problem.geometry
-    if not tensor_cores(problem) or not sequence(problem) or g.stride[2] > 1:
-        return False
-    wide = g.C <= 4 and g.K >= 384 and sums(problem) >= 32
-    if half(problem):
-        return wide and g.Q <= 4096
-    some = 2 <= g.C <= 5 and g.K >= 64 and 12 <= sums(problem) <= 64
-    return wide or (some and g.Q <= 4096)
-
-
 def short(problem: Problem) -> bool:
     """f32 of few channels: what takes long is to start our kernels."""
     g = problem.geometry
@@ -66,6 +52,8 @@ def short(problem: Problem) -> bool:
     few = g.C <= 30 and outputs >= g.K and not (g.C == 1 and g.K % 4 == 0)
     steps = 1024 if problem.op == "wgrad" else 2048
     brief = steps >= g.Q and taps(problem) > 1 and g.R == 1
+    if stems(problem):
+        return False
     return tf32(problem) and sequence(problem) and plain(problem) and few and brief
 
 
@@ -73,13 +61,3 @@ def odd_ones(problem: Problem) -> bool:
     """f32 of some channels that are no fours."""
     some = least(problem) >= 30 and most(problem) <= 40 and taps(problem) > 1
     return odd(problem) and sequence(problem) and plain(problem) and some
-
-
-def few_inputs(problem: Problem) -> bool:
-    """f32 of samples of sound and the like: long ones, or of some taps."""
-    g = problem.geometry
-    few = tf32(problem) and sequence(problem) and g.C <= 5 and g.K > 2
-    uneven = g.C == 1 and g.K < 128 and g.K % 64 != 0
-    long = g.Q >= 1 << 14 and (g.K <= 32 or uneven)
-    some = (long and sums(problem) >= 7) or sums(problem) >= 32
-    return few and sums(problem) <= 64 and some

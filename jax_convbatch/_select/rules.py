@@ -71,7 +71,7 @@ CUDA = (
         "f32 dx of 256x256 10->10 5x5 at batch 8 328 us, cuDNN 445, columns 431; fprop "
         "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14; 128x128 66->1 "
         "5x5 at batch 32 190, cuDNN 942 (PyTorch's); wgrad of 256x256 5->5 3x3 at "
-        "batch 32 245, cuDNN 418 (H200)",
+        "batch 32 54, cuDNN 418 (H200)",
     ),
     _columns_first(
         FPROP,
@@ -82,8 +82,7 @@ CUDA = (
     _columns_first(
         FPROP,
         classes.f32_patches,
-        "64x64 2x2s2 4->1152 at batch 256 438 us, ours 506, cuDNN 730; 56x56 4x4s4 "
-        "3->96 at batch 64 12, cuDNN 16",
+        "64x64 2x2s2 4->1152 at batch 256 438 us, ours 506, cuDNN 730",
     ),
     _columns_first(
         FPROP,
@@ -138,7 +137,8 @@ CUDA = (
         ("fprop", "wgrad"),
         classes.thin_patches,
         "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
-        "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914",
+        "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914; f32 wgrad of 28x28 "
+        "2x2s2 4->1024 at batch 64 23, 35",
     ),
     _columns_first(
         FPROP,
@@ -151,12 +151,6 @@ CUDA = (
         three_axes.deep_whole_patches,
         "8x448x448 2x14x14 3->1024 at batch 4 in bf16 137 us, cuDNN 637; f32 "
         "2x512x512 2x32x32 3->128 55, 104",
-    ),
-    _columns_first(
-        FPROP,
-        sequences.wide_of_few,
-        "f32 65536 steps of 4->768, 15 taps, 113 us, cuDNN 169; bf16 2048 of 4->608 at "
-        "batch 2 9.8, ours 11.4; f32 2048 of 4->64, 5 taps, at batch 8 8.4, 13.2",
     ),
     _columns_first(
         WGRAD,
@@ -180,11 +174,6 @@ CUDA = (
         classes.few_odd_channels,
         "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 5->1 at batch 32 16, 41; 256x256 "
         "10->64 5x5 1508, 1844",
-    ),
-    _cudnn_first(
-        FPROP,
-        classes.few_small_images,
-        "10x10 4->16 3x3 at batch 64 4.8 us, ours 9.4",
     ),
     _cudnn_first(
         BOTH,
@@ -218,6 +207,27 @@ CUDA = (
         FPROP,
         three_axes.volumes_of_few_inputs,
         "34x34x34 2->34 at batch 32 226 us, ours 379",
+    ),
+    _cudnn_first(
+        ("fprop", "wgrad"),
+        classes.strided_images,
+        "1024x1024 32->32 at batch 8 203 us, ours 294, wgrad 350, 551; wgrad of "
+        "512x512 64->64 at batch 4 62, 81",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.odd_products,
+        "256x256 66->64 at batch 32 409 us, ours 719",
+    ),
+    _columns_first(
+        DGRAD,
+        classes.odd_products,
+        "256x256 66->64 at batch 32 591 us, ours 693, cuDNN 710",
+    ),
+    _cudnn_first(
+        FPROP,
+        classes.few_outputs,
+        "1024x1024 32->3 at batch 2 356 us, ours 425; but 512x512 128->3 350, 274",
     ),
     _cudnn_first(
         WGRAD,
@@ -300,12 +310,6 @@ CUDA = (
         three_axes.few_outputs,
         "ours fills a tile's width with zeros: bf16 9x60x480 384->3 1903 us, cuDNN "
         "742; 1x180x256 48->3 s1x2x2 40, 30; f32 5x90x160 512->3 809, 740",
-    ),
-    _cudnn_first(
-        FPROP,
-        sequences.few_inputs,
-        "240000 steps of 1->32, 7 taps, at batch 8 250 us, cuDNN 168; of 1->96 509, "
-        "361",
     ),
     _cudnn_first(
         FPROP,

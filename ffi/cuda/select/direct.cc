@@ -35,9 +35,11 @@ bool IsDepthwise(const ConvGeometry& g) {
 
 // Long sequences in 16 bits of 16 and 24 channels, which leave much of a tile
 // of matrices empty: 16x65536 steps of 16->16, 3 taps, take tiles 73 us, these
-// kernels 53, and in wgrad 92 and 65 (H200).
-bool IsThinSequence(const ConvGeometry& g, Type type) {
-  constexpr int64_t kLong = 4096;
+// kernels 53, and in wgrad 92 and 65; but wgrad of 16384 of 24 channels, 11
+// taps, 15 and 37 (H200).
+bool IsThinSequence(Op op, const ConvGeometry& g, Type type) {
+  constexpr int64_t kLong = 4096, kLongInAll = 1 << 16;
+  if (op == Op::kWgrad && g.N * g.Q < kLongInAll) return false;
   const bool sequence = g.H == 1 && g.R == 1 && g.P == 1 && g.S > 1;
   return g.groups == 1 && type != Type::kF32 && sequence && g.Q >= kLong &&
          std::min(g.C, g.K) >= 16 && std::max(g.C, g.K) <= 24;
@@ -70,7 +72,7 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
     return PlanDepthwiseSequences(op, given, type);
   });
   if (sequences) return sequences;
-  const bool covered = g.groups > 1 || IsThinSequence(g, type);
+  const bool covered = g.groups > 1 || IsThinSequence(op, g, type);
   if (!covered || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {

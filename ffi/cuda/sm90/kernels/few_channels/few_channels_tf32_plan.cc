@@ -8,6 +8,7 @@
 #include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_tiling.h"
+#include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -62,7 +63,7 @@ std::optional<Plan> PlanFewChannelsTf32(const ConvGeometry& g, bool dgrad,
   // Of an SM's blocks each.
   constexpr int64_t kMostBytes = (226 << 10) / kFewChannelsTf32Resident - 1024;
   if (!TakesCpAsync(g) || g.taps() == 1 ||
-      (dgrad && (g.stride.h != 1 || g.stride.w != 1))) {
+      (dgrad ? g.stride.h != 1 || g.stride.w != 1 : IsStem(g))) {
     return std::nullopt;
   }
   const FewChannelsTf32Shape shape(g, dgrad);

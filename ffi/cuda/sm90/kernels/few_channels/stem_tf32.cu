@@ -43,6 +43,12 @@ cudaError_t StemTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
   p.shares = FastDivmod<uint32_t>((call.g.K + 63) / 64);
   p.apart = StemApart(call.g);
   switch (StemSteps(call.g)) {
+    case 3:
+      return Launch<3>(call, p, stage, stream);
+    case 5:
+      return Launch<5>(call, p, stage, stream);
+    case 8:
+      return Launch<8>(call, p, stage, stream);
     case 10:
       return Launch<10>(call, p, stage, stream);
     case 14:

@@ -11,8 +11,8 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// The most channels: of more, boxes of 32 channels are less than mostly zeros.
-constexpr int64_t kMostChannels = 7;
+// Fewer leave most of a product's columns empty.
+constexpr int64_t kFewestOutputs = 16;
 
 // Where in a tile's row band a column's last element lies fits 16 bits.
 bool IsNear(const ConvGeometry& halves, int64_t tile) {
@@ -68,8 +68,8 @@ int StemApart(const ConvGeometry& g) {
 
 std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors) {
   const ConvGeometry halves = InHalves(g);
-  if (!TakesCpAsync(halves) || !IsStem(g) || g.taps() == 1 ||
-      g.C > kMostChannels || g.K % 4 != 0 || StemSteps(g) == 0) {
+  if (!TakesCpAsync(halves) || !IsStem(g) || g.taps() == 1 || g.K % 4 != 0 ||
+      g.K < kFewestOutputs || StemSteps(g) == 0) {
     return std::nullopt;
   }
   const int64_t shares = (g.K + 63) / 64;

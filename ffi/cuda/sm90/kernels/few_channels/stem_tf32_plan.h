@@ -11,9 +11,10 @@
 
 namespace jax_convbatch::hopper {
 
-// Whether columns are longer than those of few_channels_tf32.cuh.
+// Whether fprop is these kernels', and not that of few_channels_tf32.cuh.
 inline bool IsStem(const ConvGeometry& g) {
-  return g.taps() * g.C > kStemLeast;
+  return g.taps() * g.C > kStemLong ? g.C <= kStemMostChannels
+                                    : g.P == 1 || g.W * g.C <= kStemRow;
 }
 
 // Eights of a column that there are kernels for; the least that is enough, or

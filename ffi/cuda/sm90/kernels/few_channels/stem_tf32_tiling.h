@@ -7,15 +7,20 @@ namespace jax_convbatch::hopper {
 
 inline constexpr int kStemStages = 2;
 
-// Columns are longer.
-inline constexpr int kStemLeast = 64;
+// Columns of more elements are those of these kernels alone, of so many
+// channels: of more, boxes of 32 channels are less than mostly zeros.
+inline constexpr int kStemLong = 64, kStemMostChannels = 7;
+
+// Others are, in images whose rows are shorter: a tile's row band has whole
+// rows, where few_channels_tf32.cuh has parts of them.
+inline constexpr int kStemRow = 4096;
 
 // Eights of a column that there are kernels for.
-inline constexpr int kStemSteps[] = {10, 14, 19, 25, 46};
+inline constexpr int kStemSteps[] = {3, 5, 8, 10, 14, 19, 25, 46};
 
 // Those that columns of such a kernel fill.
 constexpr int StemFullSteps(int steps) {
-  int full = kStemLeast / 8;
+  int full = 0;
   for (const int fewer : kStemSteps) {
     if (fewer < steps) full = fewer;
   }
