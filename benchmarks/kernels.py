@@ -20,6 +20,7 @@ import contextlib
 import math
 import statistics
 import time
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 from rich.console import Console
@@ -161,8 +162,8 @@ def fill(rows: list[dict], sides: dict, todo: dict, known: list, options, progre
                 progress.advance(task)
 
 
-def summary(rows: list[dict], taken: dict) -> list[dict]:
-    """A line for each family, those that lose least first."""
+def summary(rows: list[dict], taken: Mapping[str, Sized]) -> list[dict]:
+    """A line for each family, those that lose least first; `taken`: by which rows."""
     found = []
     for family in taken:
         of = [row for row in rows if row["family"] == family and "loss" in row]

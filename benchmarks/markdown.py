@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `layers` as the tables that docs have.
+"""Results of `layers` and of `kernels` as the tables that docs have.
 
     python -m benchmarks markdown benchmarks/results/zoo-*.json
 
 prints for each dtype a line for each row: microseconds of ours and of each peer for
-each operation, bold where ours is not the least; and the means below.
+each operation, bold where ours is not the least; and the means below. Of results of
+`kernels` it prints a line for each family, of all files together.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import kernels, report
 from benchmarks.cases import OPS
 
 NAMES = {"xla": "`jax.lax`", "torch": "cuDNN in a graph", "onednn": "oneDNN"}
@@ -51,6 +52,21 @@ def table(rows: list[dict]) -> list[str]:
     return [*lines, "", *(f"- {line}" for line in report.means(rows))]
 
 
+def families(rows: list[dict], taken: dict[str, int]) -> list[str]:
+    """Lines of the table of families; `taken`: how many rows take each."""
+    lines = [
+        "| family | lines | rows that take it | timed | mean loss | over 10% | most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for line in kernels.summary(rows, {f: range(n) for f, n in taken.items()}):
+        most = f"{line['most']:.2f}: {line['worst']}" if line["worst"] else "-"
+        mean = "-" if line["mean"] is None else f"{line['mean']:.2f}"
+        counts = (line["family"], line["lines"], line["rows"], line["timed"])
+        cells = (*counts, mean, line["over"], most)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
 def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks markdown",
@@ -59,7 +75,14 @@ def main(arguments=None) -> None:
     )
     parser.add_argument("files", nargs="+", type=Path)
     files = parser.parse_args(arguments).files
-    rows = [row for path in files for row in json.loads(path.read_text())["rows"]]
+    found = [json.loads(path.read_text()) for path in files]
+    rows = [row for result in found for row in result["rows"]]
+    if all(result["table"] == "kernels" for result in found):
+        taken: dict[str, int] = {}
+        for line in (line for result in found for line in result["summary"]):
+            taken[line["family"]] = taken.get(line["family"], 0) + line["rows"]
+        print("\n".join(families(rows, taken)))
+        return
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         print("\n".join(table([row for row in rows if row["dtype"] == dtype])))
         print()

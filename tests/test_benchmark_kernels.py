@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks import kernels
+from benchmarks import kernels, markdown
 from jax_convbatch._native import targets
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -84,6 +86,19 @@ def test_a_loss_is_that_of_the_better_of_the_others():
     assert by["halo"]["mean"] == 1.1 and by["halo"]["over"] == 1
     assert by["halo"]["worst"] == "t a"
     assert by["skinny"]["timed"] == 0 and by["skinny"]["mean"] is None
+
+
+def test_results_are_a_table(tmp_path, capsys):
+    row = {"family": "halo", "table": "t", "name": "a", "loss": 1.21}
+    summary = kernels.summary([row], {"halo": [1, 2], "skinny": []})
+    result = {"table": "kernels", "rows": [row], "summary": summary}
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps(result))
+    markdown.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    lines = capsys.readouterr().out.splitlines()
+    halo = kernels.lines_of("halo")
+    assert f"| halo | {halo} | 4 | 2 | 1.21 | 2 | 1.21: t a |" in lines
+    assert f"| skinny | {kernels.lines_of('skinny')} | 0 | 0 | - | 0 | - |" in lines
 
 
 class Fake:

@@ -16,7 +16,7 @@ from test_implicit_gemm import SAME, problem
 from test_layer_hopper import assert_exact as assert_layer_exact
 
 TWO, THREE = ((2, 2), (2, 2)), ((3, 3), (3, 3))
-# Of fprop: one tile and more in a row, sums of 2 to 8 eights, columns left over.
+# Of fprop: one tile and more in a row, sums of up to 8 eights, columns left over.
 FORWARD = {
     "3->64": problem(5, (32, 33), 3, 64, (3, 3), padding=SAME),
     "3->128, wide": problem(1, (9, 150), 3, 128, (3, 3), padding=SAME),
@@ -27,6 +27,19 @@ FORWARD = {
     "7->16": problem(3, (8, 7), 7, 16, (3, 3), padding=SAME),
     "patches": problem(3, (24, 20), 3, 96, (4, 4), (4, 4)),
     "one pixel": problem(1, (3, 3), 3, 16, (3, 3)),
+}
+# Whole rows would fill shared memory: tiles of parts of them.
+LONG_ROWS = {
+    "3->16, long rows": problem(2, (7, 1500), 3, 16, (3, 3), padding=SAME),
+    "4->68, long rows": problem(1, (9, 1100), 4, 68, (3, 3), (1, 2), TWO, (2, 2)),
+    "2->64, long rows": problem(1, (5, 2500), 2, 64, (5, 5)),
+    "16->20, long rows": problem(2, (3, 300), 16, 20, (2, 2)),
+}
+FORWARD |= LONG_ROWS
+# More channels, of few taps.
+FORWARD |= {
+    "12->20": problem(3, (1, 70), 12, 20, (1, 3)),
+    "16->48": problem(2, (5, 90), 16, 48, (2, 2), padding=((1, 0), (0, 1))),
 }
 # Longer sums: strips in elements of a column, 10 to 46 eights.
 WIDE = {
@@ -89,6 +102,13 @@ def test_this_kernel_is_the_plan(native, op, name):
         assert plan["path"] == "strips" and plan["preferred"]
         assert plan["workspace"] == 0
         assert plan["epilogue"] == (op == "fprop")
+
+
+def test_long_rows_have_tiles_of_their_parts(native):
+    for name, case in FORWARD.items():
+        config = native("fprop", fields(case), "float32", H200)["config"]
+        of_parts = config.split("x")[1] != "64" or name == "2->64, long rows"
+        assert of_parts == (name in LONG_ROWS), name
 
 
 @pytest.mark.parametrize("name", FILTERS)

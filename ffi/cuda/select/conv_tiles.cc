@@ -62,7 +62,8 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
                  {{192, 128, kCooperative}, {256, 128, kCooperative}});
     // Of fewer channels a sum is too short for what the transposition takes: 8x
     // 256x256 12->64 3x3 by 256x64 159 us so, 89 as it is (H200).
-    if (MayTranspose(conv.g, conv.type) && conv.g.C >= 32) {
+    if (MayTranspose(conv.g, conv.type) && conv.g.C >= 32 &&
+        !IsLeftOut(Family::kConvTransposed)) {
       tiles.insert(tiles.end(), {{256, 64, kTransposed},
                                  {128, 128, kTransposed},
                                  {192, 128, kTransposed}});

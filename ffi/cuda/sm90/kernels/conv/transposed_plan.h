@@ -7,15 +7,13 @@
 
 #include <cstdint>
 
-#include "cuda/common/left_out.h"
 #include "cuda/sm90/problem/conv.h"
 
 namespace jax_convbatch::hopper {
 
 // Whether a plan of fprop may be kTransposed.
 inline bool MayTranspose(const ConvGeometry& g, Type type) {
-  return type == Type::kTf32 && g.groups == 1 &&
-         !IsLeftOut(Family::kConvTransposed);
+  return type == Type::kTf32 && g.groups == 1;
 }
 
 inline int64_t TransposedBytes(const ConvGeometry& g) {
