@@ -64,6 +64,16 @@ WIDE = {
 FORWARD |= WIDE
 # And of dgrad.
 BACKWARD = {
+    "16->1, a sequence": problem(3, (1, 2500), 16, 1, (1, 7)),
+    "64->3, 7x7": problem(2, (20, 33), 64, 3, (7, 7), padding=THREE),
+    "72->6, dilated": problem(
+        2, (19, 14), 72, 6, (4, 3), padding=((3, 1), (0, 4)), dilation=(2, 1)
+    ),
+    "16->3, long rows": problem(1, (4, 1500), 16, 3, (3, 3), padding=SAME),
+    "20->12": problem(3, (1, 70), 20, 12, (1, 3)),
+    "past the image, 20->5": problem(
+        2, (5, 4), 20, 5, (5, 5), padding=((6, 7), (5, 5))
+    ),
     "64->3": problem(5, (32, 33), 64, 3, (3, 3), padding=SAME),
     "320->4": problem(2, (16, 24), 320, 4, (3, 3), padding=((0, 2), (1, 0))),
     "32->2, dilated": problem(2, (23, 40), 32, 2, (5, 5), (1, 1), TWO, (1, 2)),

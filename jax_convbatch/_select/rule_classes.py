@@ -235,13 +235,17 @@ def plain(problem: Problem) -> bool:
 
 
 def stems(problem: Problem) -> bool:
-    """fprop of f32 that a kernel of few inputs has: as `IsStem` and `PlanStem`
-    (few_channels/stem_tf32_plan.h), up to seven channels."""
-    g = problem.geometry
-    few = taps(problem) > 1 and g.C <= 7 and sums(problem) <= 368
-    rows = sums(problem) > 64 or g.P == 1 or g.W * g.C <= 4096
-    filled = g.K >= 16 and g.K % 4 == 0
-    return problem.op == "fprop" and tf32(problem) and few and rows and filled
+    """fprop, and dgrad of one step, of f32 that a kernel of few inputs has: as `IsStem`
+    and `PlanStem` (few_channels/stem_tf32_plan.h), up to seven channels."""
+    g, dgrad = problem.geometry, problem.op == "dgrad"
+    if problem.op == "wgrad" or (dgrad and not plain(problem)) or not tf32(problem):
+        return False
+    inputs, outputs = (g.K, g.C) if dgrad else (g.C, g.K)
+    rows, row = (g.H, g.Q) if dgrad else (g.P, g.W)
+    elements = taps(problem) * inputs
+    few = taps(problem) > 1 and inputs <= 7 and elements <= 368 and not depth.is_deep(g)
+    near = elements > 64 or rows == 1 or row * inputs <= 4096
+    return few and near and outputs >= 16 and outputs % 4 == 0
 
 
 def few_scalars(problem: Problem) -> bool:
@@ -330,7 +334,8 @@ def patches_of_some_channels(problem: Problem) -> bool:
 
 def dx_of_one_output(problem: Problem) -> bool:
     g = problem.geometry
-    return tf32(problem) and g.K == 1 and 1 < g.C <= 64 and taps(problem) > 1
+    few = g.K == 1 and 1 < g.C <= 64 and taps(problem) > 1 and not stems(problem)
+    return tf32(problem) and few
 
 
 def wgrad_of_one_output(problem: Problem) -> bool:

@@ -94,9 +94,9 @@ cudaError_t RunFewChannels(Op op, const ConvCall& call, Stage stage,
         call, stage, stream);
   }
   if (op == Op::kWgrad) return FewChannelsTf32Wgrad(call, stage, stream);
-  return op == Op::kFprop && IsStem(call.g)
-             ? StemTf32(call, stage, stream)
-             : FewChannelsTf32(call, op == Op::kDgrad, stage, stream);
+  const bool dgrad = op == Op::kDgrad;
+  return IsStem(call.g, dgrad) ? StemTf32(call, dgrad, stage, stream)
+                               : FewChannelsTf32(call, dgrad, stage, stream);
 }
 
 // Of skinny 1x1 layers, and of few channels of f32.
@@ -155,10 +155,11 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
                  : PlanFewChannelsTf32(g, op == Op::kDgrad, multiprocessors);
     });
     if (few_channels) return few_channels;
-    if (op == Op::kFprop) {
-      const auto wide = Unless(Family::kStemTf32,
-                               [&] { return PlanStem(g, multiprocessors); });
-      if (wide) return wide;
+    if (op != Op::kWgrad) {
+      const auto stem = Unless(Family::kStemTf32, [&] {
+        return PlanStem(g, op == Op::kDgrad, multiprocessors);
+      });
+      if (stem) return stem;
     }
   }
   const auto plan_skinny =

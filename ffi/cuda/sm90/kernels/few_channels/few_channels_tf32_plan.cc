@@ -63,7 +63,7 @@ std::optional<Plan> PlanFewChannelsTf32(const ConvGeometry& g, bool dgrad,
   // Of an SM's blocks each.
   constexpr int64_t kMostBytes = (226 << 10) / kFewChannelsTf32Resident - 1024;
   if (!TakesCpAsync(g) || g.taps() == 1 ||
-      (dgrad ? g.stride.h != 1 || g.stride.w != 1 : IsStem(g))) {
+      (dgrad && (g.stride.h != 1 || g.stride.w != 1)) || IsStem(g, dgrad)) {
     return std::nullopt;
   }
   const FewChannelsTf32Shape shape(g, dgrad);

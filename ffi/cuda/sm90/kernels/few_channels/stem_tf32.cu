@@ -31,18 +31,23 @@ cudaError_t Launch(const ConvCall& call, const StemProblem& p, Stage stage,
 
 }  // namespace
 
-cudaError_t StemTf32(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  const ConvGeometry halves = InHalves(call.g);
+cudaError_t StemTf32(const ConvCall& given, bool dgrad, Stage stage,
+                     cudaStream_t stream) {
+  const ConvGeometry g = dgrad ? DgradAsFprop(given.g) : given.g;
+  const ConvCall call{g,         given.type,   given.plan,      given.lhs,
+                      given.rhs, given.result, given.workspace, given.epilogue};
+  const ConvGeometry halves = InHalves(g);
   StemProblem p{};
   p.band = MakeFewChannelsProblem({halves, call.type, call.plan, call.lhs,
                                    call.rhs, call.result, call.workspace},
                                   false);
   p.w = static_cast<const float*>(call.rhs);
   p.y = static_cast<float*>(call.result);
-  p.length = static_cast<int>(call.g.taps() * call.g.C);
-  p.shares = FastDivmod<uint32_t>((call.g.K + 63) / 64);
-  p.apart = StemApart(call.g);
-  switch (StemSteps(call.g)) {
+  p.length = static_cast<int>(g.taps() * g.C);
+  p.flipped = dgrad ? static_cast<int>(g.C) : 0;
+  p.shares = FastDivmod<uint32_t>((g.K + 63) / 64);
+  p.apart = StemApart(g);
+  switch (StemSteps(g)) {
     case 3:
       return Launch<3>(call, p, stage, stream);
     case 5:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// fprop of f32 with few input channels and a large filter, multiplied as TF32:
-// stems. As few_channels_fprop.cuh has it, the image rows of a tile lie in
-// shared memory as they are in the image, and the multiplier takes its left
-// operand from registers, each an element of a column and one load from the row
-// band. The filter of 64 output channels lies in shared memory as TF32,
-// transposed.
+// fprop of f32 with few input channels, stems above all, and dgrad of few
+// output channels, multiplied as TF32. As few_channels_fprop.cuh has it, the
+// image rows of a tile lie in shared memory as they are in the image, and the
+// multiplier takes its left operand from registers, each an element of a column
+// and one load from the row band. The filter of 64 output channels lies in
+// shared memory as TF32, transposed.
 //
 // A product's rows are 64 pixels of an image. The filter's channels are
 // permuted so that a lane's sums are four neighbouring channels, stored at
@@ -39,6 +39,17 @@ struct StemConfig {
   static constexpr int kFilterBytes = StemFilterBytes(kSteps);
 };
 
+// Of dgrad's filter: channels k to k + 3 of dx for element j of a column.
+__device__ __forceinline__ float4 FlippedFour(const StemProblem& p, int j,
+                                              int k) {
+  const int channels = p.flipped;
+  const int tap = (p.length - 1 - j) / channels;  // as the filter has it
+  const float* const from =
+      p.w + (int64_t{tap} * p.band.K + k) * channels + j % channels;
+  return make_float4(__ldg(from), __ldg(from + channels),
+                     __ldg(from + 2 * channels), __ldg(from + 3 * channels));
+}
+
 // By the multiplying warpgroups: 64 output channels from `first` on, four of an
 // element at a time.
 template <typename Config>
@@ -54,8 +65,9 @@ __device__ __forceinline__ void LoadStemFilter(const StemProblem& p, int first,
     const int k = first + sixteen * 16 + four * 4;
     float4 v = make_float4(0, 0, 0, 0);
     if (j < p.length && k < K) {
-      v = RoundTf32(
-          __ldg(reinterpret_cast<const float4*>(p.w + int64_t{j} * K + k)));
+      v = RoundTf32(p.flipped > 0 ? FlippedFour(p, j, k)
+                                  : __ldg(reinterpret_cast<const float4*>(
+                                        p.w + int64_t{j} * K + k)));
     }
     const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll

@@ -66,9 +66,19 @@ int StemApart(const ConvGeometry& g) {
   return Conflicts(2 * step) < Conflicts(step) ? 2 : 1;
 }
 
-std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors) {
+bool IsStem(const ConvGeometry& given, bool dgrad) {
+  if (dgrad && !given.stride.all(1)) return false;
+  const ConvGeometry g = dgrad ? DgradAsFprop(given) : given;
+  return g.taps() * g.C > kStemLong ? g.C <= kStemMostChannels
+                                    : g.P == 1 || g.W * g.C <= kStemRow;
+}
+
+std::optional<Plan> PlanStem(const ConvGeometry& given, bool dgrad,
+                             int multiprocessors) {
+  if (!IsStem(given, dgrad)) return std::nullopt;
+  const ConvGeometry g = dgrad ? DgradAsFprop(given) : given;
   const ConvGeometry halves = InHalves(g);
-  if (!TakesCpAsync(halves) || !IsStem(g) || g.taps() == 1 || g.K % 4 != 0 ||
+  if (!TakesCpAsync(halves) || g.taps() == 1 || g.K % 4 != 0 ||
       g.K < kFewestOutputs || StemSteps(g) == 0) {
     return std::nullopt;
   }

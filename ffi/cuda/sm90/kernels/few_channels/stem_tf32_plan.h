@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fprop of f32 with few input channels and large filters, stems: which
-// stem_tf32.cuh runs. Host only.
+// f32 of few input channels, stems above all: fprop, and dgrad of stride 1 as
+// the convolution of dy that it is. Which of them stem_tf32.cuh runs. Host
+// only.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_
 
@@ -11,11 +12,8 @@
 
 namespace jax_convbatch::hopper {
 
-// Whether fprop is these kernels', and not that of few_channels_tf32.cuh.
-inline bool IsStem(const ConvGeometry& g) {
-  return g.taps() * g.C > kStemLong ? g.C <= kStemMostChannels
-                                    : g.P == 1 || g.W * g.C <= kStemRow;
-}
+// Whether it is these kernels', and not that of few_channels_tf32.cuh.
+bool IsStem(const ConvGeometry& g, bool dgrad);
 
 // Eights of a column that there are kernels for; the least that is enough, or
 // 0.
@@ -30,11 +28,13 @@ int64_t StemBytes(const ConvGeometry& g, int64_t tile);
 // Pixels from a row of a product to the next.
 int StemApart(const ConvGeometry& g);
 
-std::optional<Plan> PlanStem(const ConvGeometry& g, int multiprocessors);
+std::optional<Plan> PlanStem(const ConvGeometry& g, bool dgrad,
+                             int multiprocessors);
 
 // The kernel of a plan of the path kFewChannels for f32 where IsStem; see
 // conv.h.
-cudaError_t StemTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
+cudaError_t StemTf32(const ConvCall& call, bool dgrad, Stage stage,
+                     cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
 

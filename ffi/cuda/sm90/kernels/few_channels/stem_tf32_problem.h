@@ -13,7 +13,9 @@ struct StemProblem {
   FewChannelsProblem band;
   const float* w;
   float* y;
-  int length;                   // of a column
+  int length;  // of a column
+  // Of dgrad the channels of dy, whose taps are taken from the last; or 0.
+  int flipped;
   FastDivmod<uint32_t> shares;  // blocks that share a tile's output channels
   // Pixels from a row of a product to the next, 1 or 2, by which the loads of a
   // warp find different banks.
