@@ -59,7 +59,6 @@ FILES = {
         "sm90/kernels/few_channels/few_channels_wgrad",
     ],
     "few_channels_tf32": ["sm90/kernels/few_channels/few_channels_tf32"],
-    "full_rows": [],
     "group_tf32": ["sm90/kernels/narrow_groups/"],
     "halo": ["sm90/kernels/halo/"],
     "masked_backward": ["sm90/kernels/fused_backward/masked"],

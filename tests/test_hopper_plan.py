@@ -193,13 +193,6 @@ def test_odd_numbers_of_channels_leave_little_empty(native, op, dtype):
         assert outputs > 0.7 * tile["tiles"] * tile["m"] * tile["n"]
 
 
-def test_short_sums_of_many_channels_are_stored_as_whole_lines(native):
-    g = geometry(256, RESNET50_V1["56_1x1_64_256"])
-    assert native("fprop", g, "bfloat16", H200)["config"] == "64x256"
-    g = geometry(8, RESNET50_V1["56_1x1_64_256"])  # too few tiles
-    assert native("fprop", g, "bfloat16", H200)["config"] != "64x256"
-
-
 def test_the_study_of_small_f32_layers_is_covered(native):
     for row in (SOFIE_STACK, *SOFIE_SINGLE.values(), FLUX_MNIST["14_16_32"]):
         for batch in (1, 16, 1000):

@@ -21,7 +21,6 @@ enum class Family {
   kDwStationaryBackward,
   kFewChannels,
   kFewChannelsTf32,
-  kFullRows,
   kGroupTf32,
   kHalo,
   kMaskedBackward,

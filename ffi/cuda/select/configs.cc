@@ -34,10 +34,6 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
       tiles.push_back({pixels, kRowBandChannels, TileKernel::kRowBand});
     }
   }
-  if (StoresFullRows(conv.in, conv.out, conv.subs[0])) {
-    tiles.push_back(
-        {kFullRowTilePixels, kFullRowTileChannels, TileKernel::kFullRows});
-  }
   return tiles;
 }
 

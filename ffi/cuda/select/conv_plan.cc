@@ -120,17 +120,6 @@ Plan KSliceTile(const Activations& out, int multiprocessors) {
   return {large ? 128 : 64, 128, multiprocessors, 0};
 }
 
-// Whether tiles are many enough to be stored as whole lines of channels.
-bool TakesFullRows(const Activations& in, const Activations& out,
-                   const SubproblemAxes& sub, int multiprocessors) {
-  const int64_t pixels = out.n * out.h * out.w;
-  const int64_t tiles =
-      (pixels + kFullRowTilePixels - 1) / kFullRowTilePixels *
-      ((out.c + kFullRowTileChannels - 1) / kFullRowTileChannels);
-  return !IsLeftOut(Family::kFullRows) && StoresFullRows(in, out, sub) &&
-         tiles >= 16 * multiprocessors;
-}
-
 // Of one group in 16 bits, one of the tiles that are accepted.
 Plan HalfTile(const TiledConv& conv, int multiprocessors,
               bool (*accepts)(const Tile&)) {
@@ -140,11 +129,6 @@ Plan HalfTile(const TiledConv& conv, int multiprocessors,
                                         sub, multiprocessors);
     if (pixels > 0) return RowBandPlan(pixels, multiprocessors);
     if (!conv.sums_whole()) return KSliceTile(conv.out, multiprocessors);
-    if (TakesFullRows(conv.in, conv.out, sub, multiprocessors)) {
-      return WithKernel(
-          {kFullRowTilePixels, kFullRowTileChannels, multiprocessors, 0},
-          TileKernel::kFullRows);
-    }
   }
   return CheapestTile(conv, multiprocessors, accepts);
 }

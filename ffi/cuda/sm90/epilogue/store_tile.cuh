@@ -30,8 +30,7 @@ struct alignas(8) StoreBarriers {
 };
 
 // Writes a warpgroup's accumulators: acc[m] holds 64 pixels, 2 kHalfN channels.
-// With kFullRows all channels of a pixel lie side by side, not in boxes.
-template <typename T, bool kFullRows = false, int kRows, int kHalfN>
+template <typename T, int kRows, int kHalfN>
 __device__ __forceinline__ void WriteTile(const float (&acc)[kRows][kHalfN],
                                           uint32_t buffer, uint64_t* written) {
   // A lane addresses row `lane % 16` of its warp's 16, 8 columns to the left or
@@ -43,8 +42,7 @@ __device__ __forceinline__ void WriteTile(const float (&acc)[kRows][kHalfN],
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
     for (int j = 0; j < kHalfN / 4; j += 2) {  // 8 columns each
-      const int line = kFullRows ? (m * 64 + row) * kBoxes + j / 8
-                                 : (m * kBoxes + j / 8) * 64 + row;
+      const int line = (m * kBoxes + j / 8) * 64 + row;
       const int eight = j % 8 + lane / 16;
       const float* v = &acc[m][4 * j];
       StoreMatrix4(buffer + line * 128 + ((eight ^ line % 8) << 4),
@@ -101,17 +99,6 @@ __device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
         StoreWaitRead<0>();
       }
     }
-  }
-  StoreCommit();
-}
-
-// Of tiles that lie as lines, 32 pixels at a time.
-template <int kM, int kN>
-__device__ __forceinline__ void StoreFullRows(const ConvSubproblem& sub,
-                                              uint32_t buffer, int pixel,
-                                              int channel) {
-  for (int m = 0; m < kM && pixel + m < sub.pixels; m += kFullRowPixels) {
-    StoreTile3(sub.output, buffer + m * kN * 2, 0, channel / 64, pixel + m);
   }
   StoreCommit();
 }

@@ -19,9 +19,8 @@ Plan TileOf(const ConvCall& call) {
     plan.tile_m = 256;
     plan.kernel = TileKernel::kPingPong;
   }
-  const bool lines = plan.kernel == TileKernel::kFullRows;
   const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
-  if (plan.tile_n == 256 && (lines || stages <= kPacedIterations)) {
+  if (plan.tile_n == 256 && stages <= kPacedIterations) {
     plan.tile_n = 128;
     plan.kernel = TileKernel::kPingPong;
   }

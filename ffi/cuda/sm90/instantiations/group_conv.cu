@@ -64,21 +64,21 @@ cudaError_t Run(const ConvCall& call, const Activations& in,
   constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
   if (m == 64 && n == 64) {
-    return launch(ConvConfig<T, 64, 64, kPingPong, 12, 2, kZeros, kWeights, 0,
-                             false, kWidth>());
+    return launch(
+        ConvConfig<T, 64, 64, kPingPong, 12, 2, kZeros, kWeights, 0, kWidth>());
   }
   if (m == 128 && n == 64) {
     return launch(ConvConfig<T, 128, 64, kPingPong, 7, kStores, kZeros,
-                             kWeights, 0, false, kWidth>());
+                             kWeights, 0, kWidth>());
   }
   if (m == 256 && n == 64) {
     return launch(ConvConfig<T, 256, 64, kPingPong, 4, kStores, kZeros,
-                             kWeights, 0, false, kWidth>());
+                             kWeights, 0, kWidth>());
   }
   if constexpr (kWidth == kBoxGroups) {
     if (m == 128 && n == 128) {
       return launch(ConvConfig<T, 128, 128, kPingPong, 5, 1, kZeros, kWeights,
-                               0, false, kWidth>());
+                               0, kWidth>());
     }
   }
   return cudaErrorInvalidValue;

@@ -47,16 +47,14 @@ enum class Pair { kNone, kX, kDy };
 // (single_wave/); as the first, of f32 whose filter is transposed before, so
 // that it does not go through registers; as the first, where a tile's pixels
 // are copied once for all taps (halo/), and fprop's filter of f32 is
-// transposed; rows of an image that stay in shared memory (row_band/); or as
-// the first, and stored as whole lines of channels.
+// transposed; or rows of an image that stay in shared memory (row_band/).
 enum class TileKernel {
   kPingPong,
   kCooperative,
   kSingleWave,
   kTransposed,
   kHalo,
-  kRowBand,
-  kFullRows
+  kRowBand
 };
 
 // How a convolution runs: output tiles of tile_m x tile_n on `blocks` thread

@@ -16,12 +16,10 @@
 namespace jax_convbatch::hopper {
 
 // How a sub-problem's pixels are stored: as rows of one matrix, by boxes of 64
-// channels; the same by boxes of kFullRowPixels whole lines of up to 256
 // channels; as they are walked, or by threads where the walk passes the image's
 // border. (TMA traps where a walk that is stored passes it, or a tile begins
 // before it.)
-enum class Output { kMatrix, kFullRows, kWalk, kThreads };
-inline constexpr int kFullRowPixels = 32;
+enum class Output { kMatrix, kWalk, kThreads };
 
 // Pixels of the output that use the same taps: all of them, or in a strided
 // dgrad those of one residue class. They form a grid of rows x cols an image.

@@ -214,12 +214,6 @@ bool SumsInKSlices(const Activations& in, const Activations& out,
          out.h * out.w <= 64;
 }
 
-bool StoresFullRows(const Activations& in, const Activations& out,
-                    const SubproblemAxes& sub) {
-  return sub.taps() == 1 && in.c <= 64 && out.c % 64 == 0 && 128 < out.c &&
-         out.c <= 8 * kFullRowTileChannels;
-}
-
 namespace {
 
 // Whether offsets are at most `reach`, and tiles few enough.

@@ -106,15 +106,6 @@ Walk3d InputWalk3d(const Activations& in, const SubproblemAxes& sub,
 Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
                     int pixels);
 
-// Tiles that are stored as whole lines of channels, Output::kFullRows.
-inline constexpr int kFullRowTilePixels = 64, kFullRowTileChannels = 256;
-
-// Whether the convolution kernel has them for the only sub-problem: 1x1 filters
-// that one stage of a tile holds whole, and channels in whole boxes. Not for
-// TF32.
-bool StoresFullRows(const Activations& in, const Activations& out,
-                    const SubproblemAxes& sub);
-
 // Whether the sums of the only sub-problem are formed in K slices
 // (conv_k_slices.cuh): long ones of few outputs an image, whatever the number
 // of images. Not for TF32, nor in three axes.

@@ -25,12 +25,11 @@ enum class Sum { kWhole, kKSlices };
 // sub-problems that no tap reaches. kWeights: kRows where output channels are
 // contiguous (fprop), kReduction where input channels are (dgrad). kResident:
 // stages of weights that stay in shared memory, all that a tile sums, where
-// every tile of a block has the same channels; 0: they come anew. kFullRows:
-// tiles are written and stored as whole rows of kN channels, not as boxes of 64
-// channels. kWidth: how the groups' channels lie in tiles, see group_width.h.
+// every tile of a block has the same channels; 0: they come anew. kWidth: how
+// the groups' channels lie in tiles, see group_width.h.
 template <typename T_, int kM_, int kN_, Schedule kSchedule, int kStages_,
           int kStores_, bool kZeros_, Contiguous kWeights_, int kResident_ = 0,
-          bool kFullRows_ = false, int kWidth_ = kOneGroup>
+          int kWidth_ = kOneGroup>
 struct ConvConfig {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_;
@@ -43,7 +42,6 @@ struct ConvConfig {
   static constexpr bool kSumsApart = false;
   static constexpr int kSumBytes = 0;
   static constexpr int kResident = kResident_;
-  static constexpr bool kFullRows = kFullRows_;
   static constexpr int kWidth = kWidth_;
   static_assert(!kIsNarrow<kWidth> || (kN == 64 && kResident == 0));
 

@@ -36,12 +36,12 @@ inline constexpr int kFirstBarrier = 1, kRestBarrier = 2;
 
 // What the kernel is told: with stages of residue_k_stages.cuh or without.
 // There are none before an epilogue of any kind, as two ways to multiply and
-// all of that are much code, nor where warpgroups share a stage's pixels, tiles
-// are stored as lines or sums come in K slices.
+// all of that are much code, nor where warpgroups share a stage's pixels or
+// sums come in K slices.
 template <typename Config, int kSubs, typename EpilogueT>
 using ProblemOf =
     std::conditional_t<kSubs == 1 && !Config::kCooperative &&
-                           !Config::kFullRows && Config::kWidth == kOneGroup &&
+                           Config::kWidth == kOneGroup &&
                            Config::kSum == Sum::kWhole &&
                            (EpilogueT::kPlain || !EpilogueT::kPresent),
                        ResidueKProblem, ConvProblem<kSubs>>;
@@ -186,7 +186,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
                               tile.channel, tile.sub->pixels, problem.channels};
     if constexpr (EpilogueT::kPlain) {
       wait_free();
-      WritePlainTile<T, Config::kFullRows>(epilogue, acc, to, written, place);
+      WritePlainTile<T>(epilogue, acc, to, written, place);
     } else if constexpr (EpilogueT::kPresent) {
       if (epilogue.residual != nullptr) {
         BarrierWait(SharedAddress(&barriers.residual[buffer]),
@@ -203,7 +203,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
       if constexpr (kIsResidueN<Config::kN>) {
         WriteResidueNTile<T>(acc, to, written);
       } else {
-        WriteTile<T, Config::kFullRows>(acc, to, written);
+        WriteTile<T>(acc, to, written);
       }
     }
   });
@@ -269,9 +269,7 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
       const int buffer = turns % kStores;
       BarrierWait(SharedAddress(&written[buffer]), turns / kStores & 1);
       const uint32_t from = stores + buffer * Config::kTileBytes;
-      if constexpr (Config::kFullRows) {
-        StoreFullRows<kM, kN>(*tile.sub, from, tile.pixel, tile.channel);
-      } else if constexpr (kIsResidueN<kN>) {
+      if constexpr (kIsResidueN<kN>) {
         StoreResidueNTile<kM, kN>(*tile.sub, from, paced, tile.pixel,
                                   tile.channel, problem.channels);
       } else {

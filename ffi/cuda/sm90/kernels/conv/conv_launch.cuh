@@ -66,12 +66,6 @@ bool AddSubproblem(const ConvCall& call, const Activations& in,
       return EncodeTiled(&sub.output, call.type, call.result,
                          {out.c, sub.pixels}, {channels, boxes.store_pixels},
                          Copy::kStore);
-    case Output::kFullRows:  // box by box of 64 channels within a line
-      return EncodeStrided(
-          &sub.output, call.type, call.result,
-          {channels, out.c / channels, sub.pixels}, {channels, out.c},
-          {channels, call.plan.tile_n / channels, kFullRowPixels},
-          Copy::kStore);
     case Output::kThreads:
       sub.output_data = call.result;
       return true;
@@ -216,14 +210,10 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
                     const EpilogueT& epilogue = {}) {
   // Of a kernel that has no tails, what it is given of this has none either.
   std::conditional_t<kSubs == 1, ResidueKProblem, ConvProblem<kSubs>> problem{};
-  const bool lines = call.plan.kernel == TileKernel::kFullRows;
-  const ConvBoxes boxes = {call.plan.tile_m, 64, box_c,
-                           kSubs > 1 ? Output::kWalk
-                           : lines   ? Output::kFullRows
-                                     : Output::kMatrix,
-                           kWeights == Contiguous::kRows &&
-                               IsResidueNTile(call.plan) &&
-                               !HasWholeBoxes(call.g, call.plan)};
+  const ConvBoxes boxes = {
+      call.plan.tile_m, 64, box_c, kSubs > 1 ? Output::kWalk : Output::kMatrix,
+      kWeights == Contiguous::kRows && IsResidueNTile(call.plan) &&
+          !HasWholeBoxes(call.g, call.plan)};
   if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
@@ -299,7 +289,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
           ConvConfig<T, 128, kBareWidth, kPingPong, 4, 1, false, kWeights>());
     }
   }
-  // Odd widths and lines have a plain epilogue alone.
+  // Odd widths have a plain epilogue alone.
   if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (m == 128 && n == 160) {
       if constexpr (kWeights == Contiguous::kRows) {
@@ -319,10 +309,6 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     }
     if (m == 128 && n == 32) {
       return launch(ConvConfig<T, 128, 32, kPingPong, 9, 2, false, kWeights>());
-    }
-    if (lines && StoresFullRows(in, out, subs[0])) {
-      return launch(ConvConfig<T, kFullRowTilePixels, kFullRowTileChannels,
-                               kPingPong, 8, 4, false, kWeights, 1, true>());
     }
   }
   if (m == 256 && n == 64) {

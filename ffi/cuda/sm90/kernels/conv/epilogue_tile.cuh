@@ -82,7 +82,7 @@ __device__ __forceinline__ void WriteBitmask(
 
 // Writes the activations of a warpgroup's tile to a buffer in shared memory
 // that is laid out as by WriteTile of store_tile.cuh.
-template <typename T, int kRows, int kHalfN, bool kFullRows>
+template <typename T, int kRows, int kHalfN>
 struct LayerTile {
   static constexpr int kBoxes = kHalfN / 32;  // along the channels
   static constexpr int kEights = kHalfN / 4;
@@ -99,8 +99,7 @@ struct LayerTile {
     if constexpr (kIsResidueN<2 * kHalfN>) {
       return buffer + ResidueNTileOffset<kHalfN>(m, row, j + lane / 16);
     }
-    const int line = kFullRows ? (m * 64 + row) * kBoxes + j / 8
-                               : (m * kBoxes + j / 8) * 64 + row;
+    const int line = (m * kBoxes + j / 8) * 64 + row;
     const int eight = j % 8 + lane / 16;
     return buffer + line * 128 + ((eight ^ line % 8) << 4);
   }
@@ -179,11 +178,11 @@ struct PackReluOf {
 };
 
 // Of sums that began with the bias.
-template <typename T, bool kFullRows, bool kBitmask, int kRows, int kHalfN>
+template <typename T, bool kBitmask, int kRows, int kHalfN>
 __device__ __forceinline__ void WritePlainTile(
     const PlainEpilogue<kBitmask>& epilogue, const float (&acc)[kRows][kHalfN],
     uint32_t buffer, uint64_t* written, const LayerPlace& tile) {
-  const LayerTile<T, kRows, kHalfN, kFullRows> out{buffer, written};
+  const LayerTile<T, kRows, kHalfN> out{buffer, written};
   if constexpr (kBitmask) {
     out.StoreWithBitmask(acc, PackReluOf<T>{}, epilogue.bitmask, tile);
   } else if (epilogue.relu) {
@@ -191,7 +190,7 @@ __device__ __forceinline__ void WritePlainTile(
   } else if constexpr (kIsResidueN<2 * kHalfN>) {
     WriteResidueNTile<T>(acc, buffer, written);
   } else {
-    WriteTile<T, kFullRows>(acc, buffer, written);
+    WriteTile<T>(acc, buffer, written);
   }
 }
 
@@ -203,7 +202,7 @@ __device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
                                                uint32_t buffer,
                                                uint64_t* written,
                                                const LayerPlace& tile) {
-  const LayerTile<T, kRows, kHalfN, false> out{buffer, written};
+  const LayerTile<T, kRows, kHalfN> out{buffer, written};
   constexpr int kBoxes = out.kBoxes;
   if (e.residual != nullptr) {
 #pragma unroll
