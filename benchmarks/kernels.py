@@ -106,15 +106,15 @@ def files_of(start: str) -> list[Path]:
 
 def takers(sides: dict, rows: int, families: list[str]) -> dict[str, list[int]]:
     """The rows that take each family, found by both sides beside each other."""
-    sides = {name: sides[name] for name in ("with", "without")}
+    first, second = sides["with"], sides["without"]
     half = rows // 2
-    for side, numbers in zip(
-        sides.values(), (range(half), range(half, rows)), strict=True
-    ):
-        side.send("takers", list(numbers), families)
+    first.send("takers", list(range(half)), families)
+    second.send("takers", list(range(half, rows)), families)
     found: dict[str, list[str]] = {}
-    for side in sides.values():
-        found |= side.receive()["takers"]
+    for answer in (first.receive(), second.receive()):
+        if "failed" in answer:
+            raise SystemExit(f"error: {answer['failed']}")
+        found |= answer["takers"]
     return {
         family: sorted(int(i) for i, taken in found.items() if family in taken)
         for family in families
@@ -125,7 +125,8 @@ def evenly(numbers: list[int], most: int) -> list[int]:
     """So many of them, the first and the last among them."""
     if len(numbers) <= most:
         return numbers
-    return [numbers[i * (len(numbers) - 1) // (most - 1)] for i in range(most)]
+    apart = (len(numbers) - 1) / max(most - 1, 1)
+    return [numbers[int(i * apart)] for i in range(most)]
 
 
 def timed(sides: dict, family: str, number: int, repeats: int) -> dict:

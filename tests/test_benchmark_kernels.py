@@ -69,6 +69,7 @@ def test_plans_do_without_a_family(native, leave_out, family, op, batch, size, c
 def test_rows_are_taken_evenly():
     assert kernels.evenly([1, 2, 3], 3) == [1, 2, 3]
     assert kernels.evenly(list(range(101)), 5) == [0, 25, 50, 75, 100]
+    assert kernels.evenly([4, 5, 6], 1) == [4]
 
 
 def test_a_loss_is_that_of_the_better_of_the_others():
@@ -101,10 +102,17 @@ def test_results_are_a_table(tmp_path, capsys):
 
 
 class Fake:
-    """A side that answers from a list of times."""
+    """A side that takes as long, or says why it cannot run."""
 
-    def __init__(self, us, failed=None):
+    def __init__(self, us, failed=None, takers=None):
         self.us, self.failed, self.asked = us, failed, []
+        self.takers = takers
+
+    def send(self, *request):
+        self.asked.append(request)
+
+    def receive(self):
+        return self.takers
 
     def ask(self, *request):
         self.asked.append(request)
@@ -122,3 +130,19 @@ def test_a_row_is_timed_by_all_that_can_run_it():
     sides["cudnn"] = Fake(3.0, "no")
     row = kernels.timed(sides, "halo", 7, 3)
     assert row["loss"] == 2.5 and row["failed"] == {"cudnn": "no"}
+
+
+def test_both_sides_find_who_takes_a_family():
+    halves = {"takers": {"0": ["halo"], "1": []}}, {"takers": {"2": ["halo", "small"]}}
+    sides = {
+        name: Fake(1.0, takers=half)
+        for name, half in zip(("with", "without"), halves, strict=True)
+    }
+    families = ["halo", "small", "skinny"]
+    found = kernels.takers(sides, 3, families)
+    assert found == {"halo": [0, 2], "small": [2], "skinny": []}
+    asked = [number for side in sides.values() for number in side.asked[0][1]]
+    assert asked == [0, 1, 2]
+    sides["with"] = Fake(1.0, takers={"failed": "no GPU"})
+    with pytest.raises(SystemExit, match="no GPU"):
+        kernels.takers(sides, 3, families)
