@@ -77,7 +77,7 @@ def main(arguments=None) -> None:
     files = parser.parse_args(arguments).files
     found = [json.loads(path.read_text()) for path in files]
     rows = [row for result in found for row in result["rows"]]
-    if all(result["table"] == "kernels" for result in found):
+    if all(result.get("table") == "kernels" for result in found):
         taken: dict[str, int] = {}
         for line in (line for result in found for line in result["summary"]):
             taken[line["family"]] = taken.get(line["family"], 0) + line["rows"]

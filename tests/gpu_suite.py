@@ -212,7 +212,8 @@ def merge(parts: list[dict], suite: set[str]) -> dict:
     """The summary of several runs, no two of them of the same test.
 
     Args:
-      parts: of one commit, device and marker expression, with the same versions.
+      parts: of one commit, kind of GPU and marker expression, with the same versions;
+        each may have had several GPUs.
       suite: the tests that the expression takes of that commit.
     """
     first = parts[0]
@@ -226,7 +227,8 @@ def merge(parts: list[dict], suite: set[str]) -> dict:
         for key in ("environment", "markers"):
             of, other = first[key], part[key]
             if key == "environment":
-                of, other = ({**e, "date": None} for e in (of, other))
+                own = {"date": None, "devices": None}
+                of, other = ({**e, **own} for e in (of, other))
             if of != other:
                 raise SystemExit(f"error: parts differ in {key}: {of} and {other}")
         twice = tests.keys() & part["tests"].keys()
@@ -236,9 +238,12 @@ def merge(parts: list[dict], suite: set[str]) -> dict:
         tests |= part["tests"]
         broken |= {*part["failures"]} - part["tests"].keys()
         reasons.update(part["reasons"])
-    last = max(part["environment"]["date"] for part in parts)
+    most = {
+        key: max(part["environment"].get(key, 1) for part in parts)
+        for key in ("date", "devices")
+    }
     return {
-        "environment": first["environment"] | {"date": last},
+        "environment": first["environment"] | most,
         "markers": first["markers"],
         "suite": len(suite),
         "missing": sorted(suite - tests.keys()),

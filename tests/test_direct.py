@@ -355,7 +355,9 @@ def test_which_sequences_of_one_group_are_covered(native, op):
         return native(op, fields(case), dtype, H200)["path"]
 
     for case in THIN.values():
-        assert path(case) == "direct tiles"
+        # wgrad, whose bits may depend on the batch, of many steps in all.
+        few = path(case)
+        assert (few == "direct tiles") == (op != "wgrad")
         assert path(case._replace(x=(1000, *case.x[1:]))) == "direct tiles"
         assert path(case, "float32") != "direct tiles"
     for length, channels in ((4000, 24), (8000, 32), (8000, 8)):

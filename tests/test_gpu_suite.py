@@ -230,6 +230,13 @@ def test_parts_give_the_summary_of_the_suite():
     assert gpu_suite.objections(whole) == []
 
 
+def test_parts_may_have_had_several_gpus():
+    several = changed(PARTS[1], devices=2)
+    whole = gpu_suite.merge([PARTS[0], several], SUITE)
+    assert whole["environment"]["devices"] == 2
+    assert not gpu_suite.objections(whole)
+
+
 def test_what_did_not_run_is_missing():
     some = gpu_suite.merge([PARTS[0]], SUITE)
     assert some["missing"] == ["tests/test_a.py::test_c"]

@@ -60,9 +60,12 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
   if (fprop) {
     tiles.insert(tiles.end(),
                  {{192, 128, kCooperative}, {256, 128, kCooperative}});
-    // Of fewer channels a sum is too short for what the transposition takes: 8x
-    // 256x256 12->64 3x3 by 256x64 159 us so, 89 as it is (H200).
-    if (MayTranspose(conv.g, conv.type) && conv.g.C >= 32 &&
+    // Shorter sums are faster as they are: 256x256 12->64 3x3 at batch 8 159 us
+    // by 256x64 so, 89 without; 56x56 192 1x1 at batch 128 231 by 192x128, 179
+    // by 256x64 (H200).
+    constexpr int64_t kLeastSum = 512;
+    if (MayTranspose(conv.g, conv.type) &&
+        conv.g.taps() * conv.g.C >= kLeastSum &&
         !IsLeftOut(Family::kConvTransposed)) {
       tiles.insert(tiles.end(), {{256, 64, kTransposed},
                                  {128, 128, kTransposed},
