@@ -34,6 +34,10 @@ LONG_ROWS = {
     "4->68, long rows": problem(1, (9, 1100), 4, 68, (3, 3), (1, 2), TWO, (2, 2)),
     "2->64, long rows": problem(1, (5, 2500), 2, 64, (5, 5)),
     "16->20, long rows": problem(2, (3, 300), 16, 20, (2, 2)),
+    # So are rows that taps are far apart in.
+    "4->24, rows far apart": problem(
+        2, (40, 1000), 4, 24, (3, 3), (2, 1), ((8, 8), (4, 4)), (8, 4)
+    ),
 }
 FORWARD |= LONG_ROWS
 # More channels, of few taps.

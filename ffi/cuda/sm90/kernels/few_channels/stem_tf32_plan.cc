@@ -40,6 +40,11 @@ int Conflicts(int64_t step) {
   return most;
 }
 
+// Whether a tile's row band has a place in shared memory.
+bool Fits(const ConvGeometry& g, int64_t tile) {
+  return IsNear(InHalves(g), tile) && StemBytes(g, tile) <= kMostShared;
+}
+
 }  // namespace
 
 ConvGeometry InHalves(const ConvGeometry& g) {
@@ -67,10 +72,11 @@ int StemApart(const ConvGeometry& g) {
 }
 
 bool IsStem(const ConvGeometry& given, bool dgrad) {
+  constexpr int64_t kLeastTile = 64;
   if (dgrad && !given.stride.all(1)) return false;
   const ConvGeometry g = dgrad ? DgradAsFprop(given) : given;
-  return g.taps() * g.C > kStemLong ? g.C <= kStemMostChannels
-                                    : g.P == 1 || g.W * g.C <= kStemRow;
+  if (g.taps() * g.C > kStemLong) return g.C <= kStemMostChannels;
+  return (g.P == 1 || g.W * g.C <= kStemRow) && Fits(g, kLeastTile);
 }
 
 std::optional<Plan> PlanStem(const ConvGeometry& given, bool dgrad,
@@ -85,10 +91,8 @@ std::optional<Plan> PlanStem(const ConvGeometry& given, bool dgrad,
   const int64_t shares = (g.K + 63) / 64;
   const int64_t at_once = std::max<int64_t>(1, multiprocessors / shares);
   const FewChannelsCosts costs = {StemSteps(g) * 40.0 + 300, 1 / 20.0, 1200};
-  const int64_t tile =
-      BestFewChannelsTile(halves, at_once, costs, [&](int64_t pixels) {
-        return IsNear(halves, pixels) && StemBytes(g, pixels) <= kMostShared;
-      });
+  const int64_t tile = BestFewChannelsTile(
+      halves, at_once, costs, [&](int64_t pixels) { return Fits(g, pixels); });
   if (tile == 0) return std::nullopt;
   const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
   return Plan{static_cast<int>(tile), 64,

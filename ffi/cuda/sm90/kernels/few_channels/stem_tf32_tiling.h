@@ -11,8 +11,8 @@ inline constexpr int kStemStages = 2;
 // channels: of more, boxes of 32 channels are less than mostly zeros.
 inline constexpr int kStemLong = 64, kStemMostChannels = 7;
 
-// Others are, in images whose rows are shorter: a tile's row band has whole
-// rows, where few_channels_tf32.cuh has parts of them.
+// Others are, in images whose rows are shorter and fit into shared memory: a
+// tile's row band has whole rows, where few_channels_tf32.cuh has parts.
 inline constexpr int kStemRow = 4096;
 
 // Eights of a column that there are kernels for.
