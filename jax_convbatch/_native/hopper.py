@@ -30,6 +30,24 @@ def column_plan(op: str, geometry: ConvGeometry, dtype: str, samples: int) -> An
     )
 
 
+def layer_config(
+    geometry: ConvGeometry, dtype: str, config: str, plain: bool, signs: bool
+) -> str:
+    """The configuration that fprop by `config` runs as with an epilogue.
+
+    Args:
+      geometry, dtype: as in `targets.implicit_gemm_plans`, which has `config`.
+      plain: whether the epilogue is a bias and relu at most.
+      signs: whether it keeps those of its result.
+    """
+    module, gpu = targets.cuda()
+    assert module is not None
+    fields = {name: int(value) for name, value in geometry.attribute().items()}
+    return module.implicit_gemm_layer_config(
+        fields, dtype, config, plain, signs, gpu.multiprocessors
+    )
+
+
 def norm_act_plan(
     op: str, geometry: ConvGeometry, dtype: str, activation: str
 ) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@
 #include "cuda/sm80/simt/simt.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/kernels/norm_act/norm_act.h"
+#include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/problem/fused_backward.h"
 #include "ffi_checks.h"
 
@@ -209,6 +210,27 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
     tiles.append(fields);
   }
   return tiles;
+}
+
+std::string ImplicitGemmLayerConfig(nb::dict geometry, nb::str dtype,
+                                    nb::str config, bool plain, bool bitmask,
+                                    int multiprocessors) {
+  CheckPositive("multiprocessors", multiprocessors);
+  const ConvGeometry g = GeometryOf(geometry);
+  const hopper::Type type = TypeOf(dtype.c_str());
+  constexpr auto kFprop = hopper::Op::kFprop;
+  const auto plan =
+      hopper::FindConfig(kFprop, g, type, multiprocessors, config.c_str());
+  if (!plan || plan->path != hopper::Path::kCopies) return config.c_str();
+  // Which operands there are is all that counts.
+  uint8_t operand = 0;
+  hopper::Epilogue epilogue{};
+  epilogue.activation = Activation::kIdentity;
+  if (!plain) epilogue.scale = &operand;
+  if (bitmask) epilogue.bitmask = &operand;
+  return hopper::ConfigName(
+      kFprop, hopper::WithEpilogue(hopper::Fold(kFprop, g, type), type, *plan,
+                                   epilogue));
 }
 
 nb::object ImplicitGemmNormActPlan(nb::str op, nb::dict geometry, nb::str dtype,

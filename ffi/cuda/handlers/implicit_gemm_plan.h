@@ -32,6 +32,14 @@ nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
 nanobind::list ImplicitGemmTiles(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors);
 
+// The configuration that fprop by one of them runs as where an epilogue
+// follows: of a bias and relu at most (`plain`), and keeping its result's
+// bitmask.
+std::string ImplicitGemmLayerConfig(nanobind::dict geometry,
+                                    nanobind::str dtype, nanobind::str config,
+                                    bool plain, bool bitmask,
+                                    int multiprocessors);
+
 // How a norm, an activation and a convolution run in one kernel ("fprop"), or
 // their gradient ("dgrad"), or None: a dict of tile_n, blocks, workspace
 // (bytes, for sums) and preferred, see norm_act.h.

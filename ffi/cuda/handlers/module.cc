@@ -142,6 +142,11 @@ NB_MODULE(_cuda, m) {
         "How implicit_gemm multiplies the sampled columns of a deformable "
         "convolution,\nso many samples at a time, or None where cuBLAS does. "
         "As implicit_gemm_plans\notherwise.");
+  m.def("implicit_gemm_layer_config", &ImplicitGemmLayerConfig, "geometry"_a,
+        "dtype"_a, "config"_a, "plain"_a, "bitmask"_a, "multiprocessors"_a,
+        "What fprop by a configuration runs as with an epilogue: of a bias and "
+        "relu at most\n(`plain`), with a bitmask. As implicit_gemm_plans "
+        "otherwise.");
   m.def("implicit_gemm_norm_act_plan", &ImplicitGemmNormActPlan, "op"_a,
         "geometry"_a, "dtype"_a, "activation"_a, "multiprocessors"_a,
         "How implicit_gemm runs a norm, an activation and a convolution in one "
