@@ -18,6 +18,10 @@ string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=size")
 include(cudnn_headers)
 
 add_native_module(_cuda ${CUDA_SOURCES})
+# cudnn-frontend's templates take half as long so. graph.cc keeps what it has: the
+# linker may take functions of it for launches.
+set_source_files_properties(
+  ffi/cuda/cudnn/config.cc PROPERTIES COMPILE_OPTIONS -O1)
 target_include_directories(_cuda SYSTEM PRIVATE
   "${CUBLASLT_INCLUDE_DIR}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
   "${CUDNN_INCLUDE_DIR}" "${CUDNN_FRONTEND_INCLUDE_DIR}")
