@@ -254,6 +254,24 @@ def digest(build: Path, platform: str) -> str:
     return hashlib.sha256(build.read_bytes()).hexdigest()[:16]
 
 
+# Of the options, those that say which rows a side has, and how they are timed.
+OF_ROWS = ("tables", "rows", "seed", "count", "largest", "seconds")
+
+
+def add_rows(add) -> None:
+    """The options of OF_ROWS but for seconds; `add`: a parser's `add_argument`."""
+    every = dict.fromkeys((*TABLES, *workloads.TABLES))
+    add("--tables", type=names(every), default=list(TABLES), help=", ".join(every))
+    add("--rows", type=names(), default=[], help="words of names")
+    add("--seed", type=int, default=0, help="of range")
+    add("--count", type=int, default=6, help="draws of each family of range")
+    add("--largest", type=float, default=2e9, metavar="BYTES", help="of range")
+
+
+def of_rows(options: argparse.Namespace) -> dict:
+    return {name: getattr(options, name) for name in OF_ROWS}
+
+
 def options_of(arguments) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks compare",
@@ -263,13 +281,8 @@ def options_of(arguments) -> argparse.Namespace:
     add = parser.add_argument
     add("old", type=Path)
     add("new", type=Path)
-    every = dict.fromkeys((*TABLES, *workloads.TABLES))
-    add("--tables", type=names(every), default=list(TABLES), help=", ".join(every))
-    add("--rows", type=names(), default=[], help="words of names")
+    add_rows(add)
     add("--platform", choices=MODULES, default="cuda")
-    add("--seed", type=int, default=0, help="of range")
-    add("--count", type=int, default=6, help="draws of each family of range")
-    add("--largest", type=float, default=2e9, metavar="BYTES", help="of range")
     add("--seconds", type=float, default=0.012, help="of one timing")
     add("--repeats", type=int, default=7)
     add("--limit", type=float, default=math.inf, metavar="SECONDS")
@@ -300,9 +313,7 @@ def main(arguments: list[str]) -> None:
     builds = {"old": options.old, "new": options.new}
     modules = {name: digest(path, options.platform) for name, path in builds.items()}
     rows = kept(stem, modules) if options.resume else []
-    fields = ("tables", "rows", "seed", "count", "largest", "seconds")
-    of_side = {field: getattr(options, field) for field in fields}
-    of_side |= {"engine": "auto", "dtypes": None}
+    of_side = of_rows(options) | {"engine": "auto", "dtypes": None}
     sides = {n: Side(b, options.platform, of_side) for n, b in builds.items()}
     lost, known = "", []
     try:

@@ -28,9 +28,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_convbatch
-from benchmarks import record, workloads
+from benchmarks import record
 from benchmarks.cases import DTYPES, names
-from benchmarks.compare import TABLES, Lost, Side, both, turns
+from benchmarks.compare import Lost, Side, add_rows, both, of_rows, turns
 from benchmarks.compare_side import MODULES
 from benchmarks.report import geometric_mean
 
@@ -202,15 +202,10 @@ def options_of(arguments) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    every = dict.fromkeys((*TABLES, *workloads.TABLES))
-    add("--tables", type=names(every), default=list(TABLES), help=", ".join(every))
-    add("--rows", type=names(), default=[], help="words of names")
+    add_rows(add)
     add("--dtype", type=names(DTYPES), help="of the tables: else each has its own")
     add("--families", type=names(FILES), default=list(FILES), help=", ".join(FILES))
     add("--most", type=int, default=12, help="rows of a family")
-    add("--seed", type=int, default=0, help="of range")
-    add("--count", type=int, default=6, help="draws of each family of range")
-    add("--largest", type=float, default=2e9, metavar="BYTES", help="of range")
     add("--seconds", type=float, default=0.008, help="of one timing")
     add("--repeats", type=int, default=5)
     add("--limit", type=float, default=math.inf, metavar="SECONDS")
@@ -222,9 +217,8 @@ def main(arguments: list[str]) -> None:
     options = options_of(arguments)
     console = Console(width=None if Console().is_terminal else 150, soft_wrap=True)
     build = Path(jax_convbatch.__file__).parent / f"{MODULES['cuda']}.abi3.so"
-    fields = ("tables", "rows", "seed", "count", "largest", "seconds")
-    of_side = {field: getattr(options, field) for field in fields}
-    of_side["dtypes"] = options.dtype and [DTYPES[name] for name in options.dtype]
+    dtypes = options.dtype and [DTYPES[name] for name in options.dtype]
+    of_side = of_rows(options) | {"dtypes": dtypes}
     engines = {"with": "rule", "without": "rule", "cudnn": "cudnn"}
     sides = {
         name: Side(build, "cuda", of_side | {"engine": engine}, share=0.25)

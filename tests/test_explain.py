@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_gpus import on
 from problems import FLOATS
 
 import jax_convbatch as jc
@@ -240,27 +239,6 @@ def test_what_follows_the_convolution_shows(platform):
         functools.partial(fun, activation=jax.nn.softplus), X, W, platform=platform
     )
     assert row.reason.endswith("softplus is a Python function, outside the kernel")
-
-
-def test_a_layer_has_the_tile_that_runs_it(native, monkeypatch):
-    # Those of 128x192 form no epilogue, and 256x96 a plain one alone.
-    on(monkeypatch, "9.0")
-    x = jax.ShapeDtypeStruct((64, 32, 32, 64), "bfloat16")
-    w = jax.ShapeDtypeStruct((3, 3, 64, 192), "bfloat16")
-    b = jax.ShapeDtypeStruct((192,), "bfloat16")
-
-    def reason(function, *operands):
-        (row,) = jc.explain(function, *operands, platform="cuda")
-        assert row.engine == "implicit_gemm"
-        return row.reason
-
-    relu = functools.partial(jc.conv_bias_act, activation="relu")
-    gelu = functools.partial(jc.conv_bias_act, activation="gelu")
-    assert "tiles of 128x192" in reason(jc.conv, x, w)
-    plain, other = reason(relu, x, w, b), reason(gelu, x, w, b)
-    assert plain.endswith("tiles of 256x96; bias, relu in the same kernel")
-    assert other.endswith("bias, gelu in the same kernel")
-    assert "128x192" not in other and "256x96" not in other
 
 
 def test_gradients_that_nobody_asks_for_do_not_show(platform):

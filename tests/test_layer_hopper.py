@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from fake_gpus import on
 from problems import normal, whole
 from promises import assert_same_bits, bits
 from test_implicit_gemm import EDGES, problem
@@ -343,3 +344,24 @@ def test_a_sample_has_the_same_bits_in_every_batch(hopper, dtype):
     for n in (1, 2, 3, 8, 33):
         for a, b in zip(step(x[-n:], residual[-n:]), want, strict=True):
             np.testing.assert_array_equal(bits(a), b[-n:])
+
+
+def test_a_layer_has_the_tile_that_runs_it(native, monkeypatch):
+    # Those of 128x192 form no epilogue, and 256x96 a plain one alone.
+    on(monkeypatch, "9.0")
+    x = jax.ShapeDtypeStruct((64, 32, 32, 64), "bfloat16")
+    w = jax.ShapeDtypeStruct((3, 3, 64, 192), "bfloat16")
+    b = jax.ShapeDtypeStruct((192,), "bfloat16")
+
+    def reason(function, *operands):
+        (row,) = jc.explain(function, *operands, platform="cuda")
+        assert row.engine == "implicit_gemm"
+        return row.reason
+
+    relu = functools.partial(jc.conv_bias_act, activation="relu")
+    gelu = functools.partial(jc.conv_bias_act, activation="gelu")
+    assert "tiles of 128x192" in reason(jc.conv, x, w)
+    plain, other = reason(relu, x, w, b), reason(gelu, x, w, b)
+    assert plain.endswith("tiles of 256x96; bias, relu in the same kernel")
+    assert other.endswith("bias, gelu in the same kernel")
+    assert "128x192" not in other and "256x96" not in other

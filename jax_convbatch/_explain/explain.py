@@ -28,7 +28,7 @@ from jax_convbatch._layers import (
     one_pass,
 )
 from jax_convbatch._layers.epilogue import layer_plan
-from jax_convbatch._native import targets
+from jax_convbatch._native import hopper, targets
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._primitives import bias, primitives
 from jax_convbatch._select import implicit_cuda, plan
@@ -310,6 +310,14 @@ def _layer_row(eqn: Any, dtype: str, platform: str) -> Row:
             place, size = "in the same kernel", one_call.workspace_bytes
             if one_call is not chosen:  # another kernel than without them
                 reason = one_call.reason
+            elif (platform, one_call.engine) == ("cuda", "implicit_gemm"):
+                # A tile that has this epilogue, where its own has not.
+                geometry = eqn.params["params"].geometry
+                tile = hopper.layer_config(
+                    *(geometry, dtype, one_call.config),
+                    *(epilogue.is_plain, epilogue.save_signs),
+                )
+                reason = reason.replace(one_call.config, tile, 1)
         reason += f"; {epilogue.describe()} {place}"
     if epilogue.outside:
         reason += f"; {epilogue.outside} is a Python function, outside the kernel"

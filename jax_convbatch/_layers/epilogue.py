@@ -51,6 +51,12 @@ class Epilogue(NamedTuple):
     def results(self) -> int:
         return 1 + self.save_input + self.save_signs
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a bias, and relu or nothing, is all that follows."""
+        more = self.scale or self.residual or self.save_input
+        return not more and self.activation in ("relu", "identity")
+
     def named(self, rest: Sequence[Any]) -> dict[str, Any]:
         """The operands after x and w by name; None where there is none."""
         present = iter(rest)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jax.typing import DTypeLike
 
-from jax_convbatch._native import hopper, targets
+from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
 from jax_convbatch._plans.kinds import InXla, OneCall, Plan
 from jax_convbatch._plans.params import ConvParams
@@ -274,25 +274,7 @@ def layer_plan(
     assert isinstance(chosen, OneCall)  # others have no epilogue
     if chosen.engine == "cudnn":
         return cudnn.layer(problem, epilogue, chosen)
-    if problem.platform == "cuda" and chosen.engine == "implicit_gemm":
-        return replace(chosen, reason=_layer_reason(problem, chosen, epilogue))
     return chosen
-
-
-def _layer_reason(problem: Problem, chosen: OneCall, epilogue: dict[str, Any]) -> str:
-    """`chosen`'s, with the tile that has this epilogue where its own has not."""
-    others = ("scale", "residual", "save_input")
-    plain = epilogue["activation"] in ("relu", "identity") and not any(
-        epilogue[name] for name in others
-    )
-    name = hopper.layer_config(
-        problem.geometry,
-        problem.dtype.name,
-        chosen.config,
-        plain,
-        bool(epilogue["save_signs"]),
-    )
-    return chosen.reason.replace(chosen.config, name, 1)
 
 
 def has_epilogue(
