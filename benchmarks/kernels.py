@@ -72,7 +72,6 @@ FILES = {
     "row_streaming": ["sm90/kernels/row_streaming/"],
     "scalars": ["sm80/scalars/"],
     "single_wave": ["sm90/kernels/single_wave/", "sm90/instantiations/single_wave"],
-    "single_wave_backward": ["sm90/kernels/fused_backward/single_wave_backward"],
     "skinny": ["sm90/kernels/skinny/"],
     "small": [
         "sm90/kernels/small/small_p",

@@ -219,9 +219,8 @@ def forward_and_backward(fun, args, dy):
 
 def narrow_layer(c, k):
     """In one pass, which is not what layers so small take."""
-    # With fewer pixels those of 128 channels are joint layers.
-    image = (3, 9, 7) if c % 128 or k % 128 else (1, 81, 80)
-    args, dy = test_one_pass.operands(image, c, k, "bfloat16", whole)
+    # An even number of pixels, without which 64 channels have no kernel.
+    args, dy = test_one_pass.operands((6, 9, 7), c, k, "bfloat16", whole)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_pass, "parts", lambda params, dtype: None)
         return forward_and_backward(test_one_pass.layer, args, dy)
@@ -231,15 +230,6 @@ def wide_layer(stride):
     """In two kernels, as small as they are: dy has 35 MB."""
     of = {1: test_one_pass.operands, 2: test_one_pass.strided_operands}[stride]
     args, dy = of((43, 14, 14), 256, 2048, "bfloat16", whole)
-    fun = functools.partial(test_one_pass.layer, strides=stride)
-    return forward_and_backward(fun, args, dy)
-
-
-def joint_layer(channels, stride):
-    """In one kernel of tiles of dx and of dw."""
-    of = {1: test_one_pass.operands, 2: test_one_pass.strided_operands}[stride]
-    image = test_one_pass.JOINT[channels]
-    args, dy = of(image, *channels, "bfloat16", whole)
     fun = functools.partial(test_one_pass.layer, strides=stride)
     return forward_and_backward(fun, args, dy)
 
@@ -331,9 +321,6 @@ def runs():
     for stride in (1, 2):
         call = functools.partial(wide_layer, stride)
         found[f"implicit_gemm, wide layer, stride of {stride}"] = call
-    for channels, stride in itertools.product(test_one_pass.JOINT, (1, 2)):
-        call = functools.partial(joint_layer, channels, stride)
-        found[f"implicit_gemm, joint layer, {channels}, stride of {stride}"] = call
     for name in ("3x3, odd", "one pixel"):
         call = functools.partial(small_layer, name)
         found[f"implicit_gemm, small layer, {name}"] = call

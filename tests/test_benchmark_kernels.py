@@ -91,7 +91,8 @@ def test_a_loss_is_that_of_the_better_of_the_others():
 def test_results_are_a_table(tmp_path, capsys):
     row = {"family": "halo", "table": "t", "name": "a", "loss": 1.21}
     summary = kernels.summary([row], {"halo": [1, 2], "skinny": []})
-    result = {"table": "kernels", "rows": [row], "summary": summary}
+    gone = {"family": "gone since", "rows": 3}
+    result = {"table": "kernels", "rows": [row], "summary": [*summary, gone]}
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text(json.dumps(result))
     markdown.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
@@ -99,6 +100,7 @@ def test_results_are_a_table(tmp_path, capsys):
     halo = kernels.lines_of("halo")
     assert f"| halo | {halo} | 4 | 2 | 1.21 | 2 | 1.21: t a |" in lines
     assert f"| skinny | {kernels.lines_of('skinny')} | 0 | 0 | - | 0 | - |" in lines
+    assert "gone since" not in "".join(lines)
 
 
 class Fake:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Hopper kernels say they would do. They are asked without a GPU."""
 
-import itertools
-
 import pytest
 
 from benchmarks.workloads import (
@@ -236,22 +234,24 @@ def test_small_layers_are_differentiated_in_one_call(native):
             assert takes(name, 8, dtype) % one == 0
             assert one <= takes(name, 8, dtype) <= 1024 * one
         assert takes(name, 8, "float32") is None
-    # Those with a kernel, where its blocks have no more than a tile each.
+    # Of those with a kernel, where its blocks have no more than a tile each.
     assert takes("28_1x1_128_512", 10) and takes("28_1x1_128_512", 32) is None
     # More than half of what the L2 holds.
     assert takes("28_3x3_128_128", 128) and takes("28_3x3_128_128", 256) is None
 
 
-def test_small_1x1_layers_are_differentiated_in_one_kernel(native):
-    """Of tiles of dx and of dw, without workspace, up to 28x28 at batch 8."""
-    for row, batch in itertools.product(RESNET50_V1.values(), (1, 8)):
-        h, _, c, k, r, _, stride = row[:7]
-        has = r == 1 and min(c, k) >= 128 and h // stride <= 28
+def test_small_layers_of_few_slices_have_a_kernel(native):
+    """Up to eight slices of the input channels; 3x3 filters and others do not."""
+    for name, slices in (("56_1x1_64_256", 1), ("14_1x1_1024_256", 8)):
+        row, pixels = RESNET50_V1[name], 8 * int(name[:2]) ** 2
+        blocks = min(H200 // slices, -(-pixels // 128))
         for dtype in ("bfloat16", "float16"):
-            plan = native("fprop", geometry(batch, row), dtype, H200)
-            assert plan["signs"]
-            assert (plan.get("backward_workspace") == 0) == has
-            assert not has or "parts_workspace" not in plan
+            plan = native("fprop", geometry(8, row), dtype, H200)
+            sums = blocks * (row[2] + slices) * row[3]
+            assert plan["signs"] and plan["backward_workspace"] == 4 * sums
+    for name in ("7_1x1_2048_512", "14_1x1_256_1024", "28_3x3_128_128"):
+        plan = native("fprop", geometry(8, RESNET50_V1[name]), "bfloat16", H200)
+        assert plan["signs"] and "backward_workspace" not in plan
 
 
 def test_wide_layers_are_differentiated_in_two_kernels(native):

@@ -5,10 +5,9 @@
     cotangent  dy -> dx, dw, db (, dr)
 
 Two linear primitives, each the other's transpose. The second is one call on Hopper
-GPUs: of narrow layers one pass over dy and x, of wide ones two over dy, of small 1x1
-ones a kernel with tiles of dx and tiles of dw, with dz in memory only where a residual
-wants it (`workspace`); of other small ones several kernels, some of them at once
-(`parts`).
+GPUs: of narrow layers one pass over dy and x, of wide ones two over dy, with dz in
+memory only where a residual wants it (`workspace`); of other small ones several
+kernels, some of them at once (`parts`).
 Of several devices each makes the call for its part of the batch. Elsewhere, and in
 other transformations than the two, they are what `composed_*` says, by the primitives
 of every layer.

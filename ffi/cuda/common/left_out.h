@@ -34,7 +34,6 @@ enum class Family {
   kRowStreaming,
   kScalars,
   kSingleWave,
-  kSingleWaveBackward,
   kSkinny,
   kSmall,
   kSmallBackward,

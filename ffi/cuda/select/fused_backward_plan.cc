@@ -5,7 +5,6 @@
 #include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
-#include "cuda/sm90/kernels/fused_backward/single_wave_backward.h"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
 #include "cuda/sm90/kernels/small/small_backward.h"
 #include "cuda/sm90/problem/fused_backward.h"
@@ -67,16 +66,14 @@ bool HasFusedBackward(const ConvGeometry& g, Type type) {
   if (HasSmallBackward(g, type) || HasOneRows(g, type)) return true;
   const int64_t pixels = Pixels(g);
   // The copy of a tile's bitmask is a multiple of 16 bytes.
-  return (InSlices(g, type) || HasMaskedBackward(g, type) ||
-          HasSingleWaveBackward(g, type)) &&
+  return (InSlices(g, type) || HasMaskedBackward(g, type)) &&
          type != Type::kTf32 && g.groups == 1 && pixels > 0 &&
          (g.is_pointwise() || IsDivided(g, type)) && pixels * g.K % 128 == 0 &&
          pixels < INT32_MAX - kBackwardPixels;
 }
 
 bool TakesMaskedBackward(const ConvGeometry& g, Type type) {
-  return HasFusedBackward(g, type) && type != Type::kTf32 &&
-         !InSlices(g, type) && !HasSingleWaveBackward(g, type);
+  return HasFusedBackward(g, type) && type != Type::kTf32 && !InSlices(g, type);
 }
 
 // Each with a tile for both warpgroups, where there are so many.
@@ -93,7 +90,6 @@ int64_t FusedBackwardWorkspace(const ConvGeometry& g, Type type,
     return SmallBackwardWorkspace(g, multiprocessors);
   }
   if (HasOneRows(g, type)) return OneRowsWorkspace(g, multiprocessors);
-  if (HasSingleWaveBackward(g, type)) return 0;
   if (TakesMaskedBackward(g, type))
     return MaskedBackwardWorkspace(g, multiprocessors);
   const int64_t slice = DwStationarySlice(g);
@@ -108,7 +104,6 @@ bool TakesParts(const ConvGeometry& g, Type type, int multiprocessors) {
   constexpr int64_t kMostBytes = int64_t{32} << 20;  // of dz
   const int64_t pixels = Pixels(g);
   return g.groups == 1 && HasReluGrad(pixels, g.K, type) &&
-         !(HasSingleWaveBackward(g, type) && HasFusedBackward(g, type)) &&
          g.y_size() * ElementBytes(type) <= kMostBytes &&
          (pixels <= int64_t{kBackwardPixels} * multiprocessors ||
           !HasFusedBackward(g, type));

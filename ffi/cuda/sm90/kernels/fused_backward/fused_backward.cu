@@ -2,7 +2,6 @@
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/fused_backward/dw_stationary_backward.cuh"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
-#include "cuda/sm90/kernels/fused_backward/single_wave_backward.h"
 #include "cuda/sm90/kernels/fused_backward/strided_maps.h"
 #include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
 #include "cuda/sm90/kernels/small/small_backward.h"
@@ -79,9 +78,6 @@ cudaError_t FusedBackward(const FusedBackwardCall& call, int multiprocessors,
   }
   if (call.type == Type::kTf32) {
     return SmallBackward(call, multiprocessors, stage, stream);
-  }
-  if (HasSingleWaveBackward(call.g, call.type)) {
-    return SingleWaveBackward(call, multiprocessors, stage, stream);
   }
   if (TakesMaskedBackward(call.g, call.type)) {
     return MaskedBackward(call, multiprocessors, stage, stream);
