@@ -5,8 +5,6 @@
 #include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
 #include "cuda/sm90/kernels/fused_backward/relu_grad.h"
-#include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
-#include "cuda/sm90/kernels/small/small_backward.h"
 #include "cuda/sm90/problem/fused_backward.h"
 #include "cuda/sm90/problem/subproblems.h"
 
@@ -63,7 +61,6 @@ int64_t DwStationarySlice(const ConvGeometry& g) {
 }
 
 bool HasFusedBackward(const ConvGeometry& g, Type type) {
-  if (HasSmallBackward(g, type) || HasOneRows(g, type)) return true;
   const int64_t pixels = Pixels(g);
   // The copy of a tile's bitmask is a multiple of 16 bytes.
   return (InSlices(g, type) || HasMaskedBackward(g, type)) &&
@@ -73,7 +70,7 @@ bool HasFusedBackward(const ConvGeometry& g, Type type) {
 }
 
 bool TakesMaskedBackward(const ConvGeometry& g, Type type) {
-  return HasFusedBackward(g, type) && type != Type::kTf32 && !InSlices(g, type);
+  return HasFusedBackward(g, type) && !InSlices(g, type);
 }
 
 // Each with a tile for both warpgroups, where there are so many.
@@ -86,10 +83,6 @@ int DwStationaryBlocks(const ConvGeometry& g, int multiprocessors) {
 
 int64_t FusedBackwardWorkspace(const ConvGeometry& g, Type type,
                                int multiprocessors) {
-  if (HasSmallBackward(g, type)) {
-    return SmallBackwardWorkspace(g, multiprocessors);
-  }
-  if (HasOneRows(g, type)) return OneRowsWorkspace(g, multiprocessors);
   if (TakesMaskedBackward(g, type))
     return MaskedBackwardWorkspace(g, multiprocessors);
   const int64_t slice = DwStationarySlice(g);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward pass of a layer with relu in one pass over dy and x: of 1x1
 // filters of bf16 or f16, of stride 1 or 2, for so few output channels that dw
-// of a slice of the input's is in a block's registers; of other 1x1 filters,
-// see masked_backward.h; and of layers of f32 that are small or of one input
-// channel, see small_backward.h and one_channel_rows.h.
+// of a slice of the input's is in a block's registers; and of other 1x1
+// filters, see masked_backward.h.
 //
 // dz = dy where y > 0, else 0; dx, dw and db are dgrad, wgrad and the bias
 // gradient of dz.

@@ -3,8 +3,6 @@
 #include "cuda/sm90/kernels/fused_backward/dw_stationary_backward.cuh"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
 #include "cuda/sm90/kernels/fused_backward/strided_maps.h"
-#include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
-#include "cuda/sm90/kernels/small/small_backward.h"
 #include "cuda/sm90/problem/fused_backward.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
@@ -73,12 +71,6 @@ void ForChannels(int64_t C, int64_t K, F&& f) {
 cudaError_t FusedBackward(const FusedBackwardCall& call, int multiprocessors,
                           Stage stage, cudaStream_t stream) {
   if (!HasFusedBackward(call.g, call.type)) return cudaErrorInvalidValue;
-  if (HasOneRows(call.g, call.type)) {
-    return RunOneRowsBackward(call, multiprocessors, stage, stream);
-  }
-  if (call.type == Type::kTf32) {
-    return SmallBackward(call, multiprocessors, stage, stream);
-  }
   if (TakesMaskedBackward(call.g, call.type)) {
     return MaskedBackward(call, multiprocessors, stage, stream);
   }

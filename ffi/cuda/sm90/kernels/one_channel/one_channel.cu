@@ -6,7 +6,6 @@
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel.cuh"
 #include "cuda/sm90/kernels/one_channel/one_channel.h"
-#include "cuda/sm90/kernels/one_channel/one_channel_rows.h"
 #include "cuda/sm90/problem/given_epilogue.h"
 #include "cuda/sm90/problem/subproblems.h"
 
@@ -129,9 +128,6 @@ std::optional<Plan> PlanOneChannel(Op op, const ConvGeometry& g,
 
 cudaError_t RunOneChannel(Op op, const ConvCall& call, Stage stage,
                           cudaStream_t stream) {
-  if (op == Op::kFprop && HasOneRows(call.g, call.type)) {
-    return RunOneRowsFprop(call, stage, stream);
-  }
   const bool four = Cols(op, call.g) == 4;
   if (call.g.R == 3) {
     return four ? Run<3, 4>(op, call, stage, stream)

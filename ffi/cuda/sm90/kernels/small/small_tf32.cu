@@ -4,7 +4,6 @@
 
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/arch/launch.cuh"
-#include "cuda/sm90/kernels/small/small_grid_conv.h"
 #include "cuda/sm90/kernels/small/small_shape.h"
 #include "cuda/sm90/kernels/small/small_tf32.cuh"
 #include "cuda/sm90/problem/given_epilogue.h"
@@ -91,16 +90,10 @@ cudaError_t Run(const ConvCall& call, const SmallShape& shape, Stage stage,
 }  // namespace
 
 cudaError_t SmallFprop(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (HasSmallGridConv(Op::kFprop, call.g)) {
-    return SmallGridConv(Op::kFprop, call, stage, stream);
-  }
   return Run<false>(call, FpropSmall(call.g), stage, stream);
 }
 
 cudaError_t SmallDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
-  if (HasSmallGridConv(Op::kDgrad, call.g)) {
-    return SmallGridConv(Op::kDgrad, call, stage, stream);
-  }
   return Run<true>(call, DgradSmall(call.g), stage, stream);
 }
 
