@@ -12,6 +12,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import assume, given, settings
+from jax import export
 from problems import Problem, exact, normal, problems, run, whole
 from promises import (
     arrays,
@@ -28,6 +29,7 @@ from jax_convbatch._plans import dual, planners
 from jax_convbatch._plans.kinds import OneCall
 from jax_convbatch._plans.params import OPS
 from jax_convbatch._select.plan import make_plan, plan_of
+from jax_convbatch._tune import tune
 
 SPECS = {
     1: ("NWC", "WIO", "NWC"),
@@ -73,10 +75,14 @@ def problem(name, op="fprop", dtype="bfloat16", **changes):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """An H200 to plan for, whose implicit_gemm has no kernel."""
+    """An H200 to plan for, with neither cuDNN nor a kernel of implicit_gemm."""
     fake_gpus.on(monkeypatch, "9.0")
-    module = types.SimpleNamespace(implicit_gemm_plans=lambda *args: [])
+    module = types.SimpleNamespace(
+        implicit_gemm_plans=lambda *args: [],
+        targets=targets._natives["cpu"].module.targets,
+    )
     monkeypatch.setitem(targets._natives, "cuda", targets._Native(module))
+    monkeypatch.setattr(targets, "cudnn_problem", lambda: "it is not there")
 
 
 # --- geometry and values -----------------------------------------------------------
@@ -271,7 +277,8 @@ def test_layers_transposed_axes_and_vmap_lower_to_it(gpu):
         text = lowered(fun, *args)
         assert "@jax_convbatch_im2col_gemm_dgrad(" in text, name
         assert "@jax_convbatch_im2col_gemm_fprop(" not in text, name
-    assert "@jax_convbatch_epilogue" in lowered(*[programs["layer"][0]], x, w, bias)
+    fun, args = programs["layer"]
+    assert "@jax_convbatch_epilogue(" in lowered(fun, *args)
 
 
 def test_explain_shows_what_is_lowered(gpu):
@@ -286,6 +293,24 @@ def test_explain_shows_what_is_lowered(gpu):
     assert "columns of outputs" not in reasons["dgrad"]
     fprop = next(row for row in rows if row.op == "fprop")
     assert f"tensor<{fprop.workspace_bytes}xui8>" in lowered(conv, x, w)
+
+
+def test_programs_are_exported_with_it(gpu):
+    conv = functools.partial(jc.conv, padding=1, algorithm="im2col_gemm")
+    exported = export.export(
+        jax.jit(functools.partial(conv, precision="highest")),
+        platforms=["cuda"],
+        disabled_checks=jc.export_checks(),
+    )(*shapes("3x3"))
+    assert "@jax_convbatch_im2col_gemm_dgrad(" in exported.mlir_module()
+
+
+def test_tuning_measures_it(gpu):
+    case = CASES["3x3"]
+    params = params_of(case, *arrays(case, whole, "bfloat16")[:2])
+    params = replace(params, algorithm="auto")
+    ways = tune.Problem("fprop", params, "bfloat16", "bfloat16").candidates("cuda")
+    assert ("im2col_gemm", "") in ways
 
 
 # --- by every engine with columns, on the GPU too ----------------------------------
