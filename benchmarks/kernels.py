@@ -49,6 +49,7 @@ FILES = {
         "sm80/causal_conv1d/depthwise_sequences",
         "sm80/causal_conv1d/few_rows",
     ],
+    "depthwise_toeplitz": ["sm90/kernels/depthwise/depthwise_toeplitz"],
     "direct_groups": ["sm80/direct/grouped", "sm80/direct/quads", "sm80/direct/mma"],
     "dw_stationary_backward": ["sm90/kernels/fused_backward/dw_stationary"],
     "few_channels": [

@@ -17,6 +17,7 @@ enum class Family {
   kDepthwiseCopies,
   kDepthwisePlanes,
   kDepthwiseSequences,
+  kDepthwiseToeplitz,
   kDirectGroups,
   kDwStationaryBackward,
   kFewChannels,

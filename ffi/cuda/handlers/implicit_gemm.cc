@@ -45,15 +45,15 @@ constexpr Op OpOf(Operation operation) {
   }
 }
 
-// As HopperType; f32 is multiplied as it is, whatever the precision.
-std::optional<direct::Type> DirectType(ffi::DataType dtype) {
+// As HopperType. f32 is multiplied as it is by most of these kernels.
+std::optional<direct::Type> DirectType(ffi::DataType dtype, int64_t precision) {
   switch (dtype) {
     case ffi::BF16:
       return direct::Type::kBf16;
     case ffi::F16:
       return direct::Type::kF16;
     case ffi::F32:
-      return direct::Type::kF32;
+      return precision == 0 ? direct::Type::kTf32 : direct::Type::kF32;
     default:
       return std::nullopt;
   }
@@ -111,7 +111,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
   JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
-  const auto direct_type = DirectType(dtype);
+  const auto direct_type = DirectType(dtype, precision);
   const auto hopper_op = OpOf<hopper::Op>(operation);
   const bool exact = g.groups == 1 && dtype == ffi::F32 && precision >= kHigh;
   if (!(g.groups > 1 ? direct_type.has_value()
