@@ -67,7 +67,6 @@ FILES = {
     "padding": ["sm90/kernels/padding/"],
     "patches": ["sm90/kernels/patches/"],
     "product_wgrad": ["cublas/product_wgrad"],
-    "relu_grad": ["sm90/kernels/fused_backward/relu_grad"],
     "row_band": ["sm90/kernels/row_band/"],
     "row_streaming": ["sm90/kernels/row_streaming/"],
     "scalars": ["sm80/scalars/"],

@@ -29,7 +29,6 @@ enum class Family {
   kPadding,
   kPatches,
   kProductWgrad,
-  kReluGrad,
   kRowBand,
   kRowStreaming,
   kScalars,

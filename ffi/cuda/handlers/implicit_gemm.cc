@@ -4,8 +4,6 @@
 // products), run on Hopper tensor cores: sm90/. Those of other groups, and f32
 // at the precision HIGHEST, run on any GPU of compute capability 8.0 or later:
 // sm80/.
-#include "cuda/handlers/implicit_gemm.h"
-
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -329,13 +327,6 @@ ffi::Error ActInitialize(ffi::AnyBuffer x, ffi::AnyBuffer w,
 }
 
 }  // namespace
-
-ffi::Error RunImplicitGemm(Operation operation, const ConvBuffers& buffers,
-                           const ConvGeometry& g, int64_t precision,
-                           std::string_view config, bool launch,
-                           cudaStream_t stream) {
-  return Run(operation, buffers, g, precision, config, launch, stream);
-}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropExecute, Execute<Operation::kFprop>,
                               BindConfiguredExecute(),

@@ -12,7 +12,6 @@
 #include "cuda/select/tile_time.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/kernels/norm_act/norm_act.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/problem/fused_backward.h"
@@ -62,12 +61,6 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   if (fprop && hopper::HasFusedBackward(g, type)) {
     fields["backward_workspace"] = Workspace::Aligned(
         hopper::FusedBackwardWorkspace(g, type, multiprocessors));
-  }
-  if (fprop && !hopper::Is3d(g) &&
-      hopper::TakesParts(g, type, multiprocessors)) {
-    fields["parts_workspace"] =
-        hopper::ReluGradPartials(g.N * g.output_pixels(), g.K) *
-        int64_t{sizeof(float)};
   }
   return fields;
 }
