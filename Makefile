@@ -172,7 +172,7 @@ aarch64: $(INSTALLED)
 # Python tests with that module: of values, bits and names. Python is Debian's.
 AARCH64_PYTHON := build/aarch64-python
 AARCH64_TESTS ?= tests/test_exact.py tests/test_ops.py tests/test_names.py -k \
-  '(is_exact and implicit) or (bits_of_conv and auto) or are_named'
+  '(engine_is_exact and implicit or bits_of_conv and auto) and float32 or are_named'
 aarch64-test: aarch64 $(AARCH64_PYTHON)/.installed
 	@rm -rf $(AARCH64)/checkout && mkdir $(AARCH64)/checkout
 	@ln -s $(addprefix $(CURDIR)/,$(filter-out jax_convbatch,$(wildcard *))) \
