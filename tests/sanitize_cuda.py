@@ -25,6 +25,7 @@ import test_causal
 import test_channel_sums
 import test_deep
 import test_depthwise_sequences
+import test_depthwise_toeplitz
 import test_direct
 import test_few_channels
 import test_few_groups
@@ -77,6 +78,7 @@ EDGES = {
     **named("direct", test_direct.EDGES),
     "direct, 7x7, far": test_direct.FAR,
     **named("sequences", test_depthwise_sequences.CASES),
+    **named("many taps", test_depthwise_toeplitz.CASES),
     **named("groups", test_groups.EDGES),
     **named("few groups", test_few_groups.CASES),
     **named("lines", test_groups.LINES | test_groups.FOURS),
