@@ -206,6 +206,18 @@ def odd_products(problem: Problem) -> bool:
     return odd(problem) and plain(problem) and taps(problem) == 1 and some
 
 
+def to_few_outputs(problem: Problem) -> bool:
+    """Of so many inputs that columns of outputs (`_plans/columns.py`) are narrower; in
+    16 bits of more than have kernels of their own. Small ones are not worth three
+    kernels."""
+    g = problem.geometry
+    many = g.C >= (32 if problem.dtype.itemsize == 4 or g.C % 8 else 192)
+    narrow = g.K <= 8 and 1 < taps(problem) and taps(problem) * g.K <= g.C
+    large = g.C * g.O * g.P * g.Q >= 1 << 18
+    plain_x = g.stride == g.input_dilation == (1, 1, 1)
+    return tensor_cores(problem) and plain_x and many and narrow and large
+
+
 def few_outputs(problem: Problem) -> bool:
     """f32 of some channels to colours, in large images."""
     g = problem.geometry
