@@ -105,13 +105,12 @@ def test_the_mirrored_convolution_has_the_same_products(name):
 
 def on_the_cpu(chosen, params, op, dtype):
     """The same plan with the CPU's code for the operation that it is made of."""
+    if isinstance(chosen, padded.OfCopies):
+        copied = padded.geometry(params.geometry, chosen.wanted)
+        of = on_the_cpu(chosen.of, replace(params, geometry=copied), op, dtype)
+        return replace(chosen, of=of)
     other, its = dual.other_params(params), dual.OPS[op][0]
     return replace(chosen, of=plan_of(other, its, dtype, dtype, "cpu"))
-
-
-def of_outputs(chosen):
-    """The turned plan of one, without outputs of zeros beside its own."""
-    return chosen.of if isinstance(chosen, padded.OfCopies) else chosen
 
 
 @settings(max_examples=40)
@@ -143,7 +142,15 @@ def test_what_is_planned_gives_the_same_numbers(gpu, op, name):
     params = params_of(case, x, w)
     dtype = np.dtype(x.dtype)
     chosen = make_plan(op, params.geometry, dtype, dtype, "cuda", "im2col_gemm")
-    assert isinstance(chosen, dual.Strided)
+    # Of an odd number of outputs with zeros beside them, where x is not copied then.
+    turned = chosen
+    if params.geometry.K % 2 == 1 and name not in (
+        "dilated filter",
+        "negative padding",
+    ):
+        turned = chosen.of
+        assert isinstance(chosen, padded.OfCopies)
+    assert isinstance(turned, dual.Strided)
     chosen = on_the_cpu(chosen, params, op, dtype)
     operands = {"x": x, "w": w, "y": dy}
     a, b = (jnp.asarray(operands[role]) for role in OPS[op].operands)
@@ -196,8 +203,8 @@ def test_other_platforms_and_wider_results_unroll_inputs():
 
 def test_the_columns_of_dgrad_are_in_f32():
     g = geometry("3x3")
-    for c, fprop in ((6, False), (7, True)):
-        of = problem("3x3", geometry=g._replace(C=c))  # 3 outputs of 4 bytes
+    for c, fprop in ((8, False), (9, True)):
+        of = problem("3x3", geometry=g._replace(C=c))  # 4 outputs of 4 bytes
         assert (columns.columns_of_outputs(of) is not None) == fprop
         assert columns.columns_of_outputs(replace(of, op="wgrad"))
 

@@ -211,18 +211,12 @@ def to_few_outputs(problem: Problem) -> bool:
     16 bits of more than have kernels of their own. Small ones are not worth three
     kernels."""
     g = problem.geometry
-    many = g.C >= (32 if problem.dtype.itemsize == 4 or g.C % 8 else 192)
-    narrow = g.K <= 8 and 1 < taps(problem) and taps(problem) * g.K <= g.C
+    others = problem.dtype.itemsize == 2 and g.C % 8 == 0
+    many = g.C >= 192 or (g.C >= 32 and not others)
+    narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= g.C
     large = g.C * g.O * g.P * g.Q >= 1 << 18
     plain_x = g.stride == g.input_dilation == (1, 1, 1)
     return tensor_cores(problem) and plain_x and many and narrow and large
-
-
-def few_outputs(problem: Problem) -> bool:
-    """f32 of some channels to colours, in large images."""
-    g = problem.geometry
-    few = g.K <= 4 and 16 <= g.C <= 48
-    return tf32(problem) and images(problem, 1 << 18) and few
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:

@@ -232,11 +232,6 @@ CUDA = (
         "256x256 66->64 at batch 32 591 us, ours 693, cuDNN 710",
     ),
     _cudnn_first(
-        FPROP,
-        classes.few_outputs,
-        "1024x1024 32->3 at batch 2 356 us, ours 425; but 512x512 128->3 350, 274",
-    ),
-    _cudnn_first(
         WGRAD,
         classes.wgrad_of_f32_products,
         "512x512 128->128 at batch 8 716 us, ours 847",
