@@ -73,7 +73,8 @@ def test_these_tiles_are_the_plan(native, name, dtype):
             plan = planned(native, op, case, dtype)
             theirs = name in IMAGES or op != "wgrad"
             assert (plan["path"] == TILES) == theirs
-            assert planned(native, op, case, dtype, hopper=False)["path"] != TILES
+            other = planned(native, op, case, dtype, hopper=False)
+            assert other is None or other["path"] != TILES
 
 
 @pytest.mark.parametrize("name", CASES)
