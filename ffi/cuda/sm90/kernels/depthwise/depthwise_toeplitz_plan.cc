@@ -12,8 +12,8 @@ namespace {
 // channels in bf16, 64 taps, 216 us and 186; 1x2048 of 4096, 128 taps, 52 and
 // 86; 8x28x28 of 64 channels, 9x9, 9.4 and 10.1 (H200).
 constexpr int64_t kFewestTaps = 81, kFewestOfSequence = 96;
-// Of a row: what a run's products have at the most.
-constexpr int64_t kMostColumns = 33;
+// On an axis: as many as the products of a run have at the most.
+constexpr int64_t kMostTaps = 33;
 constexpr int64_t kMostBytes = int64_t{1} << 31;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -49,14 +49,14 @@ std::optional<ToeplitzShape> ToeplitzShapeOf(Op op, const ConvGeometry& given) {
     s.down = 1;
     s.across = CeilDiv(s.out_w, s.kind.row_blocks * 16 * 32);
   } else {
-    if (g.R * g.S < kFewestTaps || std::max(g.R, g.S) > kMostColumns) {
+    if (g.R * g.S < kFewestTaps || std::max(g.R, g.S) > kMostTaps) {
       return std::nullopt;
     }
     const bool small = std::max(s.out_h, s.out_w) <= 16;
     s.kind.row_blocks = small ? 1 : 2;
     s.kind.runs = small ? 2 : 4;
-    s.down = CeilDiv(s.filter_h, 32);
-    s.across = CeilDiv(s.filter_w, kMostColumns);
+    s.down = CeilDiv(s.filter_h, kMostTaps);
+    s.across = CeilDiv(s.filter_w, kMostTaps);
     s.part_h = CeilDiv(s.filter_h, s.down);
     s.part_w = CeilDiv(s.filter_w, s.across);
     s.kind.steps = s.part_w <= 9 ? 2 : s.part_w <= 17 ? 3 : 5;
