@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 WATCHED := $(BIN)/python cmake/watched.py
 
 .PHONY: help demo test test-wheel mutants gpu-test gpu-sanitize gpu-racecheck \
-  cuda-compile package wheels pure-wheel aarch64 lint format docs clean sanitize \
+  cuda-compile package wheels pure-wheel aarch64 aarch64-test lint format docs clean sanitize \
   sanitize-threads
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make wheels        what a release has: manylinux_2_28 wheel with both modules,"
 	@echo "                   wheel of pure Python, sdist; each is tried and tested"
 	@echo "make aarch64       the CPU module for AArch64, its kernels under qemu"
+	@echo "make aarch64-test  some of the Python tests with that module, under qemu"
 	@echo "make test-wheel    what depends on jax's version, on that wheel"
 	@echo "make lint, format  check or repair style and types"
 	@echo "make docs          build the site into build/docs; warnings are errors"
@@ -167,6 +168,28 @@ aarch64: $(INSTALLED)
 	  > $(AARCH64)/fuzz.log || { cat $(AARCH64)/fuzz.log; exit 1; }
 	@grep '^portable: ' $(AARCH64)/fuzz.log
 	@echo "make aarch64: compiled the CPU module, and its kernels ran under $(QEMU)"
+
+# Python tests with that module: of values, bits and names. Python is Debian's.
+AARCH64_PYTHON := build/aarch64-python
+AARCH64_TESTS ?= tests/test_exact.py tests/test_ops.py tests/test_names.py -k \
+  '(engine_is_exact and implicit or bits_of_conv and auto) and float32 or are_named'
+aarch64-test: aarch64 $(AARCH64_PYTHON)/.installed
+	@rm -rf $(AARCH64)/checkout && mkdir $(AARCH64)/checkout
+	@ln -s $(addprefix $(CURDIR)/,$(filter-out jax_convbatch,$(wildcard *))) \
+	  $(AARCH64)/checkout
+	@cp -r jax_convbatch $(AARCH64)/checkout
+	@rm -f $(AARCH64)/checkout/jax_convbatch/*.so
+	@cp $(AARCH64)/_cpu.abi3.so $(AARCH64)/checkout/jax_convbatch
+	@cd $(AARCH64)/checkout && PYTHONPATH=$(CURDIR)/$(AARCH64_PYTHON)/site \
+	  $(QEMU) -L $(CURDIR)/$(AARCH64_PYTHON)/root \
+	  $(CURDIR)/$(AARCH64_PYTHON)/root/usr/bin/python3 -m pytest -q \
+	  -p no:cacheprovider $(AARCH64_TESTS)
+	@echo "make aarch64-test: the tests passed on AArch64, under $(QEMU)"
+
+$(AARCH64_PYTHON)/.installed: tests/aarch64_python.py
+	@echo "Fetching Python and jaxlib for AArch64 into $(AARCH64_PYTHON)"
+	@$(BIN)/python tests/aarch64_python.py $(AARCH64_PYTHON)
+	@touch $@
 
 $(TOOLKIT)/.installed:
 	@echo "Found no CUDA toolkit with cuBLAS: fetching one into $(TOOLKIT)"

@@ -92,8 +92,7 @@ def _layer_plan(case: Case) -> str:
     plans = targets.implicit_gemm_plans(problem.op, problem.params.geometry, case.dtype)
     if isinstance(plans, str):
         return plans
-    names = ("backward_workspace", "parts_workspace")
-    return ", ".join(f"{name} {plans[0].get(name)}" for name in names)
+    return f"backward_workspace {plans[0].get('backward_workspace')}"
 
 
 def _prepare_conv(engine: str, case: Operation) -> Ready:

@@ -48,6 +48,7 @@ FILES = {
         "sm80/causal_conv1d/depthwise_sequences",
         "sm80/causal_conv1d/few_rows",
     ],
+    "depthwise_toeplitz": ["sm90/kernels/depthwise/depthwise_toeplitz"],
     "direct_groups": ["sm80/direct/grouped", "sm80/direct/quads", "sm80/direct/mma"],
     "dw_stationary_backward": ["sm90/kernels/fused_backward/dw_stationary"],
     "few_channels": [
@@ -65,7 +66,6 @@ FILES = {
     "padding": ["sm90/kernels/padding/"],
     "patches": ["sm90/kernels/patches/"],
     "product_wgrad": ["cublas/product_wgrad"],
-    "relu_grad": ["sm90/kernels/fused_backward/relu_grad"],
     "row_band": ["sm90/kernels/row_band/"],
     "row_streaming": ["sm90/kernels/row_streaming/"],
     "scalars": ["sm80/scalars/"],

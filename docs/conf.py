@@ -32,12 +32,15 @@ autodoc_typehints = "none"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
+napoleon_attr_annotations = False
 
 
 def _plain(app, what, name, obj, options, lines):
     """Docstrings are plain text: indented paragraphs are code, `*` is an asterisk."""
     # Names of arguments may take several lines.
-    joined = re.sub(r"(?m)^(  \w[\w, ]*,)\n +(?=\w)", r"\1 ", "\n".join(lines))
+    joined, count = "\n".join(lines), 1
+    while count:
+        joined, count = re.subn(r"(?m)^(  \w[\w, ]*,)\n +(?=\w)", r"\1 ", joined)
     lines[:] = joined.split("\n")
     found, code = [], False
     for before, line in zip(["", *lines], lines, strict=False):
@@ -45,13 +48,30 @@ def _plain(app, what, name, obj, options, lines):
         if indented and not before and not code:
             found += ["::", ""]
         code = (indented and (code or not before)) or (code and not line)
-        if code or line.lstrip().startswith("*"):
+        if code:
             found.append(line)
             continue
         parts = re.split(r"(``?[^`]*``?)", line)
-        parts[::2] = (re.sub(r"(\*|(?<=\w)_(?=\W))", r"\\\1", p) for p in parts[::2])
+        if not line.lstrip().startswith("*"):
+            parts[::2] = (
+                re.sub(r"(\*|(?<=\w)_(?=\W))", r"\\\1", p) for p in parts[::2]
+            )
+        # After code, letters need a separator, as in `jax.Array`s.
+        parts[2::2] = (re.sub(r"^(?=\w)", r"\\ ", p) for p in parts[2::2])
         found.append("".join(parts))
     lines[:] = found
+
+
+def _short(app, what, name, obj, options, signature, returns):
+    """Defaults by their names, without what Flax adds to every module."""
+    for pattern, shown in (
+        (r", parent=<[^>]*>, name=None", ""),
+        (r"<function [\w.]*<locals>[^>]*>", "..."),
+        (r"<function (\w+)>", r"\1"),
+        (r"<class '(?:\w+\.)*(\w+)'>", r"\1"),
+    ):
+        signature = re.sub(pattern, shown, signature or "")
+    return signature or None, returns
 
 
 def _own_pages(app, docname, source):
@@ -61,4 +81,5 @@ def _own_pages(app, docname, source):
 
 def setup(app):
     app.connect("autodoc-process-docstring", _plain, priority=400)
+    app.connect("autodoc-process-signature", _short)
     app.connect("source-read", _own_pages)

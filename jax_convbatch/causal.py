@@ -67,7 +67,8 @@ def causal_conv1d(
 
     y[n, l, c] = activation(bias[c] + sum over t of
     w[t, c] * x[n, l - (taps - 1 - t) * dilation, c]), summed in f32 (f64 of f64). The
-    last tap is that of l itself. Backward reads x and dy once, and keeps x alone.
+    last tap belongs to position l. The backward pass reads x and dy once, and keeps
+    only x.
 
     Args:
       x: [N, L, C], floating.
@@ -76,19 +77,20 @@ def causal_conv1d(
         bits of parts may not be those of the whole.
       bias: [C], floating, or None.
       activation: as in `conv_bias_act`. "silu" is part of the kernel.
-      segment_ids: [N, L], integers, or None. A tap reads inputs of its own position's
-        id, and zeros in the place of others: sequences that are packed into one
-        sample stay apart.
+      segment_ids: [N, L], integers, or None. A tap reads the inputs whose id is that of
+        the output's position, and zeros in place of all others. So sequences that are
+        packed into one sample stay apart.
       initial_state: [N, (taps - 1) * dilation, C] in x's dtype, the inputs before x;
-        or None for zeros. With `segment_ids` they belong to the first position's.
-      return_final_state: whether the last inputs are returned too. A sequence in
-        parts, each with the state that the one before returned, has the bits of the
-        whole.
-      dilation: inputs from one tap to the next.
+        or None for zeros. With `segment_ids`, they belong to the segment of the first
+        position.
+      return_final_state: whether to return the last inputs, too. A sequence in parts,
+        each with the state that the one before returned, has the bits of the whole.
+      dilation: distance between neighboring taps.
 
     Returns:
-      y, [N, L, C] in x's dtype. Or (y, state): the state is the `initial_state` of what
-      follows, if that continues the last segment; of other segments it has zeros.
+      y, [N, L, C] in x's dtype. Or (y, state): pass the state as the `initial_state` of
+      the next part, if that continues the last segment. It has zeros in place of inputs
+      of other segments.
 
     Raises:
       ValueError, TypeError: shapes, dtypes or options that do not fit; the message
@@ -132,16 +134,16 @@ def causal_conv1d_update(
     activation: Activation = None,
     dilation: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """`causal_conv1d` of the next input, one for each sample: a step of decoding.
+    """`causal_conv1d` of one more input of each sample: a step of decoding.
 
     Args:
-      state: [N, (taps - 1) * dilation, C] in x's dtype, the inputs before. Where it is
+      state: [N, (taps - 1) * dilation, C] in x's dtype, the inputs before x. If it is
         donated to the jitted function that calls this, it is updated in place.
       x: [N, C], floating.
       w, bias, activation, dilation: as in `causal_conv1d`.
 
     Returns:
-      (y, state): y is [N, C] in x's dtype, the state that of the step that follows.
+      (y, state): y is [N, C] in x's dtype, and the state is that for the next step.
 
     Raises:
       ValueError, TypeError: as `causal_conv1d`.

@@ -123,9 +123,9 @@ def norm_act_conv(
 ) -> jax.Array | tuple[jax.Array, Statistics]:
     """conv(activation(scale * x + shift), w) + bias + residual.
 
-    Scale, shift and activation are formed in f32 (f64 of f64) and rounded to x's dtype.
-    Padding with zeros pads what they give. The backward pass keeps x, and forms the
-    activated x again. Every derivative works, those through the statistics too.
+    Scale, shift and activation are computed in f32 (f64 for f64) and rounded to x's
+    dtype. Padding adds zeros to the activated x. The backward pass keeps x, and
+    computes the activated x again. Every derivative works, through the statistics too.
 
         sums = norms.statistics_of(x, 32)
         scale, shift = norms.scale_and_shift(sums, x.shape, gamma, beta)
@@ -148,8 +148,8 @@ def norm_act_conv(
         `conv`.
 
     Returns:
-      y: [N, *output, K], dtype of x. With `statistics`, (y, Statistics), of y as it is
-      rounded.
+      y: [N, *output, K], dtype of x. With `statistics`, (y, Statistics): the sums are
+      those of the rounded y.
 
     Raises:
       ValueError: scale or shift of another shape; statistics that are neither
@@ -296,12 +296,14 @@ def scale_and_shift(
     *,
     epsilon: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array]:
-    """The scale and shift that (x - mean) / sqrt(variance + epsilon) * gamma + beta is.
+    """A norm by the statistics of its input, as `scale` and `shift` of `norm_act_conv`.
 
         scale, shift = norms.scale_and_shift(sums, y.shape, gamma, beta)
 
-    The variance is the mean of squares less the squared mean, and no less than 0, as
-    Flax's norms have it with `use_fast_variance`.
+    scale * x + shift is (x - mean) / sqrt(variance + epsilon) * gamma + beta.
+
+    The variance is the mean of the squares minus the squared mean, or 0 if that is
+    negative, as in Flax's norms with `use_fast_variance`.
 
     Args:
       statistics: of an array.

@@ -331,12 +331,31 @@ def _gradient(
                 x, w, **arguments, precision=precision, algorithm=algorithm
             )
 
-    x_like, w_like = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w))
-    _check_cotangent(x, w, dy, jax.eval_shape(conv, x_like, w_like).shape)
+    x_like, w_like, y_like = (
+        jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w, dy)
+    )
+    try:
+        y_shape = jax.eval_shape(conv, x_like, w_like).shape
+    except ValueError:
+        if op == "wgrad" and _gives(conv, y_like, w_like, x.shape):
+            raise ValueError(
+                f"x {tuple(x.shape)} and dy {tuple(dy.shape)} do not fit w_shape "
+                f"{tuple(w.shape)}; are x and dy in this order?"
+            ) from None
+        raise
+    _check_cotangent(x, w, dy, y_shape)
     of_x, of_w = functools.partial(conv, w=w), functools.partial(conv, x)
     unknown = (of_x, x_like) if op == "dgrad" else (of_w, w_like)
     (out,) = jax.linear_transpose(*unknown)(dy)
     return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
+
+
+def _gives(conv: Any, x: Any, w: Any, shape: Sequence[int]) -> bool:
+    """Whether `conv` of x and w has a result of this shape."""
+    try:
+        return jax.eval_shape(conv, x, w).shape == tuple(shape)
+    except ValueError:
+        return False
 
 
 def _check_cotangent(x: Any, w: Any, dy: jax.Array, shape: Sequence[int]) -> None:

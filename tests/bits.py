@@ -284,10 +284,9 @@ def ways(case: Case) -> set[tuple]:
             found |= {(op, case.dtype, *tile.groups())} if tile else set()
         kind = op, plan.engine, re.sub(r"\d+", "#", words)
         found |= {kind, (case.dtype, *kind)}
-        if op == "fprop" and case.activation == "relu":
-            for kernel in ("backward_workspace", "parts_workspace"):
-                if getattr(plan, kernel) is not None:
-                    found.add((kernel, case.dtype, words))
+        relu = op == "fprop" and case.activation == "relu"
+        if relu and plan.backward_workspace is not None:
+            found.add(("backward_workspace", case.dtype, words))
     return found
 
 

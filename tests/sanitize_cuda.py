@@ -25,6 +25,7 @@ import test_causal
 import test_channel_sums
 import test_deep
 import test_depthwise_sequences
+import test_depthwise_toeplitz
 import test_direct
 import test_few_channels
 import test_few_groups
@@ -32,7 +33,7 @@ import test_groups
 import test_halo_tiles
 import test_hopper_wgrad
 import test_implicit_gemm
-import test_layer_parts
+import test_layer_gradients
 import test_long_sums
 import test_narrow
 import test_norm_act_kernel
@@ -51,7 +52,6 @@ from problems import whole
 from promises import arrays
 
 import jax_convbatch as jc
-from jax_convbatch._layers import one_pass
 from jax_convbatch._primitives.bias import bias_grad
 
 
@@ -84,6 +84,7 @@ EDGES = {
     **named("direct", test_direct.EDGES),
     "direct, 7x7, far": test_direct.FAR,
     **named("sequences", test_depthwise_sequences.CASES),
+    **named("many taps", test_depthwise_toeplitz.CASES),
     **named("groups", test_groups.EDGES),
     **named("few groups", test_few_groups.CASES),
     **named("lines", test_groups.LINES | test_groups.FOURS),
@@ -224,12 +225,10 @@ def forward_and_backward(fun, args, dy):
 
 
 def narrow_layer(c, k):
-    """In one pass, which is not what layers so small take."""
+    """In one pass."""
     # An even number of pixels, without which 64 channels have no kernel.
     args, dy = test_one_pass.operands((6, 9, 7), c, k, "bfloat16", whole)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_pass, "parts", lambda params, dtype: None)
-        return forward_and_backward(test_one_pass.layer, args, dy)
+    return forward_and_backward(test_one_pass.layer, args, dy)
 
 
 def wide_layer(stride):
@@ -241,11 +240,12 @@ def wide_layer(stride):
 
 
 def small_layer(name):
-    case = test_layer_parts.CASES[name]
-    args, dy = test_layer_parts.operands(case, "bfloat16", whole)
+    """With relu's derivative in a pass of its own."""
+    case = test_layer_gradients.CASES[name]
+    args, dy = test_layer_gradients.operands(case, "bfloat16", whole)
 
     def fun(*args, algorithm):
-        return test_layer_parts.layer(case, *args, algorithm=algorithm)
+        return test_layer_gradients.layer(case, *args, algorithm=algorithm)
 
     return forward_and_backward(fun, args, dy)
 

@@ -34,22 +34,21 @@ def gradients(*args):
     return jax.vjp(layer, *args[:-1])[1](args[-1])
 
 
-@pytest.fixture(params=["signs", "y"])
-def calls(monkeypatch, request):
+@pytest.fixture
+def calls(monkeypatch):
     """Sizes of the calls that devices make, if there were such calls."""
     jax.clear_caches()
     found = []
 
-    def one_call(platform, params, dtype, signs, residual):
+    def one_call(platform, params, dtype, residual):
         geometry = params.geometry
         found.append((geometry.N, geometry.C, geometry.K))
         return functools.partial(
             one_pass._local, platform, params, residual, frozenset("CK"), {}
         )
 
-    monkeypatch.setattr(one_pass, "parts", lambda params, dtype: one_pass.Parts)
-    keeps = request.param == "signs"
-    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: keeps)
+    monkeypatch.setattr(one_pass, "workspace", lambda params, dtype: 0)
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
     monkeypatch.setattr(one_pass, "_one_call", one_call)
     return found
 
@@ -132,12 +131,12 @@ def test_it_is_chosen_for_what_a_device_will_have(monkeypatch):
     jax.clear_caches()
     largest = []
 
-    def parts(params, dtype):
+    def workspace(params, dtype):
         largest.append(params.geometry.N)
-        return one_pass.Parts if params.geometry.N <= 2 else None
+        return 0 if params.geometry.N <= 2 else None
 
-    monkeypatch.setattr(one_pass, "parts", parts)
-    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: False)
+    monkeypatch.setattr(one_pass, "workspace", workspace)
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
     args = operands(False)
     names = [str(e.primitive) for e in jax.make_jaxpr(gradients)(*args).eqns]
     assert names == ["conv_layer", "conv_layer_cotangent"]

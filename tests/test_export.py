@@ -111,10 +111,13 @@ def test_a_warning_before_jaxs_error_says_what_to_pass(never_asked):
         return step(*args)
 
     with (
-        pytest.warns(UserWarning, match=r"disabled_checks=jax_convbatch.export_checks"),
+        pytest.warns(
+            UserWarning, match=r"disabled_checks=jax_convbatch.export_checks"
+        ) as warned,
         pytest.raises(ValueError, match="compatibility guarantees"),
     ):
         export.export(jax.jit(fresh))(*args)
+    assert {each.filename for each in warned} == {__file__}  # the user's line
     jax.clear_caches()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -43,7 +43,7 @@ BAD = {
     "statistics of too few groups": (
         dict(norm="group", num_groups=4),
         dict(statistics=norms.Statistics(jnp.ones((2, 2)), jnp.ones((2, 2)))),
-        r"\(2, G\), where 4 divides G and G 8, .* got \(2, 2\)",
+        r"\(2, G\), where G is a multiple of 4 and divides 8, .* got \(2, 2\)",
     ),
     "modulation that is no pair": (
         dict(norm=None),

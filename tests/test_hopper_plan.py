@@ -221,27 +221,8 @@ def test_layers_that_are_differentiated_in_one_pass(native):
     assert takes(small[0], "bfloat16") is None
 
 
-def test_small_layers_are_differentiated_in_one_call(native):
-    """Which fprop's plan says, with the bytes of the bias gradient's partial sums."""
-
-    def takes(name, batch, dtype="bfloat16"):
-        plan = native("fprop", geometry(batch, RESNET50_V1[name]), dtype, H200)
-        return plan.get("parts_workspace")
-
-    for name in ("56_3x3_64_64", "28_3x3_128_128", "7_3x3_512_512"):
-        for dtype in ("bfloat16", "float16"):
-            one = 4 * RESNET50_V1[name][3]
-            assert takes(name, 8, dtype) % one == 0
-            assert one <= takes(name, 8, dtype) <= 1024 * one
-        assert takes(name, 8, "float32") is None
-    # Of those with a kernel, where its blocks have no more than a tile each.
-    assert takes("28_1x1_128_512", 10) and takes("28_1x1_128_512", 32) is None
-    # More than half of what the L2 holds.
-    assert takes("28_3x3_128_128", 128) and takes("28_3x3_128_128", 256) is None
-
-
-def test_small_layers_of_few_slices_have_a_kernel(native):
-    """Up to eight slices of the input channels; 3x3 filters and others do not."""
+def test_small_layers_of_few_slices_are_differentiated_in_one_pass(native):
+    """Up to eight slices of the input channels; 3x3 filters and others are not."""
     for name, slices in (("56_1x1_64_256", 1), ("14_1x1_1024_256", 8)):
         row, pixels = RESNET50_V1[name], 8 * int(name[:2]) ** 2
         blocks = min(H200 // slices, -(-pixels // 128))

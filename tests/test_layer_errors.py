@@ -89,8 +89,32 @@ def test_options_that_are_no_ints_are_refused(layer, name, value):
 
 @each_layer
 def test_a_traced_option_is_refused(layer):
-    with pytest.raises(TypeError, match="strides must be an int or 2 ints"):
+    wanted = "strides must be an int or 2 ints.*traced.*'strides' in static_argnames"
+    with pytest.raises(TypeError, match=wanted):
         jax.eval_shape(lambda x, w, s: layer(x, w, strides=s), IMAGE, FILTER, 2)
+    wanted = "padding must be .*traced value.*'padding' in static_argnames"
+    with pytest.raises(TypeError, match=wanted):
+        jax.eval_shape(lambda x, w, p: layer(x, w, padding=p), IMAGE, FILTER, (1, 1))
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_bias_act", "jax.lax"])
+def test_a_traced_number_of_groups_is_refused(name):
+    def call(x, w, groups):
+        return LAYERS[name](x, w, groups=groups)
+
+    with pytest.raises(TypeError, match="'groups' in static_argnames"):
+        jax.eval_shape(call, IMAGE, FILTER, 2)
+
+
+@each_layer
+def test_a_sample_without_its_batch_axis_is_refused_with_the_mend(layer):
+    one = shaped(*IMAGE.shape[1:])
+    with pytest.raises(ValueError, match=r"x\[None\] has a batch axis"):
+        jax.eval_shape(layer, one, FILTER)
+    assert jax.eval_shape(lambda x, w: layer(x[None], w), one, FILTER).shape[0] == 1
+    with pytest.raises(ValueError, match="as many axes as x") as caught:
+        jax.eval_shape(layer, IMAGE, shaped(3, 4, 6))
+    assert "x[None]" not in str(caught.value)
 
 
 @each_layer
@@ -99,6 +123,34 @@ def test_a_traced_option_is_refused(layer):
 def test_steps_that_are_not_positive_are_refused(layer, name, value):
     with pytest.raises(ValueError, match=f"{name} must be positive, got"):
         jax.eval_shape(functools.partial(layer, **{name: value}), IMAGE, FILTER)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("swish", "silu"),
+        ("ReLU", "relu"),
+        ("rleu", "relu"),
+        ("linear", "identity"),
+        ("gelu_tanh", "gelu"),
+        ("SIGMOID", "sigmoid"),
+    ],
+)
+def test_the_activation_that_was_meant_is_named(wrong, right):
+    with pytest.raises(ValueError, match=rf"Did you mean '{right}'\?$"):
+        activations.lookup(wrong)
+
+
+def test_an_activation_like_none_of_them_has_no_hint():
+    with pytest.raises(ValueError, match=r"or a function$"):
+        activations.lookup("mish")
+
+
+def test_an_array_in_the_place_of_an_activation_is_named_not_printed():
+    with pytest.raises(TypeError, match=r"got an array of shape \(6,\)$"):
+        jc.conv_bias_act(
+            jnp.ones((1, 8, 8, 4)), jnp.ones((3, 3, 4, 6)), activation=jnp.zeros(6)
+        )
 
 
 @pytest.mark.parametrize("dtype", [F32, np.int32])

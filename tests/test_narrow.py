@@ -115,7 +115,6 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layers_backward_is_exact(hopper, dtype):
-    """As one call of several kernels, where there is one."""
     case = problem(4, (9, 8), 32, 64, (1, 1))
     x, w, rest = operands(case, dtype, functools.partial(whole, most=1))
     dy = whole(9, case.y, dtype, most=1)

@@ -65,6 +65,12 @@ def test_what_another_function_takes_leads_there():
         assert said.endswith(f"conv_bias_act takes '{keyword}'")
 
 
+def test_what_no_function_takes_is_said_otherwise():
+    said = message(jc.conv_transpose, output_padding=1)
+    assert "shorten the padding at the end of each axis" in said
+    assert "did you mean" not in said
+
+
 def test_without_a_near_miss_the_arguments_are_listed():
     said = message(jc.conv, qqqq=1)
     assert "its arguments are x, w, bias, strides, padding" in said

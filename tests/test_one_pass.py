@@ -16,7 +16,6 @@ from promises import bits
 
 import jax_convbatch as jc
 from jax_convbatch._layers import activations, fused, one_pass
-from jax_convbatch._plans.kinds import OneCall
 
 # A slice of the input channels and several, up to eight, of every kernel.
 CHANNELS = [
@@ -50,7 +49,8 @@ def strided_operands(image, c, k, dtype, make):
 
 
 def layer(x, w, bias, residual=None, **options):
-    return jc.conv_bias_act(x, w, bias, residual=residual, activation="relu", **options)
+    options = {"activation": "relu", **options}
+    return jc.conv_bias_act(x, w, bias, residual=residual, **options)
 
 
 def stock(x, w, bias, residual=0):
@@ -68,19 +68,11 @@ def primitives_of(fun, *args):
     return [str(e.primitive) for e in jax.make_jaxpr(fun)(*args).eqns]
 
 
-@pytest.fixture(params=["signs", "y"])
-def composed(monkeypatch, request):
-    """As if there were the kernels, and with them the primitives, on every platform."""
-    signs = request.param == "signs"
-    found = ("workspace", 0) if signs else ("parts", one_pass.Parts)
-    monkeypatch.setattr(one_pass, found[0], lambda params, dtype: found[1])
-    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: signs)
-
-
 @pytest.fixture
-def kernel(hopper, monkeypatch):
-    """By the kernels that make dz of dy, however small the layer is."""
-    monkeypatch.setattr(one_pass, "parts", lambda params, dtype: None)
+def composed(monkeypatch):
+    """As if there were the kernel, and with it the primitives, on every platform."""
+    monkeypatch.setattr(one_pass, "workspace", lambda params, dtype: 0)
+    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
 
 
 def of_gradients(fun):
@@ -166,11 +158,8 @@ def test_a_gradient_that_is_not_asked_for_is_not_computed(composed, wanted):
         ((0,), ["fprop", "dgrad"], False),
     ],
 )
-def test_a_gradient_that_nobody_uses_is_not_computed(monkeypatch, kept, ops, one_call):
+def test_a_gradient_that_nobody_uses_is_not_computed(composed, kept, ops, one_call):
     """It is not one call then, of which nothing could be left out."""
-    some = OneCall("implicit_gemm", "")
-    monkeypatch.setattr(one_pass, "parts", lambda *_: one_pass.Parts(some, some, 0))
-    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: False)
     args, dy = operands((2, 3, 4), 8, 16, "float32", normal, residual=False)
 
     def some_gradients(args, dy):
@@ -181,13 +170,13 @@ def test_a_gradient_that_nobody_uses_is_not_computed(monkeypatch, kept, ops, one
     assert [row.op for row in rows] == ops
     traced = jax.jit(some_gradients).trace(args, dy)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert ("jax_convbatch_implicit_gemm_layer_parts" in text) == one_call
+    assert ("jax_convbatch_implicit_gemm_layer_backward" in text) == one_call
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("c", "k"), ALL)
-def test_whole_numbers_are_exact(kernel, c, k, dtype):
+def test_whole_numbers_are_exact(hopper, c, k, dtype):
     make = functools.partial(whole, most=1)
     for image, count in itertools.product(images(c, k), (3, 4)):
         args, dy = operands(image, c, k, dtype, make)
@@ -207,7 +196,7 @@ def test_whole_numbers_are_exact(kernel, c, k, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("c", "k"), ALL)
-def test_whole_numbers_are_exact_at_a_stride_of_2(kernel, c, k, dtype):
+def test_whole_numbers_are_exact_at_a_stride_of_2(hopper, c, k, dtype):
     make = functools.partial(whole, most=1)
     fun = functools.partial(layer, strides=2, padding="VALID")
     for image in images(c, k)[-3:]:
@@ -229,7 +218,7 @@ def test_whole_numbers_are_exact_at_a_stride_of_2(kernel, c, k, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("c", "k"), ALL)
-def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
+def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(hopper, c, k, dtype):
     most = WIDE.get((c, k), 16)  # images
     args, dy = operands((most, 14, 14), c, k, dtype, normal)
     signs = activations.signs_of(layer(*args), 3)
@@ -267,7 +256,7 @@ def test_dx_has_the_bits_of_dgrad_in_every_batch_and_run(kernel, c, k, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("numbers", [None, ("NCHW", "OIHW", "NCHW")])
-def test_the_program_is_two_kernels_and_nothing_of_xlas(kernel, numbers):
+def test_the_program_is_two_kernels_and_nothing_of_xlas(hopper, numbers):
     args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
     if numbers:
         last = [a.transpose(0, 3, 1, 2) for a in (args[0], args[3], dy)]
@@ -284,7 +273,7 @@ def test_the_program_is_two_kernels_and_nothing_of_xlas(kernel, numbers):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("c", "k"), [(64, 256), (256, 1024), (1024, 256)])
-def test_what_relu_drops_may_be_anything(kernel, c, k):
+def test_what_relu_drops_may_be_anything(hopper, c, k):
     """nan and infinities of dy where y is 0 reach nothing."""
     args, dy = operands((WIDE.get((c, k), 4), 14, 14), c, k, "bfloat16", normal)
     y = layer(*args)
@@ -295,7 +284,7 @@ def test_what_relu_drops_may_be_anything(kernel, c, k):
 
 
 @pytest.mark.gpu
-def test_explain_says_so(kernel):
+def test_explain_says_so(hopper):
     args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
     rows = jc.explain(functools.partial(gradients, layer), args, dy, platform="cuda")
     assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"]
@@ -303,8 +292,16 @@ def test_explain_says_so(kernel):
 
 
 @pytest.mark.gpu
-def test_a_limit_too_small_leaves_it_to_the_parts(kernel):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workspace_limit": 1 << 16},
+        {"algorithm": "im2col_gemm"},
+        {"activation": "leaky_relu"},
+    ],
+)
+def test_other_layers_are_left_to_the_primitives(hopper, options):
     args, dy = operands((8, 14, 14), 64, 256, "bfloat16", normal)
-    fun = functools.partial(layer, workspace_limit=1 << 16)
+    fun = functools.partial(layer, **options)
     names = primitives_of(functools.partial(gradients, fun), args, dy)
     assert "conv_layer_cotangent" not in names

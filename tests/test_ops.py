@@ -287,6 +287,23 @@ def test_what_is_no_shape_is_refused_by_name(bad):
     refuse(ValueError, "w must have as many axes", lambda: ops.dgrad(dy, w, (2, 4)))
 
 
+def test_a_traced_shape_is_refused_with_the_mend():
+    x, w, dy, options = arrays_of("plain")
+    dgrad = functools.partial(ops.dgrad, **options)
+    with pytest.raises(TypeError, match="'x_shape' in static_argnames"):
+        jax.jit(dgrad)(dy, w, x.shape)
+    assert jax.jit(dgrad, static_argnums=2)(dy, w, x.shape).shape == x.shape
+
+
+def test_operands_of_wgrad_in_the_other_order_are_refused_as_such():
+    x, w, dy, options = arrays_of("plain")
+    with pytest.raises(ValueError, match=r"are x and dy in this order\?") as caught:
+        ops.wgrad(dy, x, w.shape, **options)
+    assert str(tuple(w.shape)) in str(caught.value)
+    # Where the other order does not fit either, nothing is said of it.
+    refuse(ValueError, "w must have", lambda: ops.wgrad(dy, dy, w.shape, **options))
+
+
 def test_an_array_in_the_place_of_its_shape_is_named_not_printed():
     x, w, dy, options = arrays_of("plain")
     got = rf"got an array of shape {re.escape(str(x.shape))}; pass its shape"

@@ -175,3 +175,15 @@ def test_aarch64_says_which_tools_are_missing(tmp_path):
     assert result.returncode == 1
     assert "there is no none-g++" in result.stderr
     assert "apt install g++-aarch64-linux-gnu qemu-user" in result.stderr
+
+
+def test_the_python_for_aarch64_is_debians_and_says_so_elsewhere(tmp_path):
+    result = subprocess.run(
+        [sys.executable, ROOT / "tests" / "aarch64_python.py", tmp_path / "folder"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: there is no apt-get")
+    assert not (tmp_path / "folder").exists()

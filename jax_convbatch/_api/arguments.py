@@ -39,8 +39,12 @@ def spatial_axes(x: Any, w: Any) -> int:
     if len(x.shape) < 2:
         raise ValueError(f"x must be [N, *spatial, C], got shape {tuple(x.shape)}")
     if len(w.shape) != len(x.shape):
+        # Most often a sample without its batch axis.
+        one_less = len(x.shape) + 1 == len(w.shape)
+        hint = "; x[None] has a batch axis" if one_less else ""
         raise ValueError(
-            f"w must have as many axes as x, {len(x.shape)}, got shape {tuple(w.shape)}"
+            f"w must have as many axes as x, {len(x.shape)}, got shape "
+            f"{tuple(w.shape)}{hint}"
         )
     return len(x.shape) - 2
 
@@ -51,7 +55,14 @@ def check_int(name: str, value: int) -> None:
       TypeError: a number of groups that is no int.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an int, got {value!r}")
+        raise TypeError(f"{name} must be an int, got {shown(name, value)}")
+
+
+def shown(name: str, value: Any) -> str:
+    """The value of an argument in a message. What is not static, `jax.jit` traces."""
+    if any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(value)):
+        return f"a traced value; under jax.jit, name {name!r} in static_argnames"
+    return repr(value)
 
 
 def per_axis(name: str, value: Any, rank: int) -> tuple[int, ...]:
@@ -66,7 +77,7 @@ def per_axis(name: str, value: Any, rank: int) -> tuple[int, ...]:
         one = isinstance(value, (int, np.integer))
         values = (int(value),) * rank if one else tuple(map(operator.index, value))
     except TypeError:
-        raise TypeError(f"{wanted}{value!r}") from None
+        raise TypeError(f"{wanted}{shown(name, value)}") from None
     if len(values) != rank:
         raise ValueError(f"{wanted}{values}")
     if any(v < 1 for v in values):
@@ -89,7 +100,8 @@ def conv_padding(padding: Any, rank: int, names: Any = OF_ZEROS) -> Any:
         return ((int(padding), int(padding)),) * rank
     wanted = (
         f"padding must be {', '.join(map(repr, names))}, an int, or an int or a "
-        f"(low, high) pair for each of the {rank} spatial axes, got {padding!r}"
+        f"(low, high) pair for each of the {rank} spatial axes, got "
+        f"{shown('padding', padding)}"
     )
     if isinstance(padding, str):
         if padding.upper() not in names:
@@ -168,5 +180,7 @@ def sizes(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
         )
     except TypeError:
         of = getattr(shape, "shape", None)
-        got = f"{shape!r}" if of is None else f"an array of shape {of}; pass its shape"
+        got = shown(name, shape)
+        if of is not None:
+            got = f"an array of shape {of}; pass its shape"
         raise TypeError(f"{name} must be a sequence of ints, got {got}") from None

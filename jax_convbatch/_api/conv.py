@@ -243,7 +243,12 @@ def conv(
     return conv_bias_act(x, w, bias, **options)
 
 
-@with_hints()
+@with_hints(
+    instead={
+        "output_padding": "shorten the padding at the end of each axis: "
+        "padding=((1, 0), (1, 0)) is padding=1, output_padding=1"
+    }
+)
 def conv_transpose(
     x: ArrayLike,
     w: ArrayLike,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_convbatch._api.arguments import OF_ZEROS, conv_padding, has_names
+from jax_convbatch._api.arguments import OF_ZEROS, conv_padding, has_names, shown
 
 # How x goes on, as `jnp.pad` calls it.
 MODES = {"CIRCULAR": "wrap", "WRAP": "wrap", "REFLECT": "reflect", "EDGE": "edge"}
@@ -76,7 +76,7 @@ def _wanted(padding: Any, rank: int) -> str:
     return (
         f"padding must be {', '.join(map(repr, OF_CONV))}, an int, or for each of the "
         f"{rank} spatial axes one of these, a (low, high) pair or a pair such as "
-        f"('EDGE', (low, high)), got {padding!r}"
+        f"('EDGE', (low, high)), got {shown('padding', padding)}"
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from jax import export
@@ -44,5 +45,17 @@ def warn_unless_asked(platform: str) -> None:
     warnings.warn(
         "jax.export refuses the native calls of jax_convbatch unless they are named: "
         "jax.export.export(fn, disabled_checks=jax_convbatch.export_checks())",
-        stacklevel=2,
+        stacklevel=_stacklevel(),
     )
+
+
+def _stacklevel() -> int:
+    """That of the user's line, for a warning by the function that calls this."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and _is_not_the_users(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_not_the_users(module: str) -> bool:
+    return module.partition(".")[0] in ("jax", "jax_convbatch", "contextlib")

@@ -52,11 +52,13 @@ _OTHER_NAMES = {
 
 def with_hints(
     elsewhere: Mapping[str, str] = {},
+    instead: Mapping[str, str] = {},
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator: other keywords than the function's own are refused with a hint.
 
     Args:
       elsewhere: keywords that another function takes, and that function's name.
+      instead: keywords that no function takes, and what to do.
 
     Raises:
       TypeError: by the function that is decorated: an unknown keyword.
@@ -71,7 +73,8 @@ def with_hints(
                 unknown = next(name for name in kwargs if name not in names)
                 raise TypeError(
                     f"{function.__name__}() got an unexpected keyword argument "
-                    f"{unknown!r}; {_hint(unknown, names, elsewhere)}"
+                    f"{unknown!r}; "
+                    + (instead.get(unknown) or _hint(unknown, names, elsewhere))
                 )
             return function(*args, **kwargs)
 

@@ -212,20 +212,16 @@ def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
     params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
     options = {"params": params, "out_dtype": dtype}
     used = eqn.params.get("used", (True, True))
-    signs = eqn.invars[0].aval.dtype == np.uint8
     call = None
     if platform == "cuda" and all(used[:2]):
-        call = one_pass.one_call(params, dtype, signs)
+        call = one_pass.one_call(params, dtype)
     both = "dgrad, wgrad, derivative of relu and bias gradient in one call"
     if call is not None and call.geometry.N < params.geometry.N:
         both += f" of each device that has {call.geometry.N} samples"
     rows = []
     for name in itertools.compress(("dgrad", "wgrad"), used):
         row, _ = _conv_row(name, options, np.dtype(dtype).name, platform)
-        if call is not None and (parts := one_pass.parts(call, dtype)):
-            reason = f"{row.reason}; {both}"
-            row = replace(row, reason=reason, workspace_bytes=parts.workspace)
-        elif call is not None:
+        if call is not None:
             size = one_pass.workspace(call, dtype) or 0
             row = replace(row, reason=both, workspace_bytes=size)
         rows.append(row)

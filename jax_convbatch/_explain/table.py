@@ -52,7 +52,7 @@ class Explanation(tuple[Row, ...]):
 
     @property
     def flops(self) -> int:
-        """Of all rows."""
+        """The floating-point operations of all rows."""
         return sum(row.flops for row in self)
 
     def to_dict(self) -> dict[str, Any]:

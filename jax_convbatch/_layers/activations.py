@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,8 +65,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": _from_input(jax.nn.silu),
 }
 
+# What other libraries call them.
+_OTHER_NAMES = {
+    "gelu_tanh": "gelu",
+    "linear": "identity",
+    "logistic": "sigmoid",
+    "swish": "silu",
+}
 
-def lookup(name: str | None) -> Activation | None:
+
+def lookup(name: object) -> Activation | None:
     """The activation called `name`; None for None and "identity".
 
     Raises:
@@ -75,15 +84,22 @@ def lookup(name: str | None) -> Activation | None:
         return None
     choices = "None, 'identity', " + ", ".join(map(repr, ACTIVATIONS))
     if not isinstance(name, str):
-        raise TypeError(
-            f"activation must be a function or one of {choices}, "
-            f"got {name!r} of type {type(name).__name__}"
-        )
+        got = f"{name!r} of type {type(name).__name__}"
+        if hasattr(name, "shape"):  # an array in the wrong place
+            got = f"an array of shape {tuple(name.shape)}"
+        raise TypeError(f"activation must be a function or one of {choices}, got {got}")
     if name not in ACTIVATIONS:
         raise ValueError(
             f"unknown activation {name!r}; the choices are {choices}, or a function"
+            f"{_hint(name)}"
         )
     return ACTIVATIONS[name]
+
+
+def _hint(name: str) -> str:
+    other = _OTHER_NAMES.get(name.lower(), name.lower())
+    close = difflib.get_close_matches(other, ["identity", *ACTIVATIONS], 1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def signs_of(y: jax.Array, axis: int) -> jax.Array:

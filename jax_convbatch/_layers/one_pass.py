@@ -5,9 +5,8 @@
     cotangent  dy -> dx, dw, db (, dr)
 
 Two linear primitives, each the other's transpose. The second is one call on Hopper
-GPUs: of narrow layers one pass over dy and x, of wide ones two over dy, with dz in
-memory only where a residual wants it (`workspace`); of other small ones several
-kernels, some of them at once (`parts`).
+GPUs: of narrow and small layers one pass over dy and x, of wide ones two over dy, with
+dz in memory only where a residual wants it.
 Of several devices each makes the call for its part of the batch. Elsewhere, and in
 other transformations than the two, they are what `composed_*` says, by the primitives
 of every layer.
@@ -25,13 +24,12 @@ from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
 from jax_convbatch._layers import act_grad, composition
-from jax_convbatch._layers.backward_calls import Parts, kernel, several
-from jax_convbatch._native import targets
-from jax_convbatch._plans.kinds import OneCall, Plan
+from jax_convbatch._native import native, targets
 from jax_convbatch._plans.params import OPS, ConvParams
 from jax_convbatch._primitives import primitives
 from jax_convbatch._primitives.bias import result_sharding
 from jax_convbatch._select.plan import plan_of
+from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._sharding import halo, partition_layer
 
 
@@ -52,65 +50,41 @@ def suits(
       dx, dw: tangents; None where there is none.
       params, dtype: of the convolution.
     """
-    if named["scale"] is not None:
+    if saved.dtype != np.uint8 or named["scale"] is not None:
         return False
     if any(t is None for t in (dx, dw, d_named["bias"])):
         return False
     if (named["residual"] is None) != (d_named["residual"] is None):
         return False
-    return one_call(params, dtype, saved.dtype == np.uint8) is not None
+    return one_call(params, dtype) is not None
 
 
-def one_call(params: ConvParams, dtype: DTypeLike, signs: bool) -> ConvParams | None:
+def one_call(params: ConvParams, dtype: DTypeLike) -> ConvParams | None:
     """What one call on a device is of: `params`; where that is too large, what a device
     has where all of JAX's share the batch evenly, as who traces a layer cannot know;
     or None."""
     n, devices = params.geometry.N, jax.device_count()
     for one in (params, params.with_sizes(N=n if n % devices else n // devices)):
-        if parts(one, dtype) or (signs and workspace(one, dtype) is not None):
+        if workspace(one, dtype) is not None:
             return one
     return None
 
 
 def workspace(params: ConvParams, dtype: DTypeLike) -> int | None:
     """Bytes that it takes on the default platform without dz; None where it cannot."""
-    plans = _plans(("fprop",), params, dtype)
-    found = plans[0].backward_workspace if plans else None
-    return found if found is not None and _fits(found, params) else None
-
-
-def parts(params: ConvParams, dtype: DTypeLike) -> Parts | None:
-    """How it runs with dz on the default platform; None where what `workspace` is of,
-    or the primitives, are faster."""
-    plans = _plans(("fprop", "dgrad", "wgrad"), params, dtype)
-    if not plans or (sums := plans[0].parts_workspace) is None:
-        return None
-    dgrad, wgrad = plans[1:]
-    if not (isinstance(dgrad, OneCall) and isinstance(wgrad, OneCall)):
-        return None
-    if any(p.engine != "implicit_gemm" for p in (dgrad, wgrad)):
-        return None
-    found = Parts(dgrad, wgrad, sums)
-    return found if _fits(found.workspace, params) else None
-
-
-def _plans(ops: Sequence[str], params: ConvParams, dtype: DTypeLike) -> list[Plan]:
-    """Of the default platform; none where it has no such kernels."""
     platform = targets.default_platform()
     if platform != "cuda" or params.algorithm not in ("auto", "implicit_gemm"):
-        return []
+        return None
     try:
-        return [plan_of(params, op, dtype, dtype, platform) for op in ops]
+        size = plan_of(params, "fprop", dtype, dtype, platform).backward_workspace
     except ValueError:
-        return []
-
-
-def _fits(size: int, params: ConvParams) -> bool:
-    return params.workspace_limit is None or size <= params.workspace_limit
+        return None
+    limit = params.workspace_limit
+    return size if size is None or limit is None or size <= limit else None
 
 
 def tangent(
-    saved: jax.Array,
+    signs: jax.Array,
     x: jax.Array,
     w: jax.Array,
     dx: Any,
@@ -122,18 +96,18 @@ def tangent(
     """The tangent of relu(conv(x, w) + bias + residual); that of residual or None.
 
     Args:
-      saved: y or its signs, as `activations.signs_of` makes them.
+      signs: those of y, as `activations.signs_of` makes them.
       x, w: of the convolution.
       dx, dw, db, residual: tangents; db is [K].
     """
-    arrays = [saved, x, w, dx, dw, db]
+    arrays = [signs, x, w, dx, dw, db]
     return tangent_p.bind(
         *arrays, *([] if residual is None else [residual]), params=params
     )
 
 
 def _composed_tangent(
-    saved: jax.Array,
+    signs: jax.Array,
     x: jax.Array,
     w: jax.Array,
     dx: jax.Array,
@@ -147,11 +121,11 @@ def _composed_tangent(
         "fprop", x, dw, params
     )
     dz = sum(residual, dz)
-    return act_grad.tangent("relu", saved, dz, db, axis)
+    return act_grad.tangent("relu", signs, dz, db, axis)
 
 
 def _composed_cotangent(
-    saved: jax.Array,
+    signs: jax.Array,
     x: jax.Array,
     w: jax.Array,
     dy: jax.Array,
@@ -161,7 +135,7 @@ def _composed_cotangent(
     used: tuple[bool, ...] | None = None,
 ) -> list[jax.Array]:
     axis = params.axis("y", "K")
-    dz, db = act_grad.cotangent("relu", saved, dy, axis, bias=True)
+    dz, db = act_grad.cotangent("relu", signs, dy, axis, bias=True)
     dx = primitives.bind("dgrad", dz, w, params)
     dw = primitives.bind("wgrad", x, dz, params)
     return [dx, dw, db, *([dz] if residual else [])]
@@ -171,16 +145,36 @@ def _composed_cotangent(
 
 
 def _one_call(
-    platform: str, params: ConvParams, dtype: DTypeLike, signs: bool, residual: bool
+    platform: str, params: ConvParams, dtype: DTypeLike, residual: bool
 ) -> Callable[..., list[jax.Array]] | None:
-    """What makes all gradients of (saved, x, w, dy) in one call, or None."""
-    if platform != "cuda":
-        return None
-    if (found := parts(params, dtype)) is not None:
-        return partial(several, found, params, residual)
-    if signs and workspace(params, dtype) is not None:
-        return partial(kernel, params, residual)
-    return None
+    """What makes all gradients of (signs, x, w, dy) in one call, or None."""
+    size = workspace(params, dtype) if platform == "cuda" else None
+    return None if size is None else partial(_native_call, params, residual, size)
+
+
+def _native_call(
+    params: ConvParams,
+    residual: bool,
+    size: int,
+    signs: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    dy: jax.Array,
+) -> list[jax.Array]:
+    """`size`: bytes of the workspace."""
+    layouts = geo.layouts(params.dimension_numbers)
+    bias = jax.ShapeDtypeStruct((params.geometry.K,), dy.dtype)
+    space = jax.ShapeDtypeStruct((size,), np.uint8)
+    like: dict[str, Any] = {"x": x, "w": w, "b": bias, "": space}
+    like |= {"y": dy} if residual else {}
+    dx, dw, db, _, *dz = native.ffi_call(
+        params.name("conv_layer_backward", dy.dtype, "relu"),
+        "jax_convbatch_implicit_gemm_layer_backward",
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in like.values()],
+        input_layouts=[layouts[role] for role in "yxwy"],
+        output_layouts=[layouts.get(role, (0,)) for role in like],
+    )(signs, x, w, dy, geometry=params.geometry.attribute())
+    return [dx, dw, db, *dz]
 
 
 def _local(
@@ -189,7 +183,7 @@ def _local(
     residual: bool,
     cut: frozenset[str],
     rows: halo.Cuts,
-    saved: jax.Array,
+    signs: jax.Array,
     x: jax.Array,
     w: jax.Array,
     dy: jax.Array,
@@ -198,12 +192,11 @@ def _local(
     if cut <= {"N"} and not halo.needed(params, rows):
         local, _ = halo.extended(params, "x", rows, x)
         local = local.with_sizes(N=x.shape[params.axis("x", "N")])
-        signs = saved.dtype == np.uint8
-        if fun := _one_call(platform, local, x.dtype, signs, residual):
-            return fun(saved, x, w, dy)
+        if fun := _one_call(platform, local, x.dtype, residual):
+            return fun(signs, x, w, dy)
     kept = (params.axis("y", "K"),)
-    saved, dy = (halo.inside(params, "y", rows, a) for a in (saved, dy))
-    dz, db = act_grad.local_cotangent(platform, "relu", kept, True, saved, dy)
+    signs, dy = (halo.inside(params, "y", rows, a) for a in (signs, dy))
+    dz, db = act_grad.local_cotangent(platform, "relu", kept, True, signs, dy)
     out = []
     for name, a, b in (("dgrad", dz, w), ("wgrad", x, dz)):
         local, a = halo.extended(params, OPS[name].operands[0], rows, a)
@@ -227,14 +220,13 @@ def _cotangent_lowering(
 ) -> list[Any]:
     platform = platform or ctx.module_context.platforms[0]
     dtype = ctx.avals_in[1].dtype
-    signs = ctx.avals_in[0].dtype == np.uint8
     fun = None
     # What nobody uses XLA drops of the primitives, and not of one call.
     if used is None and _compat.on_one_device(ctx):
-        fun = _one_call(platform, params, dtype, signs, residual)
+        fun = _one_call(platform, params, dtype, residual)
     elif used is None and _compat.partitions(ctx) and _native(platform, params, dtype):
         fun = partition_layer.partitioned_backward(
-            partial(_local, platform, params, residual), params, residual, signs
+            partial(_local, platform, params, residual), params, residual
         )
     if fun is None:
         fun = partial(_composed_cotangent, params=params, residual=residual)
@@ -246,16 +238,16 @@ def _cotangent_lowering(
 
 
 def _tangent_transpose(
-    ct: Any, saved: Any, x: Any, w: Any, *linear: Any, params: ConvParams
+    ct: Any, signs: Any, x: Any, w: Any, *linear: Any, params: ConvParams
 ) -> list[Any]:
     if _compat.is_zero(ct):
         return [None] * 3 + [_compat.zero_cotangent(a) for a in linear]
     residual = len(linear) > 3
     wanted = [_compat.is_linear_input(a) for a in linear]
     if all(wanted):
-        cts = cotangent_p.bind(saved, x, w, ct, params=params, residual=residual)
+        cts = cotangent_p.bind(signs, x, w, ct, params=params, residual=residual)
     else:
-        cts = _composed_cotangent(saved, x, w, ct, params=params, residual=residual)
+        cts = _composed_cotangent(signs, x, w, ct, params=params, residual=residual)
     return [None] * 3 + [
         c if is_wanted else None for c, is_wanted in zip(cts, wanted, strict=True)
     ]
@@ -263,7 +255,7 @@ def _tangent_transpose(
 
 def _cotangent_transpose(
     cts: Sequence[Any],
-    saved: Any,
+    signs: Any,
     x: Any,
     w: Any,
     dy: Any,
@@ -275,7 +267,7 @@ def _cotangent_transpose(
     if not _compat.is_linear_input(dy) or all(map(_compat.is_zero, cts)):
         return [None] * 3 + [_compat.zero_cotangent(dy)]
     cts = [_compat.instantiate_zeros(ct) for ct in cts]
-    return [None] * 3 + [tangent_p.bind(saved, x, w, *cts, params=params)]
+    return [None] * 3 + [tangent_p.bind(signs, x, w, *cts, params=params)]
 
 
 def _cotangent_dce(
@@ -297,17 +289,17 @@ def _like(which: int) -> tuple[Any, ...]:
 
 
 _DB = (
-    lambda saved, x, w, dy, *, params, **_: (params.geometry.K,),
-    lambda saved, x, w, dy, **_: dy.dtype,
-    lambda saved, x, w, dy, *, params, **_: result_sharding(
+    lambda signs, x, w, dy, *, params, **_: (params.geometry.K,),
+    lambda signs, x, w, dy, **_: dy.dtype,
+    lambda signs, x, w, dy, *, params, **_: result_sharding(
         dy, kept=(params.axis("y", "K"),), out_sharding=None
     ),
 )
 tangent_p = _compat.primitive(
     "conv_layer_tangent",
-    lambda saved, x, *_, params: params.shape("y"),
-    lambda saved, x, *_, **__: x.dtype,
-    lambda saved, x, *_, **__: x.sharding,
+    lambda signs, x, *_, params: params.shape("y"),
+    lambda signs, x, *_, **__: x.dtype,
+    lambda signs, x, *_, **__: x.sharding,
 )
 # x, w, y and db have the places of their arrays.
 cotangent_p = _compat.multi_primitive(

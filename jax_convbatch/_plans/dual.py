@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transposed convolution as the gradient of a strided one.
+"""A convolution as the gradient of another one, turned round.
 
-Where x is dilated and the window takes single steps, y is dx of another convolution,
-whose input is y and whose output is x: its stride is x's dilation, and its filter is w
-with taps in reverse and C and K exchanged (Dumoulin and Visin, arXiv:1603.07285,
-chapter 4). Kernels for that one multiply nothing with the zeros between x's elements.
+Where the window takes single steps, y is dx of another convolution, whose input is y
+and whose output is x: its stride is x's dilation, and its filter is w with taps in
+reverse and C and K exchanged (Dumoulin and Visin, arXiv:1603.07285, chapter 4). Where
+x is dilated, kernels for that one multiply nothing with the zeros between x's elements.
+Where there are fewer outputs than inputs, its columns are smaller.
 
     fprop(x, w)  = dgrad'(dy' = x, w')     wgrad(x, dy) = reverse of wgrad'(dy, x)
     dgrad(dy, w) = fprop'(x' = dy, w')
@@ -34,7 +35,7 @@ OPS = {
 
 
 def geometry(g: ConvGeometry, grouped: bool = False) -> ConvGeometry | None:
-    """The convolution that `g` is the transpose of, or None.
+    """The strided convolution that `g` is the transpose of, or None.
 
     None with several groups, too, unless `grouped`: our kernels for them step over the
     zeros themselves.
@@ -42,6 +43,15 @@ def geometry(g: ConvGeometry, grouped: bool = False) -> ConvGeometry | None:
     ones = (1, 1, 1)
     if g.input_dilation == ones or g.stride != ones or (g.groups > 1 and not grouped):
         return None
+    return turned(g)
+
+
+def turned(g: ConvGeometry) -> ConvGeometry:
+    """The convolution whose dgrad is fprop of `g`, which has stride 1.
+
+    From y's pixels and K channels to x's pixels and C channels.
+    """
+    assert g.stride == (1, 1, 1)
     low = [
         (taps - 1) * dilation - pad
         for taps, dilation, pad in zip(g.taps, g.filter_dilation, g.pad, strict=True)
@@ -50,18 +60,17 @@ def geometry(g: ConvGeometry, grouped: bool = False) -> ConvGeometry | None:
         *(g.N, *g.outputs, g.K, g.C, *g.taps, *g.inputs, g.groups),
         stride=g.input_dilation,
         pad=(low[0], low[1], low[2]),
-        input_dilation=ones,
+        input_dilation=(1, 1, 1),
         filter_dilation=g.filter_dilation,
     )
 
 
 def other_params(given: ConvParams) -> ConvParams:
     """Those of the other convolution, where w is as `reverse` leaves it."""
-    numbers, other = given.dimension_numbers, geometry(given.geometry, grouped=True)
-    assert other is not None  # there is a plan of it
+    numbers = given.dimension_numbers
     return replace(
         given,
-        geometry=other,
+        geometry=turned(given.geometry),
         dimension_numbers=ConvDimensionNumbers(
             numbers.out_spec, numbers.rhs_spec, numbers.lhs_spec
         ),

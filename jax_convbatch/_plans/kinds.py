@@ -71,12 +71,6 @@ class Plan(ABC):
         dz as they read dy (fprop's plan has it), or None where there are none."""
         return None
 
-    @property
-    def parts_workspace(self) -> int | None:
-        """Bytes of partial sums of its bias gradient where it takes one call of several
-        kernels (fprop's plan), or None where it takes several calls."""
-        return None
-
     @classmethod
     def like(cls, other: Plan, **changes: Any) -> Self:
         """One of this kind with the attributes of `Plan` that another one has."""
@@ -130,7 +124,6 @@ class OneCall(Plan):
     epilogue: bool = True
     signs: bool = False
     backward_workspace: int | None = None
-    parts_workspace: int | None = None
 
     def lower(
         self,

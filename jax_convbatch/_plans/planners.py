@@ -8,11 +8,12 @@ That of implicit_gemm on CUDA is in `implicit_cuda.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jax_convbatch._native import targets
+from jax_convbatch._plans import dual
 from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -146,20 +147,48 @@ def columns(engine: str, problem: Problem) -> Plan:
     Raises:
       ValueError: the limit is too small for one sample.
     """
-    op, platform, asked = problem.op, problem.platform, problem.workspace_limit
-    per_sample, fixed = _workspace(problem)
+    platform, asked = problem.platform, problem.workspace_limit
+    turned = columns_of_outputs(problem)
+    its = turned or problem
+    per_sample, fixed = _workspace(its)
     limit = sliced_limit(asked, platform, lambda: per_sample(1) + fixed)
-    samples = 1 if engine == "per_sample" else max(problem.geometry.N, 1)
+    samples = 1 if engine == "per_sample" else max(its.geometry.N, 1)
     samples = largest_slice(per_sample, limit - fixed, samples)
     if not samples:
         raise ValueError(
-            f"workspace_limit={asked} bytes is too small for this {op}: "
+            f"workspace_limit={asked} bytes is too small for this {problem.op}: "
             f"one sample needs {per_sample(1) + fixed} bytes"
         )
     reason = f"default on {platform}"
     if (platform, problem.dtype.name) == ("cuda", "float32"):
         reason += ", as TF32" if problem.precision == 0 else ", in true float32"
-    return OneCall(engine, reason, samples, per_sample(samples) + fixed)
+    if turned:
+        reason += f", columns of outputs, as {its.op} of the mirrored convolution"
+    call = OneCall(engine, reason, samples, per_sample(samples) + fixed)
+    return dual.Strided.like(call, of=call) if turned else call
+
+
+def columns_of_outputs(problem: Problem) -> Problem | None:
+    """The problem that `dual` makes of fprop or wgrad, or None.
+
+    There is one of many inputs to few outputs, if its columns are smaller. fprop
+    multiplies x as it lies into columns of [x's pixels, taps * K], in float32 in 16
+    bits, too, and adds them; wgrad unrolls dy in place of x. One sample's workspaces
+    are compared, so that bits do not depend on the batch. On the CPU implicit_gemm is
+    the engine of such layers.
+    """
+    g, op = problem.geometry, problem.op
+    if (problem.platform, g.groups, g.stride) != ("cuda", 1, (1, 1, 1)):
+        return None
+    # dgrad writes no wider result. One tap's columns are x, or x and zeros.
+    widened = problem.out_dtype != problem.dtype
+    if op == "dgrad" or widened or g.taps == (1, 1, 1) or g.K >= g.C:
+        return None
+    turned = replace(problem, op=dual.OPS[op][0], geometry=dual.turned(g))
+    if turned.geometry.output_pixels > INT32_MAX:
+        return None
+    (its, _), (ours, _) = _workspace(turned), _workspace(problem)
+    return turned if its(1) < ours(1) else None
 
 
 def aligned(count: int, itemsize: int) -> int:

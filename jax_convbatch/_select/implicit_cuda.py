@@ -145,7 +145,6 @@ def _one_call(problem: Problem, native: list[dict[str, Any]]) -> Plan:
         epilogue=plan["epilogue"],
         signs=plan["signs"],
         backward_workspace=plan.get("backward_workspace"),
-        parts_workspace=plan.get("parts_workspace"),
         config=plan["config"],
     )
     return dual.Strided.like(call, of=call) if strided else call

@@ -85,32 +85,30 @@ def partitioned_layer(
 
 
 def partitioned_backward(
-    local: Callable[..., Any], params: ConvParams, residual: bool, signs: bool
+    local: Callable[..., Any], params: ConvParams, residual: bool
 ) -> Callable[..., Any]:
-    """`local(cut, rows, saved, x, w, dy)`, a layer's gradients, with a rule.
+    """`local(cut, rows, signs, x, w, dy)`, a layer's gradients, with a rule.
+
+    Eight channels of dy are one element of `signs`.
 
     Args:
       local: gives [dx, dw, db] of a device's part and, with `residual`, dz; `cut`
         says which of N, C and K that is a part of, `rows` (`halo.Cuts`) which rows.
       params: the convolution.
-      signs: eight channels of dy are one element of `saved`.
     """
     names = {role: factors(role, params) for role in "xwy"}
     k = names["y"][params.axis("y", "K")]
     roles = ["x", "w", "b", *(["y"] if residual else [])]
     text = {role: text_of(names[role]) for role in "xwy"} | {"b": k}
-    saved = text["y"]
-    if signs:
-        channels = params.geometry.K
-        text = {role: by_eights(k, t, channels) for role, t in text.items()}
-    rule = ", ".join([saved, *(text[role] for role in "xwy")])
+    signs, channels = text["y"], params.geometry.K
+    text = {role: by_eights(k, t, channels) for role, t in text.items()}
+    rule = ", ".join([signs, *(text[role] for role in "xwy")])
     rule += " -> " + ", ".join(text[role] for role in roles)
 
     def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> tuple[Any, ...]:
         mesh = meshes.fine_mesh(mesh)
         arrays = zip("xwy", arg_shapes[1:], strict=True)
-        multiple = {"K": 8} if signs else {}
-        assigned = assigned_axes(params, mesh, list(arrays), multiple)
+        assigned = assigned_axes(params, mesh, list(arrays), {"K": 8})
         rows = halo.cuts(params, assigned, mesh)
 
         def sharding(role: str) -> Any:
@@ -139,7 +137,7 @@ def partitioned_backward(
         partial(local, frozenset(), {}),
         partition,
         rule,
-        (local, params, residual, signs),
+        (local, params, residual),
         **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
-        **(eights(params.geometry.K) if signs else {}),
+        **eights(channels),
     )

@@ -20,9 +20,9 @@ class NormActConv(nn.Module):
     """conv(activation(norm(inputs))) + bias + residual, by `norm_act_conv`.
 
     Submodules are "norm", with the variables of Flax's BatchNorm, GroupNorm or
-    InstanceNorm, and "conv", with those of its Conv. So the checkpoint of a module that
-    calls Flax's layers by these names loads, and values are theirs. Padding with zeros
-    pads the activated array.
+    InstanceNorm, and "conv", with those of its Conv. So checkpoints of a module that
+    has Flax's layers under these names load, and the values agree. Padding adds zeros
+    to the activated array.
 
         layer = NormActConv(64, (3, 3), norm="group", num_groups=32, activation="silu")
         variables = layer.init(jax.random.key(0), x)

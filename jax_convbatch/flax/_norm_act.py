@@ -110,7 +110,10 @@ class Norm(NamedTuple):
             wanted = f"({self.channels},) or ({n}, {self.channels})"
             fits = shape in ((self.channels,), (n, self.channels))
         else:
-            wanted = f"({n}, G), where {self.groups} divides G and G {self.channels}"
+            wanted = (
+                f"({n}, G), where G is a multiple of {self.groups} and divides "
+                f"{self.channels}"
+            )
             fits = len(shape) == 2 and shape[0] == n and shape[1] > 0
             fits = fits and not shape[1] % self.groups and not self.channels % shape[1]
         if not fits or given[1].shape != shape:

@@ -8,20 +8,31 @@ namespace jax_convbatch {
 namespace {
 
 // In the order of Family.
-constexpr std::string_view kNames[] = {
-    "conv_transposed",  "depthwise_copies",
-    "depthwise_planes", "depthwise_sequences",
-    "direct_groups",    "dw_stationary_backward",
-    "few_channels",     "few_channels_tf32",
-    "group_tf32",       "halo",
-    "masked_backward",  "one_channel",
-    "padding",          "patches",
-    "product_wgrad",    "relu_grad",
-    "row_band",         "row_streaming",
-    "scalars",          "single_wave",
-    "skinny",           "small",
-    "stem_tf32",        "wgrad_halo",
-    "wgrad_short"};
+constexpr std::string_view kNames[] = {"conv_transposed",
+                                       "depthwise_copies",
+                                       "depthwise_planes",
+                                       "depthwise_sequences",
+                                       "depthwise_toeplitz",
+                                       "direct_groups",
+                                       "dw_stationary_backward",
+                                       "few_channels",
+                                       "few_channels_tf32",
+                                       "group_tf32",
+                                       "halo",
+                                       "masked_backward",
+                                       "one_channel",
+                                       "padding",
+                                       "patches",
+                                       "product_wgrad",
+                                       "row_band",
+                                       "row_streaming",
+                                       "scalars",
+                                       "single_wave",
+                                       "skinny",
+                                       "small",
+                                       "stem_tf32",
+                                       "wgrad_halo",
+                                       "wgrad_short"};
 static_assert(std::size(kNames) == static_cast<int>(Family::kWgradShort) + 1);
 
 std::atomic<uint64_t> left_out{0};

@@ -45,10 +45,6 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardExecute);
 
-// The same in several kernels, of which some run at once.
-XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsInitialize);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(LayerPartsExecute);
-
 // cudnn. Initialize: builds the plan that is named.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropExecute);

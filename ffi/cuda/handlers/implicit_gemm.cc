@@ -4,8 +4,6 @@
 // products), run on Hopper tensor cores: sm90/. Those of other groups, and f32
 // at the precision HIGHEST, run on any GPU of compute capability 8.0 or later:
 // sm80/.
-#include "cuda/handlers/implicit_gemm.h"
-
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -45,15 +43,15 @@ constexpr Op OpOf(Operation operation) {
   }
 }
 
-// As HopperType; f32 is multiplied as it is, whatever the precision.
-std::optional<direct::Type> DirectType(ffi::DataType dtype) {
+// As HopperType. f32 is multiplied as it is by most of these kernels.
+std::optional<direct::Type> DirectType(ffi::DataType dtype, int64_t precision) {
   switch (dtype) {
     case ffi::BF16:
       return direct::Type::kBf16;
     case ffi::F16:
       return direct::Type::kF16;
     case ffi::F32:
-      return direct::Type::kF32;
+      return precision == 0 ? direct::Type::kTf32 : direct::Type::kF32;
     default:
       return std::nullopt;
   }
@@ -111,7 +109,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
   JCB_RETURN_IF_ERROR(CheckBuffers(operation, g, buffers));
   const ffi::DataType dtype = buffers.lhs.element_type();
   const auto hopper_type = HopperType(dtype, precision);
-  const auto direct_type = DirectType(dtype);
+  const auto direct_type = DirectType(dtype, precision);
   const auto hopper_op = OpOf<hopper::Op>(operation);
   const bool exact = g.groups == 1 && dtype == ffi::F32 && precision >= kHigh;
   if (!(g.groups > 1 ? direct_type.has_value()
@@ -329,13 +327,6 @@ ffi::Error ActInitialize(ffi::AnyBuffer x, ffi::AnyBuffer w,
 }
 
 }  // namespace
-
-ffi::Error RunImplicitGemm(Operation operation, const ConvBuffers& buffers,
-                           const ConvGeometry& g, int64_t precision,
-                           std::string_view config, bool launch,
-                           cudaStream_t stream) {
-  return Run(operation, buffers, g, precision, config, launch, stream);
-}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ImplicitFpropExecute, Execute<Operation::kFprop>,
                               BindConfiguredExecute(),

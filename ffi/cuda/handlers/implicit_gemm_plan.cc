@@ -12,7 +12,6 @@
 #include "cuda/select/tile_time.h"
 #include "cuda/sm80/direct/direct.h"
 #include "cuda/sm80/simt/simt.h"
-#include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/kernels/norm_act/norm_act.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/problem/fused_backward.h"
@@ -63,12 +62,6 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
     fields["backward_workspace"] = Workspace::Aligned(
         hopper::FusedBackwardWorkspace(g, type, multiprocessors));
   }
-  if (fprop && !hopper::Is3d(g) &&
-      hopper::TakesParts(g, type, multiprocessors)) {
-    fields["parts_workspace"] =
-        hopper::ReluGradPartials(g.N * g.output_pixels(), g.K) *
-        int64_t{sizeof(float)};
-  }
   return fields;
 }
 
@@ -87,10 +80,11 @@ nb::dict ProductPlan(int64_t workspace, int multiprocessors) {
 
 // Of convolutions of several groups, and of few channels.
 nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
-                     int multiprocessors, bool hopper) {
+                     int multiprocessors, bool hopper, bool exact) {
   const auto direct_type = type == hopper::Type::kBf16  ? direct::Type::kBf16
                            : type == hopper::Type::kF16 ? direct::Type::kF16
-                                                        : direct::Type::kF32;
+                           : exact                      ? direct::Type::kF32
+                                                        : direct::Type::kTf32;
   const auto plan =
       direct::MakePlan(op, g, direct_type, multiprocessors, hopper);
   nb::list plans;
@@ -100,6 +94,7 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
   fields["config"] = name.c_str();
   fields["path"] = plan->copies      ? "copied tiles"
                    : plan->planes    ? "planes"
+                   : plan->toeplitz  ? "Toeplitz tiles"
                    : plan->sequences ? "sequence tiles"
                                      : "direct tiles";
   fields["preferred"] = plan->preferred;
@@ -151,7 +146,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
                                              type, multiprocessors);
   if (g.groups > 1 && !of_groups) {
     return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
-                       hopper);
+                       hopper, exact);
   }
   if (exact && type == hopper::Type::kTf32) {
     return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors, hopper);
@@ -160,7 +155,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   nb::list plans;
   if (hopper && g.groups == 1) {
     plans = DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
-                        hopper);
+                        hopper, exact);
     if (plans.size() > 0) return plans;
   }
   if (operation == hopper::Op::kWgrad) {

@@ -60,7 +60,6 @@ nb::dict Targets() {
       Stages(NormActGradientInitialize, NormActGradientExecute));
   add(engine, "layer_backward",
       Stages(FusedBackwardInitialize, FusedBackwardExecute));
-  add(engine, "layer_parts", Stages(LayerPartsInitialize, LayerPartsExecute));
   add("cudnn", "fprop", Stages(CudnnFpropInitialize, CudnnFpropExecute));
   add("cudnn", "fprop_act",
       Stages(CudnnFpropActInitialize, CudnnFpropActExecute));

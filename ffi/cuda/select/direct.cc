@@ -12,6 +12,7 @@
 #include "cuda/sm80/scalars/scalars.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_copies.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes.h"
+#include "cuda/sm90/kernels/depthwise/depthwise_toeplitz.h"
 
 namespace jax_convbatch::direct {
 namespace {
@@ -45,6 +46,9 @@ bool IsThinSequence(Op op, const ConvGeometry& g, Type type) {
          std::min(g.C, g.K) >= 16 && std::max(g.C, g.K) <= 24;
 }
 
+// What kernels that multiply f32 as it is take it for.
+Type Stored(Type type) { return type == Type::kTf32 ? Type::kF32 : type; }
+
 // The samples of short sequences, of one token above all, as rows of one image:
 // tiles have many of them, where one sample would leave most of a tile empty.
 ConvGeometry SamplesAsRows(const ConvGeometry& g) {
@@ -61,8 +65,9 @@ ConvGeometry SamplesAsRows(const ConvGeometry& g) {
 
 }  // namespace
 
-std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
+std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type asked,
                              int multiprocessors, bool hopper) {
+  const Type type = Stored(asked);
   const ConvGeometry g = SamplesAsRows(given);
   if (type == Type::kF32 && given.groups == 1) {
     return Unless(Family::kScalars,
@@ -77,6 +82,11 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type type,
   std::optional<Plan> plan;
   if (IsDepthwise(g)) {
     if (hopper) {
+      plan = Unless(Family::kDepthwiseToeplitz, [&] {
+        return PlanDepthwiseToeplitz(op, g, asked, multiprocessors);
+      });
+    }
+    if (hopper && !plan) {
       plan = Unless(Family::kDepthwiseCopies, [&] {
         return PlanDepthwiseCopies(op, g, type, multiprocessors);
       });
@@ -116,11 +126,16 @@ std::optional<Plan> FindPlan(Op op, const ConvGeometry& g, Type type,
   return std::nullopt;
 }
 
-cudaError_t Run(Op op, const Call& given, Stage stage, cudaStream_t stream) {
+cudaError_t Run(Op op, const Call& asked, Stage stage, cudaStream_t stream) {
+  const Call given{asked.g,   Stored(asked.type), asked.plan,     asked.lhs,
+                   asked.rhs, asked.result,       asked.workspace};
   const ConvGeometry g = SamplesAsRows(given.g);
   const Call call{g,         given.type,   given.plan,     given.lhs,
                   given.rhs, given.result, given.workspace};
   if (call.plan.copies) return RunDepthwiseCopies(op, call, stage, stream);
+  if (call.plan.toeplitz) {
+    return RunDepthwiseToeplitz(op, call, stage, stream);
+  }
   if (call.plan.planes) return RunDepthwisePlanes(op, call, stage, stream);
   if (call.plan.scalars > 0) return RunScalars(op, given, stage, stream);
   if (call.plan.sequences) {

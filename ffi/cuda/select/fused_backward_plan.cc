@@ -4,7 +4,6 @@
 
 #include "cuda/common/left_out.h"
 #include "cuda/sm90/kernels/fused_backward/masked_backward.h"
-#include "cuda/sm90/kernels/fused_backward/relu_grad.h"
 #include "cuda/sm90/problem/fused_backward.h"
 #include "cuda/sm90/problem/subproblems.h"
 
@@ -88,18 +87,6 @@ int64_t FusedBackwardWorkspace(const ConvGeometry& g, Type type,
   const int64_t slice = DwStationarySlice(g);
   return g.C / slice * DwStationaryBlocks(g, multiprocessors) * (slice + 1) *
          g.K * 4;
-}
-
-// From times at batches 8 to 256 on an H200. Beside each other dgrad and wgrad
-// find dz in the L2. The kernel has sums of its own in every block, so it wants
-// more than a tile for each.
-bool TakesParts(const ConvGeometry& g, Type type, int multiprocessors) {
-  constexpr int64_t kMostBytes = int64_t{32} << 20;  // of dz
-  const int64_t pixels = Pixels(g);
-  return g.groups == 1 && HasReluGrad(pixels, g.K, type) &&
-         g.y_size() * ElementBytes(type) <= kMostBytes &&
-         (pixels <= int64_t{kBackwardPixels} * multiprocessors ||
-          !HasFusedBackward(g, type));
 }
 
 }  // namespace jax_convbatch::hopper

@@ -20,7 +20,8 @@ namespace jax_convbatch::direct {
 using jax_convbatch::Stage;
 
 enum class Op { kFprop, kDgrad, kWgrad };
-enum class Type { kF32, kBf16, kF16 };
+// kTf32: f32 whose products may be rounded as TF32, where a kernel does that.
+enum class Type { kF32, kTf32, kBf16, kF16 };
 
 // How a convolution runs: tiles of tile_h x tile_w outputs (in a strided dgrad,
 // of each residue class) by tile_channels, shared by `workers` thread blocks
@@ -37,6 +38,8 @@ struct Plan {
   bool copies = false;
   // Whether runs of outputs are products, see depthwise_planes.h.
   bool planes = false;
+  // Whether rows of the filter are Toeplitz matrices, see depthwise_toeplitz.h.
+  bool toeplitz = false;
   // Whether threads load what they need, four channels at a time, see quads.h.
   bool quads = false;
   // Whether threads walk along the only axis, see depthwise_sequences.h: a tile

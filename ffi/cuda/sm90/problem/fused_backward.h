@@ -33,10 +33,6 @@ bool HasFusedBackward(const ConvGeometry& g, Type type);
 // Whether it is done by the two kernels of masked_backward.h.
 bool TakesMaskedBackward(const ConvGeometry& g, Type type);
 
-// Whether it is faster as several kernels, of which some run at once; see
-// layer_parts.cc.
-bool TakesParts(const ConvGeometry& g, Type type, int multiprocessors);
-
 // Of 1x1 filters: input channels of a slice, and blocks of each slice.
 int64_t DwStationarySlice(const ConvGeometry& g);
 int DwStationaryBlocks(const ConvGeometry& g, int multiprocessors);
