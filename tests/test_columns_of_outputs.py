@@ -25,7 +25,7 @@ from promises import (
 
 import jax_convbatch as jc
 from jax_convbatch._native import targets
-from jax_convbatch._plans import dual, planners
+from jax_convbatch._plans import columns, dual, planners
 from jax_convbatch._plans.kinds import OneCall
 from jax_convbatch._plans.params import OPS
 from jax_convbatch._select.plan import make_plan, plan_of
@@ -151,13 +151,13 @@ def test_what_is_planned_gives_the_same_numbers(gpu, op, name):
 @each_case
 def test_where_columns_of_outputs_are_smaller(name):
     for dtype in ("bfloat16", "float16", "float32", "float64"):
-        fprop = planners.columns_of_outputs(problem(name, dtype=dtype))
+        fprop = columns.columns_of_outputs(problem(name, dtype=dtype))
         assert fprop == problem(
             name, "dgrad", dtype, geometry=dual.turned(geometry(name))
         )
-        wgrad = planners.columns_of_outputs(problem(name, "wgrad", dtype))
+        wgrad = columns.columns_of_outputs(problem(name, "wgrad", dtype))
         assert wgrad == replace(fprop, op="wgrad")
-        assert planners.columns_of_outputs(problem(name, "dgrad", dtype)) is None
+        assert columns.columns_of_outputs(problem(name, "dgrad", dtype)) is None
 
 
 @pytest.mark.parametrize(
@@ -174,33 +174,33 @@ def test_where_columns_of_outputs_are_smaller(name):
 @pytest.mark.parametrize("op", ["fprop", "wgrad"])
 def test_where_they_are_not(op, changes):
     of = problem("3x3", op, "float32")
-    assert planners.columns_of_outputs(of)
+    assert columns.columns_of_outputs(of)
     of = replace(of, geometry=of.geometry._replace(**changes))
-    assert planners.columns_of_outputs(of) is None
+    assert columns.columns_of_outputs(of) is None
 
 
 def test_other_platforms_and_wider_results_unroll_inputs():
     of = problem("3x3")
-    assert planners.columns_of_outputs(replace(of, platform="cpu")) is None
+    assert columns.columns_of_outputs(replace(of, platform="cpu")) is None
     wide = replace(of, out_dtype=np.dtype("float32"))
-    assert planners.columns_of_outputs(wide) is None
-    assert isinstance(planners.columns("im2col_gemm", wide), OneCall)
+    assert columns.columns_of_outputs(wide) is None
+    assert isinstance(columns.columns("im2col_gemm", wide), OneCall)
 
 
 def test_the_columns_of_dgrad_are_in_f32():
     g = geometry("3x3")
     for c, fprop in ((6, False), (7, True)):
         of = problem("3x3", geometry=g._replace(C=c))  # 3 outputs of 4 bytes
-        assert (planners.columns_of_outputs(of) is not None) == fprop
-        assert planners.columns_of_outputs(replace(of, op="wgrad"))
+        assert (columns.columns_of_outputs(of) is not None) == fprop
+        assert columns.columns_of_outputs(replace(of, op="wgrad"))
 
 
 def test_a_sample_runs_the_same_way_in_every_batch():
     found = set()
     for name, of in fake_gpus.problems(("bfloat16", "float32")):
-        whole_batch = planners.columns_of_outputs(of)
+        whole_batch = columns.columns_of_outputs(of)
         one = replace(of, geometry=of.geometry._replace(N=1))
-        assert (planners.columns_of_outputs(one) is None) == (whole_batch is None), name
+        assert (columns.columns_of_outputs(one) is None) == (whole_batch is None), name
         found.add((of.op, whole_batch is None))
     assert found == {
         *(("fprop", turned) for turned in (False, True)),
@@ -212,27 +212,27 @@ def test_a_sample_runs_the_same_way_in_every_batch():
 def test_the_limit_counts_columns_of_outputs():
     of = problem("3x3")
     one = planners.aligned(9 * 8 * 9 * 3, 4)
-    chosen = planners.columns("im2col_gemm", of)
+    chosen = columns.columns("im2col_gemm", of)
     assert isinstance(chosen, dual.Strided) and isinstance(chosen.of, OneCall)
     assert (chosen.slice, chosen.of.slice) == (5, 5)
     assert chosen.workspace_bytes == planners.aligned(5 * 9 * 8 * 9 * 3, 4)
     assert chosen.of.workspace_bytes == chosen.workspace_bytes
     assert not chosen.epilogue
-    loop = planners.columns("per_sample", of)
+    loop = columns.columns("per_sample", of)
     assert (loop.slice, loop.workspace_bytes) == (1, one)
-    least = planners.columns("im2col_gemm", replace(of, workspace_limit=one))
+    least = columns.columns("im2col_gemm", replace(of, workspace_limit=one))
     assert (least.slice, least.workspace_bytes) == (1, one)
-    some = planners.columns("im2col_gemm", replace(of, workspace_limit=3 * one + 255))
+    some = columns.columns("im2col_gemm", replace(of, workspace_limit=3 * one + 255))
     assert some.slice == 3 and some.workspace_bytes <= 3 * one + 255
     message = f"too small for this fprop: one sample needs {one} bytes"
     with pytest.raises(ValueError, match=message):
-        planners.columns("im2col_gemm", replace(of, workspace_limit=one - 1))
+        columns.columns("im2col_gemm", replace(of, workspace_limit=one - 1))
 
 
 def test_the_reason_says_so():
     for precision, arithmetic in ((0, "TF32"), (2, "in true float32")):
         of = problem("3x3", dtype="float32", precision=precision)
-        reason = planners.columns("im2col_gemm", of).reason
+        reason = columns.columns("im2col_gemm", of).reason
         assert arithmetic in reason
         assert reason.endswith(
             "columns of outputs, as dgrad of the mirrored convolution"

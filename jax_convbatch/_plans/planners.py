@@ -2,18 +2,18 @@
 """How each engine runs a convolution: slices and workspace.
 
 A planner says for one engine what it would take, or raises Unable; `plan.py` chooses.
-That of implicit_gemm on CUDA is in `implicit_cuda.py`.
+That of implicit_gemm on CUDA is in `implicit_cuda.py`, that of im2col_gemm in
+`columns.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from jax_convbatch._native import targets
-from jax_convbatch._plans import dual
 from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._shapes.geometry import ConvGeometry
 
@@ -141,88 +141,9 @@ def implicit_cpu(problem: Problem) -> Plan:
     return OneCall("implicit_gemm", reason, parts, workspace)
 
 
-def columns(engine: str, problem: Problem) -> Plan:
-    """im2col_gemm and per_sample: as many samples as the limit allows, or one.
-
-    Raises:
-      ValueError: the limit is too small for one sample.
-    """
-    platform, asked = problem.platform, problem.workspace_limit
-    turned = columns_of_outputs(problem)
-    its = turned or problem
-    per_sample, fixed = _workspace(its)
-    limit = sliced_limit(asked, platform, lambda: per_sample(1) + fixed)
-    samples = 1 if engine == "per_sample" else max(its.geometry.N, 1)
-    samples = largest_slice(per_sample, limit - fixed, samples)
-    if not samples:
-        raise ValueError(
-            f"workspace_limit={asked} bytes is too small for this {problem.op}: "
-            f"one sample needs {per_sample(1) + fixed} bytes"
-        )
-    reason = f"default on {platform}"
-    if (platform, problem.dtype.name) == ("cuda", "float32"):
-        reason += ", as TF32" if problem.precision == 0 else ", in true float32"
-    if turned:
-        reason += f", columns of outputs, as {its.op} of the mirrored convolution"
-    call = OneCall(engine, reason, samples, per_sample(samples) + fixed)
-    return dual.Strided.like(call, of=call) if turned else call
-
-
-def columns_of_outputs(problem: Problem) -> Problem | None:
-    """The problem that `dual` makes of fprop or wgrad, or None.
-
-    There is one of many inputs to few outputs, if its columns are smaller. fprop
-    multiplies x as it lies into columns of [x's pixels, taps * K], in float32 in 16
-    bits, too, and adds them; wgrad unrolls dy in place of x. One sample's workspaces
-    are compared, so that bits do not depend on the batch. On the CPU implicit_gemm is
-    the engine of such layers.
-    """
-    g, op = problem.geometry, problem.op
-    if (problem.platform, g.groups, g.stride) != ("cuda", 1, (1, 1, 1)):
-        return None
-    # dgrad writes no wider result. One tap's columns are x, or x and zeros.
-    widened = problem.out_dtype != problem.dtype
-    if op == "dgrad" or widened or g.taps == (1, 1, 1) or g.K >= g.C:
-        return None
-    turned = replace(problem, op=dual.OPS[op][0], geometry=dual.turned(g))
-    if turned.geometry.output_pixels > INT32_MAX:
-        return None
-    (its, _), (ours, _) = _workspace(turned), _workspace(problem)
-    return turned if its(1) < ours(1) else None
-
-
 def aligned(count: int, itemsize: int) -> int:
     """Bytes of `count` items, rounded up as the native code carves them."""
     return -(-count * itemsize // _ALIGNMENT) * _ALIGNMENT
-
-
-def _workspace(problem: Problem) -> tuple[Callable[[int], int], int]:
-    """Bytes for a number of samples (a function), and bytes besides."""
-    op, g, dtype = problem.op, problem.geometry, problem.dtype
-    half = dtype.itemsize == 2
-    accumulator = max(dtype.itemsize, 4)
-    column_elements = g.output_pixels * g.column_size * g.groups
-    if problem.platform == "cpu":
-        # The BLAS has no 16-bit types: columns, y and w are converted.
-        columns = 0 if g.is_pointwise and not half else column_elements
-        y = g.output_pixels * g.K if half else 0
-        fixed = aligned(g.w_size, 4) if half else 0
-        # dgrad of a strided 1x1 transposes the filter.
-        one_tap = g.column_size * g.groups == g.C
-        if op == "dgrad" and one_tap and not (g.is_pointwise or half):
-            fixed = aligned(g.w_size, accumulator)
-        return (
-            lambda n: aligned(n * columns, accumulator) + aligned(n * y, 4),
-            fixed,
-        )
-    columns = 0 if g.is_pointwise else column_elements
-    itemsize = accumulator if op == "dgrad" else dtype.itemsize
-    if op != "wgrad":
-        return lambda n: aligned(n * columns, itemsize), 0
-    return (
-        lambda n: aligned(n * columns, itemsize) + aligned(n * g.w_size, accumulator),
-        aligned(g.w_size, accumulator),
-    )
 
 
 def largest_slice(cost: Callable[[int], int], limit: int, most: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch._native import targets
-from jax_convbatch._plans import planners
+from jax_convbatch._plans import columns, planners
 from jax_convbatch._plans.kinds import InXla, OneCall, Plan
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Problem, Unable
@@ -39,7 +39,7 @@ _PLANNERS: dict[tuple[str, str], Callable[[Problem], Plan]] = {
     ("implicit_gemm", "cuda"): implicit_cuda.planned,
     ("cudnn", "cuda"): cudnn.planned,
     **{
-        (name, platform): partial(planners.columns, name)
+        (name, platform): partial(columns.columns, name)
         for name in ("im2col_gemm", "per_sample")
         for platform in ENGINES[name]
     },
