@@ -42,7 +42,6 @@ EARNS = 1.1  # the least loss
 # those that are always there: conv, wgrad, epilogues and what all share.
 FILES = {
     "conv_transposed": ["sm90/kernels/conv/transpose"],
-    "cp_async": ["sm90/kernels/cp_async/"],
     "depthwise_copies": ["sm90/kernels/depthwise/depthwise_copies"],
     "depthwise_planes": ["sm90/kernels/depthwise/depthwise_planes"],
     "depthwise_sequences": [

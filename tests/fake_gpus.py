@@ -29,14 +29,15 @@ DRAWS = 40  # of each family
 
 
 # Filters that reach further than our tiles that read x once for all taps, and channels
-# that few draws have: of images, channels, taps and dilation.
+# that few draws have: of images, channels, taps, dilation and strides.
 FAR = {
-    "large images": ((512, 512), 64, 128, (7, 7), (1, 1)),
-    "uneven images": ((96, 96), 48, 96, (3, 3), (3, 3)),
-    "volumes": ((2, 360, 480), 64, 128, (3, 3, 3), (1, 3, 3)),
-    "sequences": ((120000,), 32, 32, (11,), (1,)),
-    "products": ((256, 256), 66, 64, (1, 1), (1, 1)),
-    "colours": ((1024, 1024), 32, 3, (3, 3), (1, 1)),
+    "large images": ((512, 512), 64, 128, (7, 7), (1, 1), (1, 1)),
+    "uneven images": ((96, 96), 48, 96, (3, 3), (3, 3), (1, 1)),
+    "volumes": ((2, 360, 480), 64, 128, (3, 3, 3), (1, 3, 3), (1, 1, 1)),
+    "sequences": ((120000,), 32, 32, (11,), (1,), (1,)),
+    "products": ((256, 256), 66, 64, (1, 1), (1, 1), (1, 1)),
+    "colours": ((1024, 1024), 32, 3, (3, 3), (1, 1), (1, 1)),
+    "strides": ((128, 128), 64, 64, (11, 11), (1, 1), (10, 10)),
 }
 
 
@@ -63,10 +64,10 @@ def _geometry(shape, window):
 
 
 def _far(name):
-    size, c, k, taps, dilation = FAR[name]
+    size, c, k, taps, dilation, strides = FAR[name]
     ones = (1,) * len(size)
     reach = ((t - 1) * d // 2 for t, d in zip(taps, dilation, strict=True))
-    window = Window(ones, tuple((r, r) for r in reach), ones, dilation, 1)
+    window = Window(strides, tuple((r, r) for r in reach), ones, dilation, 1)
     draw = Draw("far", 0, name, 2, size, c, k, taps, window, "float32", True)
     return _geometry(draw.shape, window)
 

@@ -111,6 +111,17 @@ def params_of(case, x, w):
     return resolve(x, w, None, "im2col_gemm", None, **case.kwargs, **none).params
 
 
+def engine_of(case, dtype, platform="cuda"):
+    """implicit_gemm where it covers all three operations, else "auto"."""
+    operands = (np.zeros(shape, jnp.dtype(dtype)) for shape in (case.x, case.w))
+    geometry = params_of(case, *operands).geometry
+    covered = all(
+        plan.configs("implicit_gemm", op, geometry, dtype, platform)
+        for op in ("fprop", "dgrad", "wgrad")
+    )
+    return "implicit_gemm" if covered else "auto"
+
+
 def assert_configurations_agree(case, dtype, platform="cuda"):
     """By all configurations of implicit_gemm, fprop and dgrad have the same bits.
 

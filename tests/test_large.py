@@ -181,7 +181,7 @@ LAYERS = {
         *("implicit_gemm", "bfloat16", (56, 56, 32), (3, 3, 32, 256)),
         dict(strides=2, padding=1),
     ),
-    "gathered tiles": ("implicit_gemm", "bfloat16", (27, 27, 65), (3, 3, 65, 67), {}),
+    "padded tiles": ("auto", "bfloat16", (27, 27, 65), (3, 3, 65, 67), {}),
     "strips": (
         *("implicit_gemm", "bfloat16", (96, 96, 3), (7, 7, 3, 64)),
         dict(strides=2, padding=3),

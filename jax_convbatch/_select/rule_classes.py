@@ -187,6 +187,19 @@ def thin_patches(problem: Problem) -> bool:
     return patches(problem) and (one or small)
 
 
+def odd_patches(problem: Problem) -> bool:
+    """In 16 bits, whose rows of a filter are no multiples of 16 bytes, as 14x14 of
+    colours. Columns are no larger than x."""
+    odd_rows = problem.geometry.S * problem.geometry.C % 8 != 0
+    return half(problem) and patches(problem) and taps(problem) > 1 and odd_rows
+
+
+def far_strides(problem: Problem) -> bool:
+    """In 16 bits, of more steps than TMA takes at once."""
+    far = max(problem.geometry.stride) > 8 and taps(problem) > 1
+    return half(problem) and far
+
+
 def strided_images(problem: Problem) -> bool:
     """In 16 bits, 3x3 of two steps and large images: fprop of 32 channels, wgrad of up
     to 64 on a side."""

@@ -20,6 +20,7 @@ COLUMNS_LAST = ("cudnn", "im2col_gemm")
 OURS_FIRST = ("implicit_gemm", *COLUMNS_LAST)
 COLUMNS_FIRST = ("im2col_gemm", "implicit_gemm", "cudnn")
 CUDNN_FIRST = ("cudnn", "implicit_gemm", "im2col_gemm")
+CUDNN_LAST = ("implicit_gemm", "im2col_gemm", "cudnn")
 
 
 class Line(NamedTuple):
@@ -53,6 +54,11 @@ def _cudnn_first(ops: Any, applies: Any, why: str) -> Line:
 def _columns_first(ops: Any, applies: Any, why: str) -> Line:
     """On Hopper."""
     return Line("hopper", ops, applies, COLUMNS_FIRST, f"{why} (H100 or H200)")
+
+
+def _cudnn_last(ops: Any, applies: Any, why: str) -> Line:
+    """On Hopper: columns where no kernel of ours runs."""
+    return Line("hopper", ops, applies, CUDNN_LAST, f"{why} (H200)")
 
 
 CUDA = (
@@ -333,6 +339,19 @@ CUDA = (
         DGRAD,
         classes.odd_width,
         "x read for each tap: 112x112 48->192 at batch 128 873 us, cuDNN 739",
+    ),
+    _cudnn_last(
+        ("fprop", "wgrad"),
+        classes.odd_patches,
+        "336x336 14x14s14 3->1024 at batch 256 by columns 1403 us, cuDNN 6352, wgrad "
+        "1415, 8117; wgrad at batch 1 24, 58",
+    ),
+    _cudnn_last(
+        ALL,
+        classes.far_strides,
+        "128x128 11x11s10 64->64 at batch 16 by columns 36 us, cuDNN 33 (PyTorch's), "
+        "dgrad 81, 112, wgrad 46, 64; dgrad of 224x224 16x16s16 3->768 at batch 256, "
+        "which has a kernel, 773, 7510",
     ),
     Line(
         "hopper",

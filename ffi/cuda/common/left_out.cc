@@ -9,7 +9,6 @@ namespace {
 
 // In the order of Family.
 constexpr std::string_view kNames[] = {"conv_transposed",
-                                       "cp_async",
                                        "depthwise_copies",
                                        "depthwise_planes",
                                        "depthwise_sequences",

@@ -13,7 +13,6 @@ namespace jax_convbatch {
 // Named as in benchmarks/kernels.py, which has the files of each.
 enum class Family {
   kConvTransposed,
-  kCpAsync,
   kDepthwiseCopies,
   kDepthwisePlanes,
   kDepthwiseSequences,

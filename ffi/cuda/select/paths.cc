@@ -6,7 +6,6 @@
 #include "cuda/common/left_out.h"
 #include "cuda/select/volumes.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
-#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_plan.h"
 #include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
@@ -80,14 +79,6 @@ std::optional<Plan> PlanRowStreaming(Op op, const ConvGeometry& g,
   if (op == Op::kWgrad || IsLeftOut(Family::kRowStreaming)) return std::nullopt;
   return op == Op::kFprop ? PlanRowStreamingFprop(g, multiprocessors)
                           : PlanRowStreamingDgrad(g, multiprocessors);
-}
-
-std::optional<Plan> PlanCpAsync(Op op, const ConvGeometry& g,
-                                int multiprocessors) {
-  return Unless(Family::kCpAsync, [&] {
-    return ByOp(op, PlanCpAsyncFprop, PlanCpAsyncDgrad, PlanCpAsyncWgrad)(
-        g, multiprocessors);
-  });
 }
 
 cudaError_t RunFewChannels(Op op, const ConvCall& call, Stage stage,
@@ -170,8 +161,8 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
   const auto narrow = Unless(
       Family::kSkinny, [&] { return plan_skinny(g, type, multiprocessors); });
   if (narrow) return narrow;
-  const bool gatherable = type != Type::kTf32 && TakesCpAsync(g);
-  if (gatherable && PrefersFewChannels(op, g)) {
+  const bool fits = type != Type::kTf32 && FitsIn32Bits(g);
+  if (fits && PrefersFewChannels(op, g)) {
     if (const auto few_channels = PlanFewChannels(op, g, multiprocessors))
       return few_channels;
   }
@@ -179,22 +170,19 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
     return op == Op::kFprop ? OrTransposed(*copies, g, type, multiprocessors)
                             : copies;
   }
-  if (gatherable && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
+  if (fits && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
     const auto patches = Unless(
         Family::kPatches, [&] { return PlanPatchDgrad(g, multiprocessors); });
     if (patches) return patches;
-    return PlanCpAsync(op, g, multiprocessors);
   }
-  if (gatherable) {
+  if (fits) {
     if (const auto few_channels = PlanFewChannels(op, g, multiprocessors))
       return few_channels;
     if (const auto row_streaming = PlanRowStreaming(op, g, multiprocessors))
       return row_streaming;
   }
-  const auto pads = Unless(
-      Family::kPadding, [&] { return PlanPads(op, g, type, multiprocessors); });
-  if (pads) return pads;
-  return gatherable ? PlanCpAsync(op, g, multiprocessors) : std::nullopt;
+  return Unless(Family::kPadding,
+                [&] { return PlanPads(op, g, type, multiprocessors); });
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
@@ -248,9 +236,6 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
     case Path::kRowStreaming:
       return op == Op::kFprop ? RowStreamingFprop(call, stage, stream)
                               : RowStreamingDgrad(call, stage, stream);
-    case Path::kCpAsync:
-      return ByOp(op, CpAsyncFprop, CpAsyncDgrad, CpAsyncWgrad)(call, stage,
-                                                                stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -2,6 +2,7 @@
 #include "cuda/sm90/problem/subproblems.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "cuda/sm90/problem/group_width.h"
@@ -73,6 +74,31 @@ bool IsPlain(const ConvGeometry& g, Type type) {
 
 bool IsPlain2d(const ConvGeometry& g, Type type) {
   return !Is3d(g) && g.pad.d == 0 && IsPlain(g, type);
+}
+
+bool FitsIn32Bits(const ConvGeometry& g) {
+  constexpr double kLimit = 1 << 30;
+  auto axis = [&](int64_t in, int64_t out, int64_t taps, int64_t stride,
+                  int64_t pad, int64_t dilation, double element) {
+    const double reach = std::abs(1.0 * pad) + 1.0 * taps * dilation + 8;
+    return 1 <= in && 1 <= out && 1 <= taps && 1 <= stride && 1 <= dilation &&
+           1.0 * stride < kLimit &&
+           (1.0 * in + 1.0 * out * stride + reach) * element < kLimit;
+  };
+  const double most_channels = 1.0 * std::max(g.C, g.K) + 128;
+  const double in_row = 1.0 * g.W * g.C, out_row = 1.0 * g.Q * g.K;
+  return g.D == 1 && g.T == 1 && g.O == 1 && g.pad.d == 0 && g.groups == 1 &&
+         g.input_dilation.all(1) && 1 <= g.N && 1 <= g.C && 1 <= g.K &&
+         axis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w,
+              most_channels) &&
+         // Displacements of filter rows are counted in elements.
+         axis(1, 1, g.R, 1, 0, g.filter_dilation.h,
+              std::max(in_row, out_row)) &&
+         axis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h, 1) &&
+         1.0 * g.taps() * (g.C + 16) * most_channels < kLimit &&
+         1.0 * g.N * g.P * g.Q / 64 * most_channels < kLimit &&
+         1.0 * g.N * g.H * g.W / 64 * most_channels < kLimit &&
+         1.0 * g.N * g.P * g.Q < kLimit && 1.0 * g.N * g.H * g.W < kLimit;
 }
 
 bool IsGroups2d(const ConvGeometry& g, Type type) {

@@ -7,7 +7,7 @@
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_CUH_
 
-#include "cuda/sm90/copy/cp_async_im2col.cuh"
+#include "cuda/sm90/copy/cp_async.cuh"
 #include "cuda/sm90/kernels/few_channels/few_channels_problem.h"
 
 namespace jax_convbatch::hopper {

@@ -18,6 +18,12 @@ inline constexpr int kFewChannelsThreads =
     (1 + kFewChannelsConsumers) * kWarpgroup;
 inline constexpr int kFewChannelsRegisters = 152;
 
+// Elements of 16 bytes. A thread stores such a chunk of rows `tid / 8`, + 16,
+// + 32, ... of a box.
+inline constexpr int kChunk = 8;
+inline constexpr int kRowStep = 16;
+inline constexpr int kRowsOfBox = 64 / kRowStep;
+
 // kSteps: of 16 elements of the columns, padded.
 // kMasked: there may be elements that no column has.
 template <typename T_, int kSteps_, bool kOdd_, bool kMasked_ = true>
@@ -31,6 +37,19 @@ struct FewChannelsFpropConfig {
   static constexpr int kStoreBytes =
       kFewChannelsConsumers * kFewChannelsStores * kBoxBytes;
 };
+
+__device__ __forceinline__ void StoreShared(uint32_t to,
+                                            const uint32_t (&v)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]),
+               "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+
+// Where a thread's chunk lies in a box.
+__device__ __forceinline__ uint32_t ChunkAddress(int thread) {
+  const int row = thread / kChunk;
+  return row * 128 + ((thread % kChunk ^ row % 8) << 4);
+}
 
 // The filter as Contiguous::kRows, by all threads: for each 64 channels all
 // boxes of 64 rows. Rows that no element of a column meets are zeros.
@@ -223,7 +242,7 @@ __global__ void __launch_bounds__(kFewChannelsThreads, 1)
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     GiveRegisters<kProducerRegisters>();
-    CpAsyncRing<kFewChannelsStages, 0> stages(barriers);
+    CpAsyncRing<kFewChannelsStages> stages(barriers);
     for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
       const int stage = stages.Next();
       FillBand(problem, FewChannelsTile(problem, t),

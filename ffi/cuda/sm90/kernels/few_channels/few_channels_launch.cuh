@@ -6,12 +6,18 @@
 #include <algorithm>
 
 #include "cuda/sm90/arch/launch.cuh"
-#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_problem.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
 namespace jax_convbatch::hopper {
+
+// Of the loads of rows of so many elements: the largest of 8, 4, 2 and 1 that
+// divides them.
+inline int LoadElements(int64_t row) {
+  const int64_t all = row | 8;
+  return static_cast<int>(all & -all);
+}
 
 inline FewChannelsProblem MakeFewChannelsProblem(const ConvCall& call,
                                                  bool wgrad) {
@@ -23,7 +29,7 @@ inline FewChannelsProblem MakeFewChannelsProblem(const ConvCall& call,
   problem.x = static_cast<const uint16_t*>(call.lhs);
   problem.H = static_cast<int>(g.H);
   problem.image_row = static_cast<int>(g.W * g.C);
-  problem.vector = CommonVector(g.W * g.C);
+  problem.vector = LoadElements(g.W * g.C);
   problem.layout = {static_cast<int>(shape.origin),
                     static_cast<int>(pitch),
                     static_cast<int>(shape.first),

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/common/most_shared.h"
-#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -36,20 +36,21 @@ int64_t ShortTile(const ConvGeometry& g, int64_t n_tiles, int multiprocessors) {
 }  // namespace
 
 FewChannelsShape::FewChannelsShape(const ConvGeometry& g) {
-  const XRuns x = RunsOfX(g);
-  runs = x.count;
-  length = x.length;
-  run_cols = x.cols;
+  // Where taps lie side by side, a run is a filter row.
+  const bool row = g.filter_dilation.w == 1 || g.S == 1;
+  runs = row ? g.R : g.R * g.S;
+  length = row ? g.S * g.C : g.C;
+  run_cols = row ? 1 : g.S;
+  run_col = row ? 0 : g.filter_dilation.w * g.C;
   step = g.stride.w * g.C;
   const int64_t start = -g.pad.w * g.C;
-  odd = (step | x.step_w) % 2 != 0;
+  odd = (step | run_col) % 2 != 0;
   origin = (start >= 0 ? start : start - 7) / 8 * 8;
   lead = odd ? 0 : (start - origin) % 2;
   first = start - origin - lead;
   pairs = (lead + length + 1) / 2;
-  span = (x.cols - 1) * x.step_w + 2 * pairs + 2;
-  step_h = x.step_h;
-  run_col = x.step_w;
+  span = (run_cols - 1) * run_col + 2 * pairs + 2;
+  step_h = g.filter_dilation.h;
 }
 
 int64_t FewChannelsShape::Pitch(const ConvGeometry& g, int64_t tile) const {
@@ -119,7 +120,7 @@ std::optional<Plan> PlanFewChannelsDgrad(const ConvGeometry& g,
                                          int multiprocessors) {
   if (g.stride.h != 1 || g.stride.w != 1) return std::nullopt;
   const ConvGeometry f = DgradAsFprop(g);
-  if (!TakesCpAsync(f)) return std::nullopt;
+  if (!FitsIn32Bits(f)) return std::nullopt;
   return PlanFewChannelsFprop(f, multiprocessors);
 }
 
@@ -130,7 +131,7 @@ bool BandsOfDy(const ConvGeometry& g) {
 std::optional<Plan> PlanFewChannelsWgrad(const ConvGeometry& given,
                                          int multiprocessors) {
   const ConvGeometry g = BandsOfDy(given) ? DgradAsFprop(given) : given;
-  if (!TakesCpAsync(g)) return std::nullopt;
+  if (!FitsIn32Bits(g)) return std::nullopt;
   const FewChannelsShape shape(g);
   if (FewChannelsSteps(shape) == 0 || g.K % 8 != 0) return std::nullopt;
   const int64_t n_tiles = (g.K + 63) / 64;

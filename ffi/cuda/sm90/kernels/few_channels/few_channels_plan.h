@@ -92,7 +92,7 @@ bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks);
 int64_t FewChannelsShortBytes(const ConvGeometry& g, int64_t tile);
 int64_t FewChannelsSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);
 
-// For geometries that are TakesCpAsync, in bf16 and f16; nothing where the
+// For geometries of FitsIn32Bits, in bf16 and f16; nothing where the
 // kernels cannot run.
 std::optional<Plan> PlanFewChannelsFprop(const ConvGeometry& g,
                                          int multiprocessors);

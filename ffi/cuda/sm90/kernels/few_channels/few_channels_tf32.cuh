@@ -16,7 +16,7 @@
 
 #include "cuda/sm90/arch/mma_tf32.cuh"
 #include "cuda/sm90/arch/round_tf32.cuh"
-#include "cuda/sm90/copy/cp_async_im2col.cuh"
+#include "cuda/sm90/copy/cp_async.cuh"
 #include "cuda/sm90/epilogue/lane_epilogue.cuh"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_problem.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_tiling.h"

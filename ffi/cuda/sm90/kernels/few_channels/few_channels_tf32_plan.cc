@@ -5,10 +5,10 @@
 #include <cstdint>
 
 #include "cuda/common/most_shared.h"
-#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_tiling.h"
 #include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -62,7 +62,7 @@ std::optional<Plan> PlanFewChannelsTf32(const ConvGeometry& g, bool dgrad,
                                         int multiprocessors) {
   // Of an SM's blocks each.
   constexpr int64_t kMostBytes = (226 << 10) / kFewChannelsTf32Resident - 1024;
-  if (!TakesCpAsync(g) || g.taps() == 1 ||
+  if (!FitsIn32Bits(g) || g.taps() == 1 ||
       (dgrad && (g.stride.h != 1 || g.stride.w != 1)) || IsStem(g, dgrad)) {
     return std::nullopt;
   }
@@ -95,7 +95,7 @@ FewChannelsTf32Shape FewChannelsTf32WgradShape(const ConvGeometry& g) {
 std::optional<Plan> PlanFewChannelsTf32Wgrad(const ConvGeometry& given,
                                              int multiprocessors) {
   const ConvGeometry g = BandsOfDy(given) ? DgradAsFprop(given) : given;
-  if (!TakesCpAsync(g) || g.taps() == 1 || g.C > kFewChannelsTf32WgradInputs ||
+  if (!FitsIn32Bits(g) || g.taps() == 1 || g.C > kFewChannelsTf32WgradInputs ||
       g.K % 4 != 0 || g.K < kFewChannelsTf32FewestOutputs ||
       g.taps() * g.C > kFewChannelsTf32WgradElements) {
     return std::nullopt;

@@ -31,7 +31,7 @@ struct FewChannelsTf32Shape {
   int64_t shared_bytes() const { return 2 * 4 * band; }
 };
 
-// For geometries that are TakesCpAsync; nothing where the kernel cannot run.
+// For geometries of FitsIn32Bits; nothing where the kernel cannot run.
 std::optional<Plan> PlanFewChannelsTf32(const ConvGeometry& g, bool dgrad,
                                         int multiprocessors);
 

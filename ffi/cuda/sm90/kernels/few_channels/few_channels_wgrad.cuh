@@ -73,7 +73,7 @@ template <typename Config>
 __device__ __forceinline__ void FillBandsAndDy(
     const FewChannelsProblem& problem, int n_tile, int split, uint32_t ring,
     RingBarriers<kFewChannelsStages>& barriers, int dy_offset) {
-  CpAsyncRing<kFewChannelsStages, 0> stages(barriers);
+  CpAsyncRing<kFewChannelsStages> stages(barriers);
   for (int t = split; t < problem.tiles; t += problem.splits) {
     const FewChannelsTile tile(problem, t);
     const int stage = stages.Next();

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kStemThreads, 1)
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     GiveRegisters<kStemProducers>();
-    CpAsyncRing<kStemStages, 0> stages(barriers);
+    CpAsyncRing<kStemStages> stages(barriers);
     for (int t = first; t < p.band.tiles; t += step) {
       const int stage = stages.Next();
       FillBand(p.band, FewChannelsTile(p.band, t),

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "cuda/common/most_shared.h"
-#include "cuda/sm90/kernels/cp_async/cp_async_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_plan.h"
+#include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -84,7 +84,7 @@ std::optional<Plan> PlanStem(const ConvGeometry& given, bool dgrad,
   if (!IsStem(given, dgrad)) return std::nullopt;
   const ConvGeometry g = dgrad ? DgradAsFprop(given) : given;
   const ConvGeometry halves = InHalves(g);
-  if (!TakesCpAsync(halves) || g.taps() == 1 || g.K % 4 != 0 ||
+  if (!FitsIn32Bits(halves) || g.taps() == 1 || g.K % 4 != 0 ||
       g.K < kFewestOutputs || StemSteps(g) == 0) {
     return std::nullopt;
   }

@@ -9,7 +9,7 @@
 
 namespace jax_convbatch::hopper {
 
-// For geometries that are IsPatches and TakesCpAsync; nothing where the kernel
+// For geometries that are IsPatches and FitsIn32Bits; nothing where the kernel
 // cannot run: K is a multiple of 8, a filter row of an even number of elements
 // fits a tile, and what is stored together is a multiple of 16 bytes.
 std::optional<Plan> PlanPatchDgrad(const ConvGeometry& g, int multiprocessors);

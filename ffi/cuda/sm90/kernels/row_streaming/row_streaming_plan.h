@@ -17,7 +17,7 @@ inline constexpr int kRowStreamingStageBytes = kRowStreamingPixels * 128;
 inline constexpr int kRowStreamingConsumers = 4;
 inline constexpr int kRowStreamingStages = 4, kRowStreamingFewStages = 2;
 
-// For geometries that are TakesCpAsync, in bf16 and f16; nothing where the
+// For geometries of FitsIn32Bits, in bf16 and f16; nothing where the
 // kernels cannot run.
 std::optional<Plan> PlanRowStreamingFprop(const ConvGeometry& g,
                                           int multiprocessors);
