@@ -280,9 +280,9 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
     [
         ("stem", ("strips of", "sweeps of", "strips of")),
         ("to three", ("sweeps of", "strips of", "strips of")),
-        ("a stride of four in eight", ("strips of", "tiles of", "strips of")),
+        ("a stride of four in eight", ("tiles of", "tiles of", "strips of")),
         ("a stride of two in four", ("tiles of", "tiles of", "tiles of")),
-        ("sixteen to sixteen", ("strips of", "strips of", "tiles of")),
+        ("sixteen to sixteen", ("tiles of", "tiles of", "tiles of")),
         ("four to many", ("strips of", "sweeps of", "strips of")),
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
