@@ -59,7 +59,7 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
     constexpr int64_t kManyPixels = 1000;
     constexpr double kEnough = 0.9e9;
     const bool is_long = pixels >= kManyPixels * tiles && work >= kEnough;
-    const bool is_wide = std::min(g.C, g.K) >= 64 && std::max(g.C, g.K) >= 256;
+    const bool is_wide = std::min(g.C, g.K) >= 64 && std::max(g.C, g.K) >= 224;
     if (!is_long || !is_wide) return std::nullopt;
     return ProductWgrad{1, kSplitBytes};
   }
@@ -73,6 +73,9 @@ std::optional<ProductWgrad> PlanProductWgrad(const ConvGeometry& g,
   const int64_t splits = tiles >= 32 || work >= 2 * kMuch
                              ? Splits(tiles, pixels, multiprocessors)
                              : 1;
+  // Many tiles that no cut makes one wave of: 8x32x32 640->640 takes tiles 19
+  // us, cuBLAS 23 (H200).
+  if (tiles >= 32 && splits == 1) return std::nullopt;
   if (splits == 1) return ProductWgrad{1, kSplitBytes};
   return ProductWgrad{splits, splits * g.C * g.K * int64_t{sizeof(float)}};
 }
