@@ -12,8 +12,8 @@ namespace {
 // channels in bf16, 64 taps, 216 us and 186; 1x2048 of 4096, 128 taps, 52 and
 // 86; 8x28x28 of 64 channels, 9x9, 9.4 and 10.1 (H200).
 constexpr int64_t kFewestTaps = 81, kFewestOfSequence = 96;
-// On an axis: as many as the products of a run have at the most.
-constexpr int64_t kMostTaps = 33;
+// On an axis: as many as wgrad's tile has outputs.
+constexpr int64_t kMostTaps = 32;
 constexpr int64_t kMostBytes = int64_t{1} << 31;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
