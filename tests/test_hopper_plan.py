@@ -205,20 +205,11 @@ def test_layers_that_are_differentiated_in_one_pass(native):
         plan = native("fprop", geometry(batch, row), dtype, H200)
         return plan.get("backward_workspace")
 
-    small = FLUX_MNIST["14_16_32"], FLUX_MNIST["7_32_32"]
-    large = (28, 28, 16, 32, 3, 3, 1, 1, 1, 1)
-    for batch in (1, 8, 131, 132, 1000):
-        for row in small:
-            bytes_ = takes(row, "float32", batch)
-            one = 4 * (9 * row[2] + 1) * row[3]  # dw and db of a block
-            assert bytes_ % 256 == 0 and bytes_ >= min(batch, H200) // 4 * one
-            assert bytes_ < 2 * H200 * one + 256
     wide = takes(RESNET50_V1["56_1x1_64_256"], "bfloat16", 8)
     assert wide == 4 * H200 * (64 + 1) * 256
-    assert takes(FLUX_MNIST["28_1_16"], "float32") > 0
-    for row in (large, RESNET50_V1["56_1x1_64_256"]):
+    # f32 has no such kernels.
+    for row in (*FLUX_MNIST.values(), RESNET50_V1["56_1x1_64_256"]):
         assert takes(row, "float32") is None
-    assert takes(small[0], "bfloat16") is None
 
 
 def test_small_layers_of_few_slices_are_differentiated_in_one_pass(native):
