@@ -243,6 +243,22 @@ def test_the_limit_counts_columns_of_outputs():
         columns.columns("im2col_gemm", replace(of, workspace_limit=one - 1))
 
 
+def test_outputs_of_zeros_need_room_for_copies():
+    of = problem("three outputs")
+    chosen = columns.columns("im2col_gemm", of)
+    copies = 5 * 9 * 8 * (3 + 4) * 2
+    columns_ = planners.aligned(5 * 9 * 8 * 9 * 4, 4)
+    assert isinstance(chosen, padded.OfCopies)
+    assert columns_ < chosen.workspace_bytes <= columns_ + copies
+    one = planners.aligned(9 * 8 * 9 * 3, 4)
+    for limit in (chosen.workspace_bytes - 1, one):
+        least = columns.columns("im2col_gemm", replace(of, workspace_limit=limit))
+        assert isinstance(least, dual.Strided) and least.workspace_bytes <= limit
+    # Nothing is gained by columns as wide as those of x.
+    few = problem("three outputs", geometry=of.geometry._replace(C=4))
+    assert not isinstance(columns.columns("im2col_gemm", few), padded.OfCopies)
+
+
 def test_the_reason_says_so():
     for precision, arithmetic in ((0, "TF32"), (2, "in true float32")):
         of = problem("3x3", dtype="float32", precision=precision)

@@ -7,6 +7,7 @@ fewer of them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._plans.planners import (
     INT32_MAX,
     Problem,
+    Unable,
     aligned,
     largest_slice,
     sliced_limit,
@@ -35,9 +37,11 @@ def columns(engine: str, problem: Problem) -> Plan:
     platform, asked = problem.platform, problem.workspace_limit
     turned = columns_of_outputs(problem)
     if turned and _pads_outputs(problem.geometry):
-        copied = padded.plan(problem, _FOURS, partial(columns, engine))
-        assert copied is not None  # its channels are other ones
-        return copied
+        # Where the limit has no room for copies of y, without.
+        with contextlib.suppress(Unable, ValueError):
+            copied = padded.plan(problem, _FOURS, partial(columns, engine))
+            assert copied is not None  # its channels are other ones
+            return copied
     its = turned or problem
     per_sample, fixed = _workspace(its)
     limit = sliced_limit(asked, platform, lambda: per_sample(1) + fixed)
@@ -61,10 +65,10 @@ def _pads_outputs(g: ConvGeometry) -> bool:
     """Whether outputs of zeros make rows of columns that cuBLAS has fast kernels for
     (f32 1280->3 at 2x32x32 62 us, with four outputs 20; but 64->2 of volumes 164 and
     255; one H200), and nothing but y and w is copied."""
-    if g.K % 2 == 0:
-        return False
     copies = padded.geometry(g, _FOURS)
-    return copies is not None and copies == g._replace(K=copies.K)
+    if g.K % 2 == 0 or copies is None or copies.K >= g.C:
+        return False
+    return copies == g._replace(K=copies.K)
 
 
 def columns_of_outputs(problem: Problem) -> Problem | None:
