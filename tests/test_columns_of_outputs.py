@@ -28,6 +28,7 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans import columns, dual, padded, planners
 from jax_convbatch._plans.kinds import OneCall
 from jax_convbatch._plans.params import OPS
+from jax_convbatch._select import rules
 from jax_convbatch._select.plan import make_plan, plan_of
 from jax_convbatch._tune import tune
 
@@ -250,10 +251,15 @@ def test_outputs_of_zeros_need_room_for_copies():
     columns_ = planners.aligned(5 * 9 * 8 * 9 * 4, 4)
     assert isinstance(chosen, padded.OfCopies)
     assert columns_ < chosen.workspace_bytes <= columns_ + copies
+    # Of fewer samples at a time; where not even one's columns fit beside, without.
+    some = columns.columns(
+        "im2col_gemm", replace(of, workspace_limit=chosen.workspace_bytes - 1)
+    )
+    assert isinstance(some, padded.OfCopies) and some.slice == 4
+    assert some.workspace_bytes < chosen.workspace_bytes
     one = planners.aligned(9 * 8 * 9 * 3, 4)
-    for limit in (chosen.workspace_bytes - 1, one):
-        least = columns.columns("im2col_gemm", replace(of, workspace_limit=limit))
-        assert isinstance(least, dual.Strided) and least.workspace_bytes <= limit
+    least = columns.columns("im2col_gemm", replace(of, workspace_limit=one))
+    assert isinstance(least, dual.Strided) and least.workspace_bytes <= one
     # Nothing is gained by columns as wide as those of x.
     few = problem("three outputs", geometry=of.geometry._replace(C=4))
     assert not isinstance(columns.columns("im2col_gemm", few), padded.OfCopies)
@@ -267,6 +273,27 @@ def test_the_reason_says_so():
         assert reason.endswith(
             "columns of outputs, as dgrad of the mirrored convolution"
         )
+
+
+def test_auto_leaves_it_where_the_limit_has_no_room(gpu):
+    case = layer(1, (64, 64), 128, 3, (3, 3), (ONE, ONE))
+    params = params_of(case, *arrays(case, whole, "float32")[:2])
+    plan = functools.partial(
+        *(make_plan, "fprop", params.geometry, "float32", "float32", "cuda")
+    )
+    assert plan().engine == "im2col_gemm"
+    refused = plan(workspace_limit=0)
+    assert refused.engine == "xla"
+    assert "im2col_gemm: workspace_limit=0 bytes is too small" in refused.reason
+
+
+def test_a_wider_result_has_other_engines_first(gpu):
+    case = layer(1, (64, 64), 512, 3, (3, 3), (ONE, ONE))
+    params = params_of(case, *arrays(case, whole, "bfloat16")[:2])
+    half, wide = np.dtype(jnp.bfloat16), np.dtype("float32")
+    same = planners.Problem("fprop", params.geometry, half, half, "cuda")
+    assert rules.engines(same)[0] == "im2col_gemm"
+    assert rules.engines(replace(same, out_dtype=wide))[0] == "implicit_gemm"
 
 
 # --- whole programs ----------------------------------------------------------------

@@ -116,6 +116,22 @@ def test_their_neighbours_have_other_tiles(native, op, case):
     assert plan is None or plan["path"] != TILES
 
 
+@pytest.mark.parametrize("size", [(8, 8), (8, 20)])
+@pytest.mark.parametrize("op", OPS)
+def test_no_room_for_the_filter_is_no_plan(native, op, size):
+    case = image(2, size, 8, (9, 9), ((0, 0), (0, 0)))
+    for dtype in DTYPES:
+        assert planned(native, op, case, dtype) is None
+
+
+@pytest.mark.gpu
+def test_no_room_for_the_filter_gives_zeros(hopper):
+    case = image(2, (8, 20), 8, (9, 9), ((0, 0), (0, 0)))
+    x, w, dy = arrays(case, normal, "bfloat16")
+    y, dx, dw = run(case, x, w, dy)
+    assert y.size == 0 and not dx.any() and not dw.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)

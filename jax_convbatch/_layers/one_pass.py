@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward of a narrow, wide or small layer with relu, in one call.
+"""Backward of a narrow or large layer with relu, in one call.
 
     tangent    dx, dw, db (, dr) -> relu'(y) (conv(dx, w) + conv(x, dw) + db (+ dr))
     cotangent  dy -> dx, dw, db (, dr)

@@ -113,7 +113,7 @@ def implicit_gemm_plans(
       op: "fprop", "dgrad" or "wgrad".
       geometry: a `ConvGeometry`.
       dtype: "bfloat16", "float16" or "float32" (multiplied as TF32 where there is
-        one group, or groups are wide).
+        one group, groups are wide, or depthwise filters have many taps).
       exact: multiply float32 as it is.
 
     Returns:

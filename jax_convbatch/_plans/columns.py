@@ -7,22 +7,18 @@ fewer of them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from jax_convbatch._plans import dual, padded
 from jax_convbatch._plans.kinds import OneCall, Plan
 from jax_convbatch._plans.planners import (
     INT32_MAX,
     Problem,
-    Unable,
     aligned,
     largest_slice,
     sliced_limit,
 )
-from jax_convbatch._shapes.geometry import ConvGeometry
 
 # Rows of columns of outputs begin at multiples of sixteen bytes.
 _FOURS = padded.Wanted(multiple=4, even=False)
@@ -36,12 +32,8 @@ def columns(engine: str, problem: Problem) -> Plan:
     """
     platform, asked = problem.platform, problem.workspace_limit
     turned = columns_of_outputs(problem)
-    if turned and _pads_outputs(problem.geometry):
-        # Where the limit has no room for copies of y, without.
-        with contextlib.suppress(Unable, ValueError):
-            copied = padded.plan(problem, _FOURS, partial(columns, engine))
-            assert copied is not None  # its channels are other ones
-            return copied
+    if turned and (copied := _with_outputs_of_zeros(engine, problem)):
+        return copied
     its = turned or problem
     per_sample, fixed = _workspace(its)
     limit = sliced_limit(asked, platform, lambda: per_sample(1) + fixed)
@@ -61,24 +53,39 @@ def columns(engine: str, problem: Problem) -> Plan:
     return dual.Strided.like(call, of=call) if turned else call
 
 
-def _pads_outputs(g: ConvGeometry) -> bool:
-    """Whether outputs of zeros make rows of columns that cuBLAS has fast kernels for
-    (f32 1280->3 at 2x32x32 62 us, with four outputs 20; but 64->2 of volumes 164 and
-    255; one H200), and nothing but y and w is copied."""
+def _with_outputs_of_zeros(engine: str, problem: Problem) -> Plan | None:
+    """The plan with outputs of zeros beside an odd number of them, or None.
+
+    cuBLAS has fast kernels for rows that begin at sixteen bytes: f32 1280->3 of 2x32x32
+    takes 62 us, with four outputs 20; but 64->2 of volumes 164 and 255 (one H200). None
+    where more than y and w would be copied, or the limit has no room for these.
+    """
+    g, room = problem.geometry, problem.workspace_limit
     copies = padded.geometry(g, _FOURS)
-    if g.K % 2 == 0 or copies is None or copies.K >= g.C:
-        return False
-    return copies == g._replace(K=copies.K)
+    if g.K % 2 == 0 or copies is None or copies != g._replace(K=copies.K):
+        return None
+    if columns_of_outputs(replace(problem, geometry=copies)) is None:
+        return None
+    if room is not None:
+        room -= padded.copy_bytes(g, copies, problem.dtype.itemsize)
+
+    def of_copies(other: Problem) -> Plan:
+        return columns(engine, replace(other, workspace_limit=room))
+
+    try:
+        return padded.plan(problem, _FOURS, of_copies)
+    except ValueError:  # one sample's columns beside the copies
+        return None
 
 
 def columns_of_outputs(problem: Problem) -> Problem | None:
     """The problem that `dual` makes of fprop or wgrad, or None.
 
     There is one of many inputs to few outputs, if its columns are smaller. fprop
-    multiplies x as it lies into columns of [x's pixels, taps * K], in float32 in 16
-    bits, too, and adds them; wgrad unrolls dy in place of x. One sample's workspaces
-    are compared, so that bits do not depend on the batch. On the CPU implicit_gemm is
-    the engine of such layers.
+    multiplies x as it lies into columns of [x's pixels, taps * K], in float32 even
+    where x has 16 bits, and adds them; wgrad unrolls dy in place of x. One sample's
+    workspaces are compared, so that bits do not depend on the batch. On the CPU
+    implicit_gemm is the engine of such layers.
     """
     g, op = problem.geometry, problem.op
     if (problem.platform, g.groups, g.stride) != ("cuda", 1, (1, 1, 1)):

@@ -224,6 +224,9 @@ def _by_rule(problem: Problem, planned: Callable[[str], Plan]) -> Plan:
         except Unable as unable:
             refusals.append(f"{name} does not cover {unable}")
             continue
+        except ValueError as refusal:  # the limit has no room for one sample
+            refusals.append(f"{name}: {refusal}")
+            continue
         if chosen.by_name_only:
             refusals.append(f"{name} ({chosen.reason}) would take longer")
             continue

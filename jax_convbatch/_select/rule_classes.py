@@ -7,7 +7,9 @@ the bits of a sample, must not.
 
 from __future__ import annotations
 
-from jax_convbatch._plans import depth
+import math
+
+from jax_convbatch._plans import columns, depth
 from jax_convbatch._plans.planners import Problem
 
 
@@ -195,8 +197,9 @@ def odd_patches(problem: Problem) -> bool:
 
 
 def far_strides(problem: Problem) -> bool:
-    """In 16 bits, of more steps than TMA takes at once."""
-    far = max(problem.geometry.stride) > 8 and taps(problem) > 1
+    """In 16 bits, of more steps than TMA takes at once, of columns not far above x."""
+    g = problem.geometry
+    far = max(g.stride) > 8 and 1 < taps(problem) <= 2 * math.prod(g.stride)
     return half(problem) and far
 
 
@@ -220,16 +223,16 @@ def odd_products(problem: Problem) -> bool:
 
 
 def to_few_outputs(problem: Problem) -> bool:
-    """Of so many inputs that columns of outputs (`_plans/columns.py`) are narrower; in
-    16 bits of more than have kernels of their own. Small ones are not worth three
-    kernels."""
+    """fprop of so many inputs that columns of outputs (`_plans/columns.py`) are
+    narrower than x; in 16 bits, of more inputs than our own kernels serve well. Small
+    images are not worth three kernels."""
     g = problem.geometry
     others = problem.dtype.itemsize == 2 and g.C % 8 == 0
     many = g.C >= 192 or (g.C >= 32 and not others)
     narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= g.C
     large = g.C * g.O * g.P * g.Q >= 1 << 18
-    plain_x = g.stride == g.input_dilation == (1, 1, 1)
-    return tensor_cores(problem) and plain_x and many and narrow and large
+    few = tensor_cores(problem) and plain(problem) and many and narrow and large
+    return few and columns.columns_of_outputs(problem) is not None
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:

@@ -21,7 +21,8 @@ namespace {
 // have not been compared.
 constexpr int64_t kMostGroupChannels = 32;
 
-// 2-D, without empty sizes, and small enough for 32-bit offsets in a sample.
+// 2-D, with samples and channels, and small enough for 32-bit offsets in a
+// sample.
 bool IsPlain2d(const ConvGeometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 31;
   const double sample = 1.0 * g.H * g.W * g.C, result = 1.0 * g.P * g.Q * g.K;

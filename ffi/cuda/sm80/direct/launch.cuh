@@ -20,6 +20,7 @@ template <typename F>
 cudaError_t DispatchType(Type type, F&& f) {
   switch (type) {
     case Type::kF32:
+    case Type::kTf32:
       return f(TypeTag<float>());
     case Type::kBf16:
       return f(TypeTag<__nv_bfloat16>());

@@ -67,9 +67,9 @@ bool IsPlain2d(const ConvGeometry& g, Type type);
 // channels of which either is 32 or more, or in bf16 and f16 of 16 to 16.
 bool IsGroups2d(const ConvGeometry& g, Type type);
 
-// Whether the kernels whose threads find their way in x and y themselves may be
-// asked: 2-D, one group, no input dilation, any channels and strides, and no
-// number so large that an index of 32 bits could overflow.
+// Whether kernels whose threads compute their own addresses in x and y can run:
+// 2-D, one group, no input dilation, any channels and strides, and no index
+// that 32 bits do not hold.
 bool FitsIn32Bits(const ConvGeometry& g);
 
 // Whether the filter cuts x into patches, each pixel in one.

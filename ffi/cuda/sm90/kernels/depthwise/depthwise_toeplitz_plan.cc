@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_toeplitz.h"
@@ -8,21 +9,32 @@
 namespace jax_convbatch::direct {
 namespace {
 
-// Fewer taps take the other kernels as long or less: 4x8192 steps of 1024
-// channels in bf16, 64 taps, 216 us and 186; 1x2048 of 4096, 128 taps, 52 and
-// 86; 8x28x28 of 64 channels, 9x9, 9.4 and 10.1 (H200).
+// With fewer taps the other kernels are as fast or faster: 4x8192 steps of 1024
+// channels in bf16, 64 taps, take these 216 us, the others 186; 1x2048 of 4096,
+// 128 taps, 52 and 86; 8x28x28 of 64, 9x9, 9.4 and 10.1 (H200).
 constexpr int64_t kFewestTaps = 81, kFewestOfSequence = 96;
-// On an axis: as many as wgrad's tile has outputs.
+// On an axis: the outputs of wgrad's tile, and rows and columns of a part of
+// dy.
 constexpr int64_t kMostTaps = 32;
+// Shared memory has room for fewer.
+constexpr int64_t kMostOfSequence = 4096;
 constexpr int64_t kMostBytes = int64_t{1} << 31;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// As walk.cc has it: none is empty, and 32-bit coordinates hold all.
+bool IsShort(int64_t in, int64_t out, int64_t taps, int64_t pad) {
+  constexpr int64_t kLimit = int64_t{1} << 26;
+  auto is_size = [](int64_t n) { return 1 <= n && n < kLimit; };
+  return is_size(in) && is_size(out) && is_size(taps) && std::abs(pad) < kLimit;
+}
 
 bool IsPlain(const ConvGeometry& g) {
   return g.C == g.groups && g.K == g.groups && g.C % 4 == 0 &&
          g.stride.all(1) && g.filter_dilation.all(1) &&
          g.input_dilation.all(1) && g.N > 0 && g.D * g.T * g.O == 1 &&
-         g.pad.d == 0;
+         g.pad.d == 0 && IsShort(g.H, g.P, g.R, g.pad.h) &&
+         IsShort(g.W, g.Q, g.S, g.pad.w);
 }
 
 }  // namespace
@@ -40,7 +52,9 @@ std::optional<ToeplitzShape> ToeplitzShapeOf(Op op, const ConvGeometry& given) {
     std::swap(s.out_w, s.filter_w);
   }
   if (s.kind.sequence) {
-    if (s.filter_w < kFewestOfSequence) return std::nullopt;
+    if (s.filter_w < kFewestOfSequence || s.filter_w > kMostOfSequence) {
+      return std::nullopt;
+    }
     s.part_h = CeilDiv(s.filter_w, 32);
     s.part_w = 32;
     s.kind.runs = 4;
@@ -75,10 +89,10 @@ std::optional<ToeplitzShape> ToeplitzShapeOf(Op op, const ConvGeometry& given) {
   ForToeplitzKind(s.kind, [&](auto tiling) {
     s.shared_bytes = tiling.SharedBytes(static_cast<int>(s.part_h));
   });
-  const double bytes =
-      4.0 * g.N * g.C * std::max(g.input_pixels(), g.output_pixels());
+  const double of_sample =
+      4.0 * g.C * std::max(g.input_pixels(), g.output_pixels());
   if (s.shared_bytes == 0 || s.shared_bytes > hopper::kMostShared ||
-      s.items == 0 || bytes / g.N >= kMostBytes || s.items > INT32_MAX / 2) {
+      of_sample >= kMostBytes || s.items > INT32_MAX / 2) {
     return std::nullopt;
   }
   return s;
@@ -90,7 +104,9 @@ std::optional<Plan> PlanDepthwiseToeplitz(Op op, const ConvGeometry& g,
   const auto shape = ToeplitzShapeOf(op, g);
   if (!shape) return std::nullopt;
   constexpr int kOfMultiprocessor = 228 << 10;
-  const int most = shape->kind.row_blocks == 1 ? 3 : 2;  // registers have room
+  // As registers have room for.
+  const bool is_small = shape->kind.row_blocks == 1 && !shape->kind.sequence;
+  const int most = is_small ? 3 : 2;
   const int resident =
       std::clamp(kOfMultiprocessor / (shape->shared_bytes + 1024), 1, most);
   Plan plan{};

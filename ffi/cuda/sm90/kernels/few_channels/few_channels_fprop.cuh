@@ -18,8 +18,8 @@ inline constexpr int kFewChannelsThreads =
     (1 + kFewChannelsConsumers) * kWarpgroup;
 inline constexpr int kFewChannelsRegisters = 152;
 
-// Elements of 16 bytes. A thread stores such a chunk of rows `tid / 8`, + 16,
-// + 32, ... of a box.
+// Elements in 16 bytes, a chunk. A thread stores one chunk of each of the rows
+// `tid / 8`, + 16, + 32, ... of a box.
 inline constexpr int kChunk = 8;
 inline constexpr int kRowStep = 16;
 inline constexpr int kRowsOfBox = 64 / kRowStep;
