@@ -14,12 +14,13 @@ namespace jax_convbatch {
 // first; empty where the engine does not support it. `geometry` is what
 // jax_convbatch/_shapes/geometry.py passes to the handlers, `dtype` "bfloat16",
 // "float16" or "float32" (multiplied as TF32 where there is one group, or
-// depthwise filters have many taps, and it is not to be `exact`). Each is a dict: config (its name, see configs.h), path
+// depthwise filters have many taps, and it is not to be `exact`). Each is a
+// dict: config (its name, see configs.h), path
 // ("tiles", "halo tiles" or "strips": see conv.h; "direct tiles", "copied
-// tiles", "sequence tiles", "planes" or "Toeplitz tiles" of several groups; "true f32 tiles",
-// also "true f32 by six products, tiles"), preferred (whether it beats
-// columns), workspace (bytes), blocks (thread blocks). `hopper`: of several
-// groups; of one it is taken for granted.
+// tiles", "sequence tiles", "planes" or "Toeplitz tiles" of several groups;
+// "true f32 tiles", also "true f32 by six products, tiles"), preferred (whether
+// it beats columns), workspace (bytes), blocks (thread blocks). `hopper`: of
+// several groups; of one it is taken for granted.
 nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors,
                                  bool hopper, bool exact);
