@@ -59,6 +59,16 @@ def assert_right_but_for_rounding(case, dtype, algorithm="implicit_gemm", **opti
         oracle.assert_within_bound(a, b, magnitude, count, "float32")
 
 
+def assert_not_finite_as_by_columns(case, x, w, dy):
+    """What is not finite in x and dy reaches what it reaches by columns, no more."""
+    got = run(case, x, w, dy, algorithm="implicit_gemm")
+    columns = run(case, x, w, dy, algorithm="im2col_gemm")
+    for a, b in zip(got, columns, strict=True):
+        a, b = oracle.float64(a), oracle.float64(b)
+        assert not np.isfinite(a).all()
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
+
+
 def assert_not_finite_stays_in_its_group(case, value, dtype="bfloat16"):
     """`value`, in the first group's x and dy, is in no other group's results."""
     x, w, dy = arrays(case, functools.partial(whole, most=1), dtype)

@@ -63,6 +63,7 @@ CASES = {
     "dilated x": layer(5, (5, 6), 40, 8, (4, 4), ((2, 2), (1, 2)), 1, 2),
 }
 each_case = pytest.mark.parametrize("name", CASES)
+by_columns = functools.partial(columns.columns, "im2col_gemm")
 
 
 def geometry(name):
@@ -199,7 +200,7 @@ def test_other_platforms_and_wider_results_unroll_inputs():
     assert columns.columns_of_outputs(replace(of, platform="cpu")) is None
     wide = replace(of, out_dtype=np.dtype("float32"))
     assert columns.columns_of_outputs(wide) is None
-    assert isinstance(columns.columns("im2col_gemm", wide), OneCall)
+    assert isinstance(by_columns(wide), OneCall)
 
 
 def test_the_columns_of_dgrad_are_in_f32():
@@ -227,7 +228,7 @@ def test_a_sample_runs_the_same_way_in_every_batch():
 def test_the_limit_counts_columns_of_outputs():
     of = problem("3x3")
     one = planners.aligned(9 * 8 * 9 * 4, 4)
-    chosen = columns.columns("im2col_gemm", of)
+    chosen = by_columns(of)
     assert isinstance(chosen, dual.Strided) and isinstance(chosen.of, OneCall)
     assert (chosen.slice, chosen.of.slice) == (5, 5)
     assert chosen.workspace_bytes == planners.aligned(5 * 9 * 8 * 9 * 4, 4)
@@ -235,18 +236,18 @@ def test_the_limit_counts_columns_of_outputs():
     assert not chosen.epilogue
     loop = columns.columns("per_sample", of)
     assert (loop.slice, loop.workspace_bytes) == (1, one)
-    least = columns.columns("im2col_gemm", replace(of, workspace_limit=one))
+    least = by_columns(replace(of, workspace_limit=one))
     assert (least.slice, least.workspace_bytes) == (1, one)
-    some = columns.columns("im2col_gemm", replace(of, workspace_limit=3 * one + 255))
+    some = by_columns(replace(of, workspace_limit=3 * one + 255))
     assert some.slice == 3 and some.workspace_bytes <= 3 * one + 255
     message = f"too small for this fprop: one sample needs {one} bytes"
     with pytest.raises(ValueError, match=message):
-        columns.columns("im2col_gemm", replace(of, workspace_limit=one - 1))
+        by_columns(replace(of, workspace_limit=one - 1))
 
 
 def test_outputs_of_zeros_need_room_for_copies():
     of = problem("three outputs")
-    chosen = columns.columns("im2col_gemm", of)
+    chosen = by_columns(of)
     copies = 5 * 9 * 8 * (3 + 4) * 2
     columns_ = planners.aligned(5 * 9 * 8 * 9 * 4, 4)
     assert isinstance(chosen, padded.OfCopies)
@@ -258,29 +259,27 @@ def test_outputs_of_zeros_need_room_for_copies():
     assert isinstance(some, padded.OfCopies) and some.slice == 4
     assert some.workspace_bytes < chosen.workspace_bytes
     one = planners.aligned(9 * 8 * 9 * 3, 4)
-    least = columns.columns("im2col_gemm", replace(of, workspace_limit=one))
+    least = by_columns(replace(of, workspace_limit=one))
     assert isinstance(least, dual.Strided) and least.workspace_bytes <= one
     # Nothing is gained by columns as wide as those of x.
     few = problem("three outputs", geometry=of.geometry._replace(C=4))
-    assert not isinstance(columns.columns("im2col_gemm", few), padded.OfCopies)
+    assert not isinstance(by_columns(few), padded.OfCopies)
 
 
 def test_the_reason_says_so():
     for precision, arithmetic in ((0, "TF32"), (2, "in true float32")):
         of = problem("3x3", dtype="float32", precision=precision)
-        reason = columns.columns("im2col_gemm", of).reason
+        reason = by_columns(of).reason
         assert arithmetic in reason
-        assert reason.endswith(
-            "columns of outputs, as dgrad of the mirrored convolution"
-        )
+        end = "columns of outputs, as dgrad of the mirrored convolution"
+        assert reason.endswith(end)
 
 
 def test_auto_leaves_it_where_the_limit_has_no_room(gpu):
     case = layer(1, (64, 64), 128, 3, (3, 3), (ONE, ONE))
     params = params_of(case, *arrays(case, whole, "float32")[:2])
-    plan = functools.partial(
-        *(make_plan, "fprop", params.geometry, "float32", "float32", "cuda")
-    )
+    of = "fprop", params.geometry, "float32", "float32", "cuda"
+    plan = functools.partial(make_plan, *of)
     assert plan().engine == "im2col_gemm"
     refused = plan(workspace_limit=0)
     assert refused.engine == "xla"

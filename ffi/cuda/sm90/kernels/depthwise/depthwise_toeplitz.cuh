@@ -33,12 +33,11 @@ __device__ __forceinline__ float AsTf32(T value) {
   return sizeof(T) == 4 ? hopper::RoundTf32(wide) : wide;
 }
 
-// Four channels of a pixel, or zeros.
+// Four channels of a pixel, zeros where it is null.
 template <typename T>
-__device__ __forceinline__ void LoadQuad(const T* pixel, bool there,
-                                         float (&to)[4]) {
+__device__ __forceinline__ void LoadQuad(const T* pixel, float (&to)[4]) {
   Vector<T, 4> quad{};
-  if (there) quad = *reinterpret_cast<const Vector<T, 4>*>(pixel);
+  if (pixel != nullptr) quad = *reinterpret_cast<const Vector<T, 4>*>(pixel);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     to[i] = AsTf32(quad.values[i]);
@@ -57,9 +56,8 @@ __device__ __forceinline__ void LoadPlanes(float* planes, int plane, int rows,
     for (int first = 0; first < kColumns; first += 16) {
       const int column = first + lane / 2;
       if (kColumns % 16 != 0 && column >= kColumns) break;
-      const T* const at = pixel(row, column);
       float quad[4];
-      LoadQuad(at, at != nullptr, quad);
+      LoadQuad(pixel(row, column), quad);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to[i * plane + row * kPitch + first] = quad[i];
