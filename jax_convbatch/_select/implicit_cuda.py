@@ -17,6 +17,7 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans import (
     depth,
     dual,
+    folded,
     multipliers,
     padded,
     tf32x3,
@@ -51,6 +52,8 @@ def planned(problem: Problem) -> Plan:
     g, dtype = problem.geometry, problem.dtype.name
     if dtype not in DTYPES or problem.out_dtype != problem.dtype:
         raise Unable(f"operands of {dtype} and a result of {problem.out_dtype.name}")
+    if (fold := folded.chosen(problem)) > 1:
+        return folded.plan(problem, fold, planned)
     native = native_plans(problem)
     if copies_slices(problem, native):
         return _deep(problem)

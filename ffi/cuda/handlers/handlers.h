@@ -41,6 +41,10 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientExecute);
 
+// What is not finite of a result, formed again.
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaFpropNotFiniteExecute);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradNotFiniteExecute);
+
 // A layer's backward pass in one kernel.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardExecute);

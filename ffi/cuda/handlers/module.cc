@@ -65,6 +65,10 @@ nb::dict Targets() {
       Stages(CudnnFpropActInitialize, CudnnFpropActExecute));
   add("cudnn", "dgrad", Stages(CudnnDgradInitialize, CudnnDgradExecute));
   add("cudnn", "wgrad", Stages(CudnnWgradInitialize, CudnnWgradExecute));
+  targets["jax_convbatch_fprop_not_finite"] =
+      Encapsulate(CudaFpropNotFiniteExecute);
+  targets["jax_convbatch_dgrad_not_finite"] =
+      Encapsulate(CudaDgradNotFiniteExecute);
   targets["jax_convbatch_causal_conv1d"] = Encapsulate(CudaCausalConv1dExecute);
   targets["jax_convbatch_causal_conv1d_grad"] =
       Encapsulate(CudaCausalConv1dGradExecute);

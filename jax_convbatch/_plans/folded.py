@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pixels of a row as the channels of one, for few channels and odd numbers of them.
+
+Tensor cores and TMA want rows of 64 to 128 bytes in multiples of 16. Where channels
+fill less, `fold` neighboring pixels of y are one pixel of that many channels, and those
+of x that they step over are, too. Neither moves in memory. The filter is one of a few
+more zeros, whose taps are pixels that lie side by side:
+
+    x[N, H, W, C] = x'[N, H, W', F C]   F = fold * stride
+    y[N, P, Q, K] = y'[N, P, Q', fold K]
+    w'[r, s', (i, c), (j, k)] = w[r, s, c, k]   s dilation = F (s' - pad') + i - j stride + pad
+
+So every product is one of the same convolution, of stride 1 along a row. In fprop and
+dgrad zeros of w' meet numbers besides: where one of these is not finite, results that
+do not depend on it are not either, and a pass over the result forms what is not finite
+again, from the definition. dw is a sum of entries of dw', none of which has another
+product in it.
+
+Source of the idea: the "space to depth" of stems, as MLPerf's ResNet-50 on TPUs has it
+(Ying et al., "Image Classification at Supercomputer Scale", arXiv:1811.06992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import ConvDimensionNumbers
+from jax.typing import DTypeLike
+
+from jax_convbatch._native import native
+from jax_convbatch._plans.kinds import OfAnother, Plan
+from jax_convbatch._plans.params import ConvParams, Op
+from jax_convbatch._plans.planners import Problem, aligned
+from jax_convbatch._shapes.geometry import ConvGeometry
+
+FOLDS = (2, 4, 8)
+
+_NUMBERS = ConvDimensionNumbers(
+    (0, 4, 1, 2, 3), (4, 3, 0, 1, 2), (0, 4, 1, 2, 3)
+)  # N D H W C, T R S C K
+
+
+class Row(NamedTuple):
+    """The last axis of a convolution whose pixels are folded.
+
+    Attributes:
+      step: pixels of x in one of x'.
+      taps, pad: of the filter of zeros.
+      low: for each of y's pixels in one of y', zeros before the filter.
+    """
+
+    step: int
+    taps: int
+    pad: int
+    low: tuple[int, ...]
+
+
+def row(g: ConvGeometry, fold: int) -> Row:
+    """Of `g` with `fold` pixels of y in one."""
+    stride, low = g.stride[2], g.pad[2]
+    step = fold * stride
+    pad = -(-low // step)
+    last = (fold - 1) * stride - low + (g.S - 1) * g.filter_dilation[2]
+    starts = tuple(step * pad + j * stride - low for j in range(fold))
+    return Row(step, last // step + pad + 1, pad, starts)
+
+
+def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
+    """The convolution of folded pixels, or None where rows are no multiples of them."""
+    its = row(g, fold)
+    if g.groups > 1 or g.input_dilation[2] != 1 or min(g.W, g.Q, g.S) < 1:
+        return None
+    if g.W % its.step or g.Q % fold:
+        return None
+    return g._replace(
+        W=g.W // its.step,
+        Q=g.Q // fold,
+        S=its.taps,
+        C=its.step * g.C,
+        K=fold * g.K,
+        stride=(*g.stride[:2], 1),
+        pad=(*g.pad[:2], its.pad),
+        filter_dilation=(*g.filter_dilation[:2], 1),
+    )
+
+
+def chosen(problem: Problem) -> int:
+    """How many pixels are folded; 1 where none are."""
+    return 1
+
+
+def filter_of(w: jax.Array, g: ConvGeometry, fold: int) -> jax.Array:
+    """w' of w[T, R, S, C, K]: the filter of folded pixels."""
+    its, dilation = row(g, fold), g.filter_dilation[2]
+    long = its.step * its.taps
+    shifted = []
+    for low in its.low:
+        high = long - low - (g.S - 1) * dilation - 1
+        config = [(0, 0, 0), (0, 0, 0), (low, high, dilation - 1), (0,) * 3, (0,) * 3]
+        part = jax.lax.pad(w, jnp.zeros((), w.dtype), config)
+        shifted.append(part.reshape(*w.shape[:2], its.taps, its.step * g.C, g.K))
+    return jnp.stack(shifted, 4).reshape(*shifted[0].shape[:4], fold * g.K)
+
+
+def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Plan:
+    """That of the convolution of folded pixels.
+
+    Args:
+      problem: the convolution.
+      fold: pixels of y in one; `geometry` has it.
+      planned: makes the plan of the other.
+
+    Raises:
+      Unable: what `planned` raises, or the filter of zeros is over the limit.
+    """
+    other = geometry(problem.geometry, fold)
+    assert other is not None  # whoever calls has asked
+    of = planned(replace(problem, geometry=other))
+    size = of.workspace_bytes + aligned(other.w_size, problem.dtype.itemsize)
+    problem.check_workspace(size, "filter of folded pixels")
+    return OfFolded.like(
+        of,
+        reason=f"{fold} pixels of a row as one, {of.reason}",
+        workspace_bytes=size,
+        config="",
+        of=of,
+        fold=fold,
+    )
+
+
+@dataclass(frozen=True)
+class OfFolded(OfAnother):
+    """`of` is the plan of the convolution of `fold` pixels of y in one."""
+
+    fold: int = field(kw_only=True)
+
+    def lower(
+        self,
+        op: Op,
+        operands: tuple[jax.Array, jax.Array],
+        params: ConvParams,
+        out_dtype: DTypeLike,
+    ) -> jax.Array:
+        g, other = params.geometry, geometry(params.geometry, self.fold)
+        assert other is not None  # `of` is its plan
+        own = replace(params, dimension_numbers=_NUMBERS)
+        theirs = replace(own, geometry=other)
+
+        def folded(role: str, a: jax.Array) -> jax.Array:
+            if role == "w":
+                return filter_of(a, g, self.fold)
+            return a.reshape(theirs.shape(role))
+
+        a, b = (
+            _canonical(a, params, role).reshape(own.shape(role))
+            for role, a in zip(op.operands, operands, strict=True)
+        )
+        of = (folded(role, v) for role, v in zip(op.operands, (a, b), strict=True))
+        out = self.of.run(op, *of, theirs, out_dtype)
+        if op.result == "w":
+            whole = jax.ShapeDtypeStruct(own.shape("w"), np.float32)
+            unfold = jax.linear_transpose(lambda w: folded("w", w), whole)
+            (dw,) = unfold(out.astype(np.float32))
+            out = dw.astype(out_dtype)
+        else:
+            out = _mended(op, out.reshape(own.shape(op.result)), a, b, own)
+        return _as_kept(out, params, op.result)
+
+
+def _mended(
+    op: Op, out: jax.Array, a: jax.Array, w: jax.Array, params: ConvParams
+) -> jax.Array:
+    """`out` with what is not finite formed again, of a[N, D, H, W, C] and w."""
+    call = native.ffi_call(
+        params.name(f"conv_{op.name}_not_finite", a.dtype),
+        f"jax_convbatch_{op.name}_not_finite",
+        jax.ShapeDtypeStruct(out.shape, out.dtype),
+        input_output_aliases={0: 0},
+    )
+    return call(out, a, w, geometry=params.geometry.attribute())
+
+
+def _order(params: ConvParams, role: str) -> list[int]:
+    """The places of N D H W C or T R S C K in what the user keeps."""
+    first, second, *spatial = getattr(
+        params.dimension_numbers, {"x": "lhs_spec", "w": "rhs_spec", "y": "out_spec"}[role]
+    )
+    return [*spatial, second, first] if role == "w" else [first, *spatial, second]
+
+
+def _canonical(a: jax.Array, params: ConvParams, role: str) -> jax.Array:
+    return jnp.transpose(a, _order(params, role))
+
+
+def _as_kept(a: jax.Array, params: ConvParams, role: str) -> jax.Array:
+    """An array of three spatial axes as the user keeps it."""
+    order = _order(params, role)
+    shape = params.shape(role)
+    a = a.reshape([shape[i] for i in order])
+    return jnp.transpose(a, [order.index(i) for i in range(len(order))])
