@@ -41,10 +41,6 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActFpropExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientExecute);
 
-// A layer's backward pass in one kernel.
-XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardExecute);
-
 // cudnn. Initialize: builds the plan that is named.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropExecute);
