@@ -144,7 +144,6 @@ def _one_call(problem: Problem, native: list[dict[str, Any]]) -> Plan:
         by_name_only=not plan["preferred"],
         epilogue=plan["epilogue"],
         signs=plan["signs"],
-        backward_workspace=plan.get("backward_workspace"),
         config=plan["config"],
     )
     return dual.Strided.like(call, of=call) if strided else call
