@@ -100,8 +100,12 @@ def test_every_mode_gives_what_it_gives_with_y(signs, mode):
     ],
 )
 def test_a_gradient_that_nobody_uses_is_not_computed(signs, kept, ops):
+    def some(*args):
+        found = gradient(*args)
+        return [found[i] for i in kept]
+
     signs(True)
-    rows = jc.explain(lambda *a: [gradient(*a)[i] for i in kept], *arrays())
+    rows = jc.explain(some, *arrays())
     assert sorted(row.op for row in rows) == ops
 
 
