@@ -76,10 +76,8 @@ gpu-racecheck:
 
 # Our kernels only. What the tools do not know is left out: initcheck tensor stores
 # and others' kernels (so no kernel may read another's result, as those that cut
-# padded channels off do, nor a filter that XLA turned round), racecheck the kernel of
-# dw_stationary_backward.cuh, where it reports sums although a barrier of all threads
-# that use them stands between (another in its place changes nothing); cuBLAS does not
-# run under it. It has a build of its own, where each thread arrives at a barrier, not
+# padded channels off do, nor a filter that XLA turned round). cuBLAS does not run under
+# racecheck, which has a build of its own, where each thread arrives at a barrier, not
 # one for its warp, which it cannot follow.
 SANITIZE_CUDA := compute-sanitizer --kernel-name kns=jax_convbatch \
   --error-exitcode 1 --print-limit 20
@@ -91,8 +89,7 @@ SHAPES := $(BIN)/python -W ignore tests/sanitize_cuda.py
 	  --without layer deformable transposed product packed
 	@echo "make gpu-sanitize: memcheck and initcheck found nothing, nor did racecheck"
 .gpu-racecheck: $(INSTALLED)
-	@$(SANITIZE_CUDA) --tool racecheck --print-level error \
-	  --kernel-name-exclude kns=DwStationary $(SHAPES) \
+	@$(SANITIZE_CUDA) --tool racecheck --print-level error $(SHAPES) \
 	  --without im2col_gemm product
 	@echo "make gpu-racecheck: racecheck found nothing"
 

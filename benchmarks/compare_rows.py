@@ -18,8 +18,6 @@ from benchmarks.cases import OPS, Case, Operation, cases
 from benchmarks.jax_side import JaxSide
 from benchmarks.layers import chosen
 from benchmarks.numbers import Maker
-from benchmarks.plans import problem_of
-from jax_convbatch._native import targets
 from jax_convbatch._select import choices
 from jax_convbatch._tune import timing
 from jax_convbatch._tune.calls import sets_of
@@ -63,7 +61,7 @@ def _of_table(table: str, options) -> Iterator[Row]:
             for case in cases(content, ["fprop"], dtypes=[dtype]):
                 name = f"{case.name} {case.batch} {dtype}"
                 prepare = partial(_prepare_layer, options.engine, case)
-                yield Row(table, name, partial(_layer_plan, case), prepare)
+                yield Row(table, name, lambda: "", prepare)
     elif table == "deform":
         for name, (batch, row, groups, dtype) in workloads.DEFORM.items():
             for which in deform.PASSES:
@@ -84,15 +82,6 @@ def _convolution(table: str, name: str, engine: str, case: Operation) -> Row:
 def _plan(engine: str, case: Operation) -> str:
     found = chosen(engine, case)
     return f"{found['engine']}: {found['reason']}"
-
-
-def _layer_plan(case: Case) -> str:
-    """Of the backward pass, what implicit_gemm has in one call."""
-    problem = problem_of(case)
-    plans = targets.implicit_gemm_plans(problem.op, problem.params.geometry, case.dtype)
-    if isinstance(plans, str):
-        return plans
-    return f"backward_workspace {plans[0].get('backward_workspace')}"
 
 
 def _prepare_conv(engine: str, case: Operation) -> Ready:

@@ -50,7 +50,6 @@ FILES = {
     ],
     "depthwise_toeplitz": ["sm90/kernels/depthwise/depthwise_toeplitz"],
     "direct_groups": ["sm80/direct/grouped", "sm80/direct/quads", "sm80/direct/mma"],
-    "dw_stationary_backward": ["sm90/kernels/fused_backward/dw_stationary"],
     "few_channels": [
         "sm90/kernels/few_channels/few_channels.",
         "sm90/kernels/few_channels/few_channels_fprop",
@@ -61,7 +60,6 @@ FILES = {
     "few_channels_tf32": ["sm90/kernels/few_channels/few_channels_tf32"],
     "group_tf32": ["sm90/kernels/narrow_groups/"],
     "halo": ["sm90/kernels/halo/"],
-    "masked_backward": ["sm90/kernels/fused_backward/masked"],
     "one_channel": ["sm90/kernels/one_channel/"],
     "padding": ["sm90/kernels/padding/"],
     "patches": ["sm90/kernels/patches/"],

@@ -284,9 +284,6 @@ def ways(case: Case) -> set[tuple]:
             found |= {(op, case.dtype, *tile.groups())} if tile else set()
         kind = op, plan.engine, re.sub(r"\d+", "#", words)
         found |= {kind, (case.dtype, *kind)}
-        relu = op == "fprop" and case.activation == "relu"
-        if relu and plan.backward_workspace is not None:
-            found.add(("backward_workspace", case.dtype, words))
     return found
 
 

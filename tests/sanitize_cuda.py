@@ -38,7 +38,6 @@ import test_long_sums
 import test_narrow
 import test_norm_act_kernel
 import test_one_channel
-import test_one_pass
 import test_quads
 import test_scalars
 import test_small_images
@@ -224,22 +223,7 @@ def forward_and_backward(fun, args, dy):
     return both(args, dy)
 
 
-def narrow_layer(c, k):
-    """In one pass."""
-    # An even number of pixels, without which 64 channels have no kernel.
-    args, dy = test_one_pass.operands((6, 9, 7), c, k, "bfloat16", whole)
-    return forward_and_backward(test_one_pass.layer, args, dy)
-
-
-def wide_layer(stride):
-    """In two kernels, as small as they are: dy has 35 MB."""
-    of = {1: test_one_pass.operands, 2: test_one_pass.strided_operands}[stride]
-    args, dy = of((43, 14, 14), 256, 2048, "bfloat16", whole)
-    fun = functools.partial(test_one_pass.layer, strides=stride)
-    return forward_and_backward(fun, args, dy)
-
-
-def small_layer(name):
+def relu_layer(name):
     """With relu's derivative in a pass of its own."""
     case = test_layer_gradients.CASES[name]
     args, dy = test_layer_gradients.operands(case, "bfloat16", whole)
@@ -321,15 +305,9 @@ def runs():
         for engine in ("implicit_gemm", "im2col_gemm"):
             call = functools.partial(layer, engine, dtype, k)
             found[f"{engine}, layer, {dtype}, K={k}"] = call
-    for c, k in test_one_pass.CHANNELS:
-        call = functools.partial(narrow_layer, c, k)
-        found[f"implicit_gemm, narrow layer, C={c}, K={k}"] = call
-    for stride in (1, 2):
-        call = functools.partial(wide_layer, stride)
-        found[f"implicit_gemm, wide layer, stride of {stride}"] = call
     for name in ("3x3, odd", "one pixel"):
-        call = functools.partial(small_layer, name)
-        found[f"implicit_gemm, small layer, {name}"] = call
+        call = functools.partial(relu_layer, name)
+        found[f"implicit_gemm, layer with relu, {name}"] = call
     for shape in test_small_images.SHAPES:
         call = functools.partial(small_images, *shape)
         found[f"implicit_gemm, small images, {shape}"] = call

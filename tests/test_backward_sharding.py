@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward of a layer in one call, its arrays cut over 8 virtual devices.
+"""Backward of a layer with relu by y's signs, its arrays cut over 8 virtual devices.
 
-The CPU has no such call: a stand-in notes what a device is asked for, and the
-primitives compute it.
+The CPU has no kernel for the pass over dy: a stand-in notes what a device is asked
+for, and XLA computes it.
 """
 
 import functools
+import itertools
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from problems import whole
 from sharded import assert_same, assert_spec, collectives, put
 
 import jax_convbatch as jc
-from jax_convbatch._layers import fused, one_pass
+from jax_convbatch._layers import act_grad, fused
 
 SMALL = functools.partial(whole, most=1)
 
@@ -34,23 +36,27 @@ def gradients(*args):
     return jax.vjp(layer, *args[:-1])[1](args[-1])
 
 
+CALLS = []  # shapes of dy
+NUMBERS = itertools.count()
+
+
+def noted(number, platform, activation, kept, bias, saved, dy):
+    """`number`: of the test, so that none finds what another one partitioned."""
+    assert saved.dtype == np.uint8
+    CALLS.append(dy.shape)
+    return act_grad._stock_cotangent(activation, kept, bias, saved, dy)
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """Sizes of the calls that devices make, if there were such calls."""
+    """What devices are asked for, if there were such a kernel."""
     jax.clear_caches()
-    found = []
-
-    def one_call(platform, params, dtype, residual):
-        geometry = params.geometry
-        found.append((geometry.N, geometry.C, geometry.K))
-        return functools.partial(
-            one_pass._local, platform, params, residual, frozenset("CK"), {}
-        )
-
-    monkeypatch.setattr(one_pass, "workspace", lambda params, dtype: 0)
+    CALLS.clear()
     monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
-    monkeypatch.setattr(one_pass, "_one_call", one_call)
-    return found
+    monkeypatch.setattr(act_grad, "_is_native", lambda *a: True)
+    local = functools.partial(noted, next(NUMBERS))
+    monkeypatch.setattr(act_grad, "_local_cotangent", local)
+    return CALLS
 
 
 # How x, w and bias are cut, and y: by samples, by output channels, by input channels.
@@ -69,7 +75,13 @@ CUTS = {
         P("data", None, None, "model"),
     ),
 }
-ONE_CALL = {"samples": (4, 8, 64), "samples over all": (2, 8, 64)}
+PARTS = {
+    "samples": (4, 3, 4, 64),
+    "samples over all": (2, 3, 4, 64),
+    "output channels": (16, 3, 4, 32),
+    "input channels": (16, 3, 4, 64),
+    "samples and output channels": (4, 3, 4, 32),
+}
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -81,9 +93,8 @@ def test_a_cut_layer_has_the_gradients_of_a_whole_one(calls, mesh_2d, cut, resid
     sharded = put(mesh_2d, args, x, w, bias, *[y] * (1 + residual))
     calls.clear()
     compiled = jax.jit(gradients).lower(*sharded).compile()
-    # One call for each device where only the batch is cut, else the primitives; the
-    # whole is traced, too, and not run.
-    assert {*calls} - {(16, 8, 64)} == ({ONE_CALL[cut]} if cut in ONE_CALL else set())
+    # The whole is traced, too, and not run.
+    assert {*calls} == {PARTS[cut], (16, 3, 4, 64)}
     assert collectives(compiled) <= {"all-reduce"}
     assert "dynamic-slice" not in compiled.as_text()
     found = compiled(*sharded)
@@ -100,7 +111,7 @@ def test_signs_are_not_cut_within_a_byte(calls, mesh_2d):
 
 
 @pytest.mark.parametrize("taps, stride", [(1, 1), (1, 2), (3, 1)])
-def test_rows_are_one_call_where_no_neighbour_is_needed(calls, mesh, taps, stride):
+def test_rows_are_sent_where_a_neighbour_needs_them(calls, mesh, taps, stride):
     shapes = [
         (2, 8 * stride, 4, 8),
         (taps, taps, 8, 64),
@@ -118,7 +129,7 @@ def test_rows_are_one_call_where_no_neighbour_is_needed(calls, mesh, taps, strid
     sharded = put(mesh, args, rows, P(), P(), rows)
     calls.clear()
     compiled = jax.jit(step).lower(*sharded).compile()
-    assert len(calls) == (2 if taps == 1 else 1)  # one of them is of the whole
+    assert {*calls} == {(2, 8, 4 // stride, 64), (2, 1, 4 // stride, 64)}
     sent = set() if taps == 1 else {"collective-permute"}
     assert collectives(compiled) == {"all-reduce", *sent}
     found = compiled(*sharded)
@@ -126,41 +137,29 @@ def test_rows_are_one_call_where_no_neighbour_is_needed(calls, mesh, taps, strid
     assert_spec(found[0], *rows)
 
 
-def test_it_is_chosen_for_what_a_device_will_have(monkeypatch):
-    """Whole it is too large for one call, and its eighth is not."""
-    jax.clear_caches()
-    largest = []
-
-    def workspace(params, dtype):
-        largest.append(params.geometry.N)
-        return 0 if params.geometry.N <= 2 else None
-
-    monkeypatch.setattr(one_pass, "workspace", workspace)
-    monkeypatch.setattr(fused, "_keeps_signs", lambda *a, **k: True)
-    args = operands(False)
-    names = [str(e.primitive) for e in jax.make_jaxpr(gradients)(*args).eqns]
-    assert names == ["conv_layer", "conv_layer_cotangent"]
-    assert largest == [16, 2]
-    alone = [a[:15] if a.ndim == 4 and len(a) == 16 else a for a in args]
-    names = [str(e.primitive) for e in jax.make_jaxpr(gradients)(*alone).eqns]
-    assert "conv_layer_cotangent" not in names
-
-
-def test_under_shard_map_each_device_makes_the_call(calls, mesh):
+@pytest.mark.parametrize("manual", [("data",), ("data", "model")])
+def test_under_shard_map_each_device_makes_the_call(calls, manual):
     args = operands(False)
     want = jax.jit(gradients)(*args)
     specs = (P("data"), P(), P(), P("data"))
-    mapped = jax.shard_map(layer, mesh=mesh, in_specs=specs[:3], out_specs=P("data"))
+    names, types = ("data", "model"), (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((8, 1), names, types, devices=jax.devices("cpu"))
+    mapped = jax.shard_map(
+        layer,
+        mesh=mesh,
+        in_specs=specs[:3],
+        out_specs=P("data"),
+        axis_names={*manual},
+    )
     calls.clear()
     args = put(mesh, args, *specs)
     found = jax.jit(lambda *a: jax.vjp(mapped, *a[:-1])[1](a[-1]))(*args)
-    assert calls == [(2, 8, 64)]
+    assert {*calls} == {(2, 3, 4, 64)}
     assert_same(found, want)
 
 
 def test_frozen_weights_cost_no_gradient(calls, mesh):
     args = put(mesh, operands(False), P("data"), P(), P(), P("data"))
     compiled = jax.jit(lambda *a: gradients(*a)[::2]).lower(*args).compile()
-    assert calls == []
     assert "wgrad" not in compiled.as_text()
     np.testing.assert_array_equal(compiled(*args)[0], jax.jit(gradients)(*args)[0])

@@ -198,53 +198,6 @@ def test_the_study_of_small_f32_layers_is_covered(native):
                 assert native(op, geometry(batch, row), "float32", H200)
 
 
-def test_layers_that_are_differentiated_in_one_pass(native):
-    """Where fprop's plan says what that takes, as XLA's buffers are sized."""
-
-    def takes(row, dtype, batch=1000):
-        plan = native("fprop", geometry(batch, row), dtype, H200)
-        return plan.get("backward_workspace")
-
-    wide = takes(RESNET50_V1["56_1x1_64_256"], "bfloat16", 8)
-    assert wide == 4 * H200 * (64 + 1) * 256
-    # f32 has no such kernels.
-    for row in (*FLUX_MNIST.values(), RESNET50_V1["56_1x1_64_256"]):
-        assert takes(row, "float32") is None
-
-
-def test_small_layers_of_few_slices_are_differentiated_in_one_pass(native):
-    """Up to eight slices of the input channels; 3x3 filters and others are not."""
-    for name, slices in (("56_1x1_64_256", 1), ("14_1x1_1024_256", 8)):
-        row, pixels = RESNET50_V1[name], 8 * int(name[:2]) ** 2
-        blocks = min(H200 // slices, -(-pixels // 128))
-        for dtype in ("bfloat16", "float16"):
-            plan = native("fprop", geometry(8, row), dtype, H200)
-            sums = blocks * (row[2] + slices) * row[3]
-            assert plan["signs"] and plan["backward_workspace"] == 4 * sums
-    for name in ("7_1x1_2048_512", "14_1x1_256_1024", "28_3x3_128_128"):
-        plan = native("fprop", geometry(8, RESNET50_V1[name]), "bfloat16", H200)
-        assert plan["signs"] and "backward_workspace" not in plan
-
-
-def test_wide_layers_are_differentiated_in_two_kernels(native):
-    """A run of the pixels for as many blocks as a tile of dw may have."""
-    for name, runs in (("14_1x1_256_1024", 16), ("14_1x1s2_1024_2048", 2)):
-        row = RESNET50_V1[name]
-        plan = native("fprop", geometry(256, row), "bfloat16", H200)
-        _, _, c, k = row[:4]
-        assert plan["signs"]
-        assert plan["backward_workspace"] == 4 * runs * (c + 1) * k
-
-
-def test_a_stride_along_an_axis_of_one_is_no_strided_layer(native):
-    """3-D layers of one plane: nothing lies between the pixels of x."""
-    for name in ("56_1x1_64_256", "14_1x1_256_1024"):
-        for stride, found in (((1, 1, 1), True), ((2, 1, 1), False)):
-            g = geometry(256, RESNET50_V1[name], stride=stride)
-            plan = native("fprop", g, "bfloat16", H200)
-            assert ("backward_workspace" in plan) == found
-
-
 def test_a_plan_is_the_same_every_time(native):
     for op in OPS:
         plans = [native(op, geometry(8, ROW), "float32", H200) for _ in range(3)]

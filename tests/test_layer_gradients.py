@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward of small 16-bit layers with relu on Hopper, by dgrad, wgrad and a pass."""
+"""Backward of 16-bit layers with relu on Hopper, by a pass, dgrad and wgrad."""
 
 import functools
 
@@ -23,7 +23,11 @@ CASES = {
     "3x3s2": problem(8, (28, 28), 256, 256, (3, 3), (2, 2), SAME),
     "1x1": problem(8, (14, 14), 256, 1088, (1, 1)),
     "1x1, few pixels": problem(8, (7, 7), 2048, 576, (1, 1)),
+    "1x1, to more channels": problem(8, (56, 56), 64, 256, (1, 1)),
+    "1x1, to fewer channels": problem(8, (14, 14), 1024, 256, (1, 1)),
+    "1x1, many channels": problem(84, (14, 14), 256, 1024, (1, 1)),
     "1x1s2": problem(8, (28, 28), 512, 1088, (1, 1), (2, 2)),
+    "1x1s2, few channels": problem(5, (28, 36), 256, 128, (1, 1), (2, 2)),
     "one pixel": problem(1, (1, 1), 64, 64, (1, 1)),
 }
 TYPES = ["bfloat16", "float16"]
@@ -79,7 +83,7 @@ def test_whole_numbers_are_exact(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["1x1", "3x3"])
+@pytest.mark.parametrize("name", ["1x1", "1x1, to more channels", "3x3"])
 def test_what_relu_drops_may_be_anything(hopper, name):
     """nan and infinities of dy where y is 0 reach nothing."""
     case = CASES[name]

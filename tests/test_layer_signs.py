@@ -52,6 +52,9 @@ def stacked(a):
 MODES = {
     "grad": gradient,
     "jvp": lambda *args: jax.jvp(layer, args, args),
+    "second order": lambda *args: jax.grad(
+        lambda *a: sum((g**2).sum() for g in gradient(*a)), (0, 1, 2, 3)
+    )(*args),
     "second order, forward": lambda *args: jax.jvp(gradient, args, args),
     "hessian": lambda x, w, bias, r: jax.hessian(lambda b: loss(x, w, b, r))(bias),
     "samples": lambda x, w, b, r: jax.vmap(gradient, (0, None, None, None))(
@@ -67,6 +70,7 @@ MODES = {
         lambda t: jax.jvp(lambda x: layer(x, w, b, r), (x,), (t,))
     )(stacked(x)),
     "remat": lambda *args: jax.grad(jax.checkpoint(loss))(*args),
+    "some": lambda *args: jax.grad(loss, (1, 2))(*args),
 }
 
 
@@ -83,6 +87,26 @@ def test_every_mode_gives_what_it_gives_with_y(signs, mode):
         run(*args),
         want,
     )
+
+
+@pytest.mark.parametrize(
+    ("kept", "ops"),
+    [
+        ((0, 1, 2), ["act_bgrad", "dgrad", "fprop", "wgrad"]),
+        ((0, 1), ["act_bgrad", "dgrad", "fprop", "wgrad"]),
+        ((1, 2), ["act_bgrad", "fprop", "wgrad"]),
+        ((0,), ["act_bgrad", "dgrad", "fprop"]),
+        ((2, 3), ["act_bgrad", "fprop"]),
+    ],
+)
+def test_a_gradient_that_nobody_uses_is_not_computed(signs, kept, ops):
+    def some(*args):
+        found = gradient(*args)
+        return [found[i] for i in kept]
+
+    signs(True)
+    rows = jc.explain(some, *arrays())
+    assert sorted(row.op for row in rows) == ops
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -13,7 +13,7 @@ PROGRAM = """
 import contextlib, importlib, pkgutil, sys, types, warnings
 import jax
 from jax._src import checkify, core, dispatch
-from jax._src.interpreters import ad, batching, mlir, partial_eval
+from jax._src.interpreters import ad, batching, mlir
 from jax.experimental import jet
 
 warnings.simplefilter("error")
@@ -25,7 +25,6 @@ TABLES = {
     "cpu": mlir._platform_specific_lowerings["cpu"],
     "cuda": mlir._platform_specific_lowerings["cuda"],
     "jet": jet.jet_rules,
-    "dce": partial_eval.dce_rules,
     "checkify": checkify.error_checks,
     "devices": dispatch.prim_requires_devices_during_lowering,
     "printing": core.pp_eqn_rules,

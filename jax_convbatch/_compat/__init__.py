@@ -17,14 +17,12 @@ from jax._src.sharding_impls import canonicalize_sharding
 from jax_convbatch._compat.declared import register_all
 from jax_convbatch._compat.partitioned import (
     decode_sharding,
-    on_one_device,
     partitioned_p,
     partitions,
 )
 from jax_convbatch._compat.rules import (
     defbatching,
     defbilinear,
-    defdce,
     defjet,
     defjvp,
     deflinear,
@@ -47,7 +45,6 @@ __all__ = [
     "decode_sharding",
     "defbatching",
     "defbilinear",
-    "defdce",
     "defjet",
     "defjvp",
     "deflinear",
@@ -66,7 +63,6 @@ __all__ = [
     "lax_convs",
     "lower_fun",
     "multi_primitive",
-    "on_one_device",
     "partitioned_p",
     "partitions",
     "primitive",

@@ -146,12 +146,12 @@ def partitions(ctx: mlir.LoweringRuleContext) -> bool:
         not isinstance(context, ShardingContext)
         or context.device_assignment is not None
     )
-    if not known or on_one_device(ctx):
+    if not known or _on_one_device(ctx):
         return False
     return not ctx.module_context.lowering_parameters.for_export
 
 
-def on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
+def _on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether what is lowered runs whole on one device, with nothing to cut.
 
     So it does within a `shard_map` over some of a mesh's axes where all others have

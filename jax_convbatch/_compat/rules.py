@@ -15,7 +15,6 @@ from typing import Any
 
 from jax._src import checkify, core, dispatch
 from jax._src.interpreters import ad, batching, mlir
-from jax._src.interpreters.partial_eval import dce_rules
 from jax._src.lax.utils import standard_primitive
 from jax.experimental import jet
 
@@ -166,19 +165,3 @@ def _watched(
         for watcher in _watchers:
             stack.enter_context(watcher(primitive, at, ctx, params))
         return lowering(platform, ctx, *operands, **params)
-
-
-@declared
-def defdce(primitive: core.Primitive, narrowed: Rule) -> None:
-    """narrowed(used, **params) -> params where only those results are used."""
-
-    def rule(used: Any, *rest: Any) -> Any:
-        eqn = rest[-1]  # before it, from jax 0.12 on, which operands are live
-        if not any(used):
-            return [False] * len(eqn.invars), None
-        params = narrowed(tuple(used), **eqn.params)
-        # From jax 0.12 on a program stays itself where its equations do.
-        new = eqn if params == eqn.params else eqn.replace(params=params)
-        return [True] * len(eqn.invars), new
-
-    dce_rules[primitive] = rule

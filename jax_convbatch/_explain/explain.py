@@ -25,7 +25,6 @@ from jax_convbatch._layers import (
     norm_act,
     norm_act_grad,
     norm_act_parts,
-    one_pass,
 )
 from jax_convbatch._layers.epilogue import layer_plan
 from jax_convbatch._native import hopper, targets
@@ -170,8 +169,6 @@ def _rows_of_opened(eqn: Any, platform: str) -> list[Row]:
         return _deform_rows(eqn, platform)
     if causal.is_causal(eqn):
         return [causal.row_of(eqn, platform)]
-    if eqn.primitive is one_pass.cotangent_p:
-        return _one_pass_rows(eqn, platform)
     if eqn.primitive in _EITHER:
         return _norm_act_rows(eqn, platform)
     row = _row(eqn, platform)
@@ -204,27 +201,6 @@ def _deform_rows(eqn: Any, platform: str) -> list[Row]:
                 2 * g.N * g.output_pixels * g.w_size,
             )
         )
-    return rows
-
-
-def _one_pass_rows(eqn: Any, platform: str) -> list[Row]:
-    """dgrad's and wgrad's, whose bias gradient is theirs; one call on a device."""
-    params, dtype = eqn.params["params"], eqn.invars[1].aval.dtype
-    options = {"params": params, "out_dtype": dtype}
-    used = eqn.params.get("used", (True, True))
-    call = None
-    if platform == "cuda" and all(used[:2]):
-        call = one_pass.one_call(params, dtype)
-    both = "dgrad, wgrad, derivative of relu and bias gradient in one call"
-    if call is not None and call.geometry.N < params.geometry.N:
-        both += f" of each device that has {call.geometry.N} samples"
-    rows = []
-    for name in itertools.compress(("dgrad", "wgrad"), used):
-        row, _ = _conv_row(name, options, np.dtype(dtype).name, platform)
-        if call is not None:
-            size = one_pass.workspace(call, dtype) or 0
-            row = replace(row, reason=both, workspace_bytes=size)
-        rows.append(row)
     return rows
 
 

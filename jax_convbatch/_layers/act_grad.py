@@ -129,7 +129,7 @@ def _is_native(dtype: DTypeLike, signs: bool, platform: str) -> bool:
     return not native_reason(dtype, platform) and (platform == "cuda" or not signs)
 
 
-def local_cotangent(
+def _local_cotangent(
     platform: str,
     activation: str,
     kept: tuple[int, ...],
@@ -196,7 +196,7 @@ def _cotangent_lowering(
     if not _is_native(aval.dtype, signs, platform):
         fun = partial(_stock_cotangent, activation, kept, bias)
     else:
-        fun = partial(local_cotangent, platform, activation, kept, bias)
+        fun = partial(_local_cotangent, platform, activation, kept, bias)
         if _compat.partitions(ctx):
             fun = partition.partitioned_cotangent(fun, aval.shape, kept, bias, signs)
     out = _compat.lower_fun(fun, multiple_results=True)(ctx, saved, dy)

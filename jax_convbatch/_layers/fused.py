@@ -19,7 +19,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch import _compat
-from jax_convbatch._layers import act_grad, activations, one_pass
+from jax_convbatch._layers import act_grad, activations
 from jax_convbatch._layers.epilogue import Epilogue, lowering, signs_shape, stock
 from jax_convbatch._native import targets
 from jax_convbatch._plans.params import OPS, ConvParams
@@ -93,13 +93,6 @@ def _jvp(
     d_named = epilogue.named(d_rest)
     axis = params.axis("y", "K")
     saved = out[1] if saves_input or both.save_signs else out[0]
-    plain = epilogue.activation == "relu" and _is_local(x, **options)
-    if plain and one_pass.suits(saved, named, dx, dw, d_named, params, x.dtype):
-        linear = (dx, dw, d_named["bias"], d_named["residual"])
-        dy = one_pass.tangent(saved, x, w, *linear, params)
-        zeros = [_compat.zero_tangent(a) for a in out[1:]]
-        count = epilogue.results
-        return out[:count], [dy, *zeros][:count]
     terms = _conv_tangents(x, w, named["scale"], dx, dw, params, options)
     if d_named["scale"] is not None:
         c = primitives.bind("fprop", x, w, params, **options)
@@ -140,7 +133,7 @@ def _keeps_signs(
     """
     if epilogue.activation != "relu" or params.geometry.K % 8:
         return False
-    if not _is_local(x, out_dtype=out_dtype, out_sharding=out_sharding):
+    if out_sharding is not None or _compat.has_explicit_axes(x) or out_dtype != x.dtype:
         return False
     platform = targets.default_platform()
     if platform not in plan.EPILOGUES:
@@ -150,15 +143,6 @@ def _keeps_signs(
     except ValueError:  # the engine asked for by name runs elsewhere
         return False
     return chosen.signs and plan.has_epilogue(chosen, platform, x.dtype, out_dtype)
-
-
-def _is_local(x: jax.Array, *, out_dtype: DTypeLike, out_sharding: Any) -> bool:
-    """Whether x and y have one dtype, and no sharding in their types."""
-    return (
-        out_sharding is None
-        and out_dtype == x.dtype
-        and not _compat.has_explicit_axes(x)
-    )
 
 
 def _parts(

@@ -89,11 +89,6 @@ def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
     )
 
 
-def chosen(problem: Problem) -> int:
-    """How many pixels are folded; 1 where none are."""
-    return 1
-
-
 def filter_of(w: jax.Array, g: ConvGeometry, fold: int) -> jax.Array:
     """w' of w[T, R, S, C, K]: the filter of folded pixels."""
     its, dilation = row(g, fold), g.filter_dilation[2]

@@ -65,12 +65,6 @@ class Plan(ABC):
         """Whether that can also keep the signs of y, `activations.signs_of`."""
         return False
 
-    @property
-    def backward_workspace(self) -> int | None:
-        """Bytes that the backward pass of a layer with relu takes by kernels that make
-        dz as they read dy (fprop's plan has it), or None where there are none."""
-        return None
-
     @classmethod
     def like(cls, other: Plan, **changes: Any) -> Self:
         """One of this kind with the attributes of `Plan` that another one has."""
@@ -123,7 +117,6 @@ class OneCall(Plan):
 
     epilogue: bool = True
     signs: bool = False
-    backward_workspace: int | None = None
 
     def lower(
         self,

@@ -30,6 +30,7 @@ from jax_convbatch._plans.planners import (
     largest_slice,
     sliced_limit,
 )
+from jax_convbatch._select import folds
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -52,7 +53,7 @@ def planned(problem: Problem) -> Plan:
     g, dtype = problem.geometry, problem.dtype.name
     if dtype not in DTYPES or problem.out_dtype != problem.dtype:
         raise Unable(f"operands of {dtype} and a result of {problem.out_dtype.name}")
-    if (fold := folded.chosen(problem)) > 1:
+    if (fold := folds.fold_of(problem)) > 1:
         return folded.plan(problem, fold, planned)
     native = native_plans(problem)
     if copies_slices(problem, native):
@@ -147,7 +148,6 @@ def _one_call(problem: Problem, native: list[dict[str, Any]]) -> Plan:
         by_name_only=not plan["preferred"],
         epilogue=plan["epilogue"],
         signs=plan["signs"],
-        backward_workspace=plan.get("backward_workspace"),
         config=plan["config"],
     )
     return dual.Strided.like(call, of=call) if strided else call

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
+from jax_convbatch._select import folds
 from jax_convbatch._select import rule_classes as classes
 from jax_convbatch._select import rule_sequences as sequences
 from jax_convbatch._select import rule_volumes as three_axes
@@ -75,6 +76,14 @@ CUDA = (
         "columns of outputs: 32x32 1280->3 3x3 in f32 at batch 2 20 us, ours 74, cuDNN "
         "256; 512x512 128->3 at batch 4 269, 775, 676; bf16 32x32 512->8 at batch 16 "
         "12, 47, 38; 3x90x160 512->3 3x3x3 55, cuDNN 213",
+    ),
+    Line(
+        "hopper",
+        ALL,
+        folds.folds,
+        OURS_FIRST,
+        "pixels of a row as channels: 128x128 10->10 3x3 in f32 at batch 8 16 us, cuDNN "
+        "27, wgrad 21, 77; wgrad of 3->16 19, cuDNN 55 (H200)",
     ),
     Line(
         "hopper",

@@ -142,12 +142,6 @@ def cuts(
     }
 
 
-def needed(params: ConvParams, cut: Cuts) -> bool:
-    """Whether a device needs anything but its own rows, forward or backward."""
-    found = [part(params, letter, parts) for letter, (_, parts) in cut.items()]
-    return any(p.hangs or sum(p.of_x[:2] + p.of_y[:2]) for p in found if p)
-
-
 def inside(params: ConvParams, role: str, cut: Cuts, array: jax.Array) -> jax.Array:
     """A device's part of `array`, x or y, with zeros where the image has no rows."""
     whole = params.shape(role)

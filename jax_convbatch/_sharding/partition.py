@@ -46,13 +46,13 @@ def factors(role: str, params: ConvParams) -> list[str]:
     return result
 
 
-def text_of(names: list[str]) -> str:
+def _text_of(names: list[str]) -> str:
     """`names` as a rule has them."""
     return " ".join(f"({name})" if " " in name else name for name in names)
 
 
-def kinds_of(
-    params: ConvParams, names: list[list[str]], reduced: Collection[str] = ()
+def _kinds_of(
+    params: ConvParams, names: list[list[str]], reduced: Collection[str]
 ) -> dict[str, Any]:
     """What a rule says of the factors that `names` has: sizes and kinds."""
     alike = halo.letters(params)
@@ -69,11 +69,11 @@ def kinds_of(
 def sharding_rule(op: Op, params: ConvParams) -> tuple[str, dict[str, Any]]:
     """Shardy's einsum-like rule, its reduction and its replicated factors."""
     names = {role: factors(role, params) for role in (*op.operands, op.result)}
-    rule = ", ".join(text_of(names[role]) for role in op.operands)
-    rule += " -> " + text_of(names[op.result])
+    rule = ", ".join(_text_of(names[role]) for role in op.operands)
+    rule += " -> " + _text_of(names[op.result])
     kept = {f for name in names[op.result] for f in name.split()}
     reduced = {f for role in op.operands for a in names[role] for f in a.split()} - kept
-    return rule, kinds_of(params, [*names.values()], reduced)
+    return rule, _kinds_of(params, [*names.values()], reduced)
 
 
 def eights(channels: int) -> dict[str, int]:

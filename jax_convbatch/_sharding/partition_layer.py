@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding of fused layers: forward, and backward in one call.
+"""Sharding of fused layers.
 
 As in partition.py, whose rules these are: each device has its part of the batch, of
 the output channels, of the input channels or of the image, and what is summed over a
@@ -22,12 +22,10 @@ from jax_convbatch._sharding.partition import (
     by_eights,
     eights,
     factors,
-    kinds_of,
     per_device,
     sharding_of,
     sharding_rule,
     summed_axes,
-    text_of,
 )
 from jax_convbatch._sharding.partitioned_call import partitioned_call
 
@@ -81,63 +79,4 @@ def partitioned_layer(
     rule = f"{operands} -> {results}"
     return partitioned_call(
         whole, partition, rule, (local, op, params, epilogue), **kinds
-    )
-
-
-def partitioned_backward(
-    local: Callable[..., Any], params: ConvParams, residual: bool
-) -> Callable[..., Any]:
-    """`local(cut, rows, signs, x, w, dy)`, a layer's gradients, with a rule.
-
-    Eight channels of dy are one element of `signs`.
-
-    Args:
-      local: gives [dx, dw, db] of a device's part and, with `residual`, dz; `cut`
-        says which of N, C and K that is a part of, `rows` (`halo.Cuts`) which rows.
-      params: the convolution.
-    """
-    names = {role: factors(role, params) for role in "xwy"}
-    k = names["y"][params.axis("y", "K")]
-    roles = ["x", "w", "b", *(["y"] if residual else [])]
-    text = {role: text_of(names[role]) for role in "xwy"} | {"b": k}
-    signs, channels = text["y"], params.geometry.K
-    text = {role: by_eights(k, t, channels) for role, t in text.items()}
-    rule = ", ".join([signs, *(text[role] for role in "xwy")])
-    rule += " -> " + ", ".join(text[role] for role in roles)
-
-    def partition(mesh: Mesh, arg_shapes: Any, result_shapes: Any) -> tuple[Any, ...]:
-        mesh = meshes.fine_mesh(mesh)
-        arrays = zip("xwy", arg_shapes[1:], strict=True)
-        assigned = assigned_axes(params, mesh, list(arrays), {"K": 8})
-        rows = halo.cuts(params, assigned, mesh)
-
-        def sharding(role: str) -> Any:
-            if role == "b":
-                return meshes.place(mesh, [assigned.get("K")])
-            return sharding_of(role, params, assigned, mesh)
-
-        def lower(*arrays: Any) -> Any:
-            cut = frozenset(assigned) - frozenset(rows)
-            out = per_device(partial(local, cut, rows), mesh, ())(*arrays)
-            summed = {role: summed_axes(role, params, assigned) for role in "xw"}
-            # dz is a part of dy, and db has dw's sums: C is in neither.
-            summed |= {"y": (), "b": summed["w"]}
-            return [
-                per_device(lambda a: a, mesh, summed[role])(a)
-                for role, a in zip(roles, out, strict=True)
-            ]
-
-        return (
-            *(mesh, lower, [sharding(role) for role in roles]),
-            tuple(sharding(role) for role in "yxwy"),
-        )
-
-    # No reductions: a factor that is an axis of another result may not be one.
-    return partitioned_call(
-        partial(local, frozenset(), {}),
-        partition,
-        rule,
-        (local, params, residual),
-        **kinds_of(params, [names[role] for role in "yxw"]),  # in the rule's order
-        **eights(channels),
     )

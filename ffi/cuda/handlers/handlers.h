@@ -45,10 +45,6 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(NormActGradientExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaFpropNotFiniteExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaDgradNotFiniteExecute);
 
-// A layer's backward pass in one kernel.
-XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardInitialize);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(FusedBackwardExecute);
-
 // cudnn. Initialize: builds the plan that is named.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudnnFpropExecute);

@@ -14,7 +14,6 @@
 #include "cuda/sm80/simt/simt.h"
 #include "cuda/sm90/kernels/norm_act/norm_act.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
-#include "cuda/sm90/problem/fused_backward.h"
 #include "ffi_checks.h"
 
 namespace nb = nanobind;
@@ -45,7 +44,7 @@ const char* PathName(hopper::Op op, const ConvGeometry& g, hopper::Type type,
 }
 
 nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
-                  const hopper::Plan& plan, int multiprocessors) {
+                  const hopper::Plan& plan) {
   const std::string name = hopper::ConfigName(op, plan);
   nb::dict fields;
   fields["config"] = name.c_str();
@@ -58,10 +57,6 @@ nb::dict FieldsOf(hopper::Op op, const ConvGeometry& g, hopper::Type type,
   fields["signs"] = fprop && hopper::HasReluBitmask(plan, g, type);
   fields["workspace"] = Workspace::Aligned(plan.workspace);
   fields["blocks"] = plan.blocks;
-  if (fprop && hopper::HasFusedBackward(g, type)) {
-    fields["backward_workspace"] = Workspace::Aligned(
-        hopper::FusedBackwardWorkspace(g, type, multiprocessors));
-  }
   return fields;
 }
 
@@ -166,7 +161,7 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
   }
   for (const hopper::Plan& plan :
        hopper::Configs(operation, g, type, multiprocessors)) {
-    plans.append(FieldsOf(operation, g, type, plan, multiprocessors));
+    plans.append(FieldsOf(operation, g, type, plan));
   }
   return plans;
 }

@@ -58,8 +58,6 @@ nb::dict Targets() {
       Stages(NormActFpropInitialize, NormActFpropExecute));
   add(engine, "norm_act_gradient",
       Stages(NormActGradientInitialize, NormActGradientExecute));
-  add(engine, "layer_backward",
-      Stages(FusedBackwardInitialize, FusedBackwardExecute));
   add("cudnn", "fprop", Stages(CudnnFpropInitialize, CudnnFpropExecute));
   add("cudnn", "fprop_act",
       Stages(CudnnFpropActInitialize, CudnnFpropActExecute));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup matrix multiply-accumulate with A in registers: D[64, kN] +=
-// A[64, 16] B[16, kN], by 64, 128 or 256 columns, B as Contiguous says. Thread
-// 4 g + t of a warp has of its 16 rows g (a[0], a[2]) and g + 8 (a[1], a[3]),
-// columns 2 t and 2 t + 1 (a[0], a[1]), and 8 further (a[2], a[3]).
+// A[64, 16] B[16, kN], by 64 columns or, of bf16, 128, B as Contiguous says.
+// Thread 4 g + t of a warp has of its 16 rows g (a[0], a[2]) and g + 8 (a[1],
+// a[3]), columns 2 t and 2 t + 1 (a[0], a[1]), and 8 further (a[2], a[3]).
 #ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_REGISTERS_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_REGISTERS_CUH_
 
@@ -26,19 +26,13 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2],
                                                uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half>);
-  static_assert(kN == 64 || kN == 128 || kN == 256);
-  if constexpr (kBf16 && kN == 64) {
-    JCB_WGMMA("bf16", 64, 32, 32, 33, 34, 35, 36, 37);
-  } else if constexpr (kBf16 && kN == 128) {
+  static_assert(kN == 64 || (kBf16 && kN == 128));
+  if constexpr (kN == 128) {
     JCB_WGMMA("bf16", 128, 64, 64, 65, 66, 67, 68, 69);
   } else if constexpr (kBf16) {
-    JCB_WGMMA("bf16", 256, 128, 128, 129, 130, 131, 132, 133);
-  } else if constexpr (kN == 64) {
-    JCB_WGMMA("f16", 64, 32, 32, 33, 34, 35, 36, 37);
-  } else if constexpr (kN == 128) {
-    JCB_WGMMA("f16", 128, 64, 64, 65, 66, 67, 68, 69);
+    JCB_WGMMA("bf16", 64, 32, 32, 33, 34, 35, 36, 37);
   } else {
-    JCB_WGMMA("f16", 256, 128, 128, 129, 130, 131, 132, 133);
+    JCB_WGMMA("f16", 64, 32, 32, 33, 34, 35, 36, 37);
   }
 }
 
