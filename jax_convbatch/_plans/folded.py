@@ -8,7 +8,8 @@ more zeros, whose taps are pixels that lie side by side:
 
     x[N, H, W, C] = x'[N, H, W', F C]   F = fold * stride
     y[N, P, Q, K] = y'[N, P, Q', fold K]
-    w'[r, s', (i, c), (j, k)] = w[r, s, c, k]   s dilation = F (s' - pad') + i - j stride + pad
+    w'[r, s', (i, c), (j, k)] = w[r, s, c, k]
+        where s dilation = F (s' - pad') + i - j stride + pad
 
 So every product is one of the same convolution, of stride 1 along a row. In fprop and
 dgrad zeros of w' meet numbers besides: where one of these is not finite, results that
@@ -36,9 +37,10 @@ from jax_convbatch._native import native
 from jax_convbatch._plans.kinds import OfAnother, Plan
 from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._plans.planners import Problem, aligned
+from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._shapes.geometry import ConvGeometry
 
-FOLDS = (2, 4, 8)
+FOLDS = (2, 4, 8, 16)
 
 _NUMBERS = ConvDimensionNumbers(
     (0, 4, 1, 2, 3), (4, 3, 0, 1, 2), (0, 4, 1, 2, 3)
@@ -155,8 +157,10 @@ class OfFolded(OfAnother):
             _canonical(a, params, role).reshape(own.shape(role))
             for role, a in zip(op.operands, operands, strict=True)
         )
-        of = (folded(role, v) for role, v in zip(op.operands, (a, b), strict=True))
-        out = self.of.run(op, *of, theirs, out_dtype)
+        theirs_a, theirs_b = (
+            folded(role, v) for role, v in zip(op.operands, (a, b), strict=True)
+        )
+        out = self.of.run(op, theirs_a, theirs_b, theirs, out_dtype)
         if op.result == "w":
             whole = jax.ShapeDtypeStruct(own.shape("w"), np.float32)
             unfold = jax.linear_transpose(lambda w: folded("w", w), whole)
@@ -182,9 +186,7 @@ def _mended(
 
 def _order(params: ConvParams, role: str) -> list[int]:
     """The places of N D H W C or T R S C K in what the user keeps."""
-    first, second, *spatial = getattr(
-        params.dimension_numbers, {"x": "lhs_spec", "w": "rhs_spec", "y": "out_spec"}[role]
-    )
+    first, second, *spatial = geo.spec_of(role, params.dimension_numbers)
     return [*spatial, second, first] if role == "w" else [first, *spatial, second]
 
 

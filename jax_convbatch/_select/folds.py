@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many pixels of a row are folded into one (`_plans/folded.py`), on Hopper GPUs.
 
-A tile multiplies whole boxes of input channels, 128 bytes, by 64 output channels at
-least. What a fold costs is counted so: products with zeros included, for each pixel of
-y. Measurements say how much less it has to be, for what comes with it: a filter of
-zeros and, in fprop and dgrad, a pass over the result. They are in the research log
-(docs/research_log/few_channels.md#folded-pixels).
+A tile multiplies whole boxes of the channels that it sums over, 128 bytes, by 64
+others at least. What a fold costs is counted so: products for each pixel of y, those
+with zeros too. It has to be less than without a fold by what comes with it, a filter
+of zeros and, in fprop and dgrad, a pass over the result. How much less was measured:
+docs/research_log/few_channels.md#folded-pixels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import rule_classes as classes
 from jax_convbatch._shapes.geometry import ConvGeometry
 
-_NARROWEST = 64  # output channels of a tile
-# Elements of a sample's larger side: smaller ones wait for launches.
-LEAST_ELEMENTS = 1 << 16
+_NARROWEST = 64  # results of a tile, in channels
+_WIDEST = 160  # channels of folded pixels, but where fewer are not whole
+# Elements of a sample of x or y: where there are fewer, launches are the time.
+_LEAST, _LEAST_OF_HALF = 1 << 13, 1 << 18
 
 
 def fold_of(problem: Problem) -> int:
@@ -28,9 +29,22 @@ def fold_of(problem: Problem) -> int:
 
     As `rules.line`, it does not depend on the batch size.
     """
-    if not problem.config and targets.is_hopper() and _may(problem):
-        return _fold(problem)
-    return 1
+    if problem.config or not targets.is_hopper() or not _may(problem):
+        return 1
+    g, op, item = problem.geometry, problem.op, problem.dtype.itemsize
+    costs = {1: _cost(op, g, g, item)}
+    for fold in folded.FOLDS:
+        other = folded.geometry(g, fold)
+        if other is None or not _is_whole(other, item):
+            continue
+        if len(costs) == 1 or max(other.C, other.K) <= _WIDEST:
+            costs[fold] = _cost(op, g, other, item)
+    if len(costs) == 1:
+        return 1
+    best = min((f for f in costs if f > 1), key=lambda f: (costs[f], -f))
+    if _has_small_kernel(problem) and 16 // g.C in costs:
+        best = 16 // g.C
+    return best if costs[best] <= _most(problem, best) * costs[1] else 1
 
 
 def folds(problem: Problem) -> bool:
@@ -38,55 +52,46 @@ def folds(problem: Problem) -> bool:
 
 
 def _may(problem: Problem) -> bool:
-    """Whether a fold is worth asking about."""
+    """Whether folds are counted."""
     g = problem.geometry
-    plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1) and g.groups == 1
+    plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1)
     if not plain or not classes.tensor_cores(problem) or g.D > 1:
         return False
     if problem.out_dtype != problem.dtype or min(g.C, g.K) < 2:
         return False
-    pixels = max(g.D * g.H * g.W, g.O * g.P * g.Q)
-    return pixels * max(g.C, g.K) >= LEAST_ELEMENTS and not classes.stems(problem)
+    if problem.op != "wgrad" and g.taps == (1, 1, 1):  # a pass costs what they do
+        return False
+    elements = max(g.H * g.W, g.P * g.Q) * max(g.C, g.K)
+    half = problem.dtype.itemsize == 2 and max(g.C, g.K) > 8
+    large = elements >= (_LEAST_OF_HALF if half else _LEAST)
+    return large and not classes.stems(problem)
 
 
-def _fold(problem: Problem) -> int:
-    g, op, item = problem.geometry, problem.op, problem.dtype.itemsize
-    whole = _is_whole(g, item)
-    found = {1: _cost(g, 1, item)}
-    for fold in folded.FOLDS:
-        other = folded.geometry(g, fold)
-        if other is not None and _is_whole(other, item):
-            found[fold] = _cost(g, fold, item)
-    best = min(found, key=lambda fold: (found[fold], -fold))
-    if best == 1:
-        best = min((f for f in found if f > 1), key=lambda f: found[f], default=1)
-    # Kernels of 16 channels, where the folded ones are so many.
-    if item == 4 and op != "wgrad" and g.C == g.K and 16 // g.C in found:
-        best = max(best if g.C > 8 else 1, 16 // g.C)
-    return best if found[best] <= _most(problem, whole) * found[1] else 1
+def _has_small_kernel(problem: Problem) -> bool:
+    """Whether a kernel of ours is fast for 16 channels of folded pixels."""
+    g = problem.geometry
+    small = g.C == g.K <= 8 and g.R * g.S <= 25 and g.H > 1
+    return small and problem.dtype.itemsize == 4 and problem.op != "wgrad"
 
 
-def _most(problem: Problem, whole: bool) -> float:
+def _most(problem: Problem, fold: int) -> float:
     """The cost of a fold over that of none, at the most."""
     g, op, item = problem.geometry, problem.op, problem.dtype.itemsize
     few, many = sorted((g.C, g.K))
+    whole, f32 = _is_whole(g, item), item == 4
     if op == "wgrad":
-        if item == 4:
-            if classes.few_scalars(problem):
-                return 0
-            return (1.0 if many <= 32 else 0) if whole else 2.0
+        # Sums of `fold` entries of 16 bits would be rounded more than once.
+        if not f32 or classes.few_scalars(problem):
+            return 0
         if not whole and many > 16:
-            return 1.6
-        return 0.5 if few >= 12 or many <= 8 else 0
-    if problem.geometry.taps == (1, 1, 1):
-        return 0
-    if item == 4:
-        if whole:
-            return 0.5 if many <= 12 else 0.49
+            return 2.0 if fold == 2 else 1.6
+        return 1.0 if many <= 32 else 0
+    if not f32:
+        return 0.15 if few >= 16 and whole else 0.2 if op == "fprop" else 0.25
+    if not whole:
         return 1.6 if op == "fprop" else 2.0
-    if few >= 16 and whole:
-        return 0
-    return 0.25
+    own = {g.C, g.K} <= {16, 32} and g.R * g.S <= 9  # have small kernels, too
+    return 0.49 if own else 0.75
 
 
 def _is_whole(g: ConvGeometry, item: int) -> bool:
@@ -94,11 +99,9 @@ def _is_whole(g: ConvGeometry, item: int) -> bool:
     return g.C * item % 16 == g.K * item % 16 == 0
 
 
-def _cost(g: ConvGeometry, fold: int, item: int) -> float:
-    """Products for each pixel of y, those with zeros too; the same in three operations."""
-    other = g if fold == 1 else folded.geometry(g, fold)
-    assert other is not None  # whoever calls has asked
+def _cost(op: str, g: ConvGeometry, other: ConvGeometry, item: int) -> float:
+    """Products for each pixel of y of `g`, by `other`, along a row."""
     box = 128 // item
-    inputs = math.ceil(other.C / box) * box
-    outputs = math.ceil(other.K / _NARROWEST) * _NARROWEST
-    return other.S * inputs * outputs / fold
+    inner, outer = (other.K, other.C) if op == "dgrad" else (other.C, other.K)
+    sums = math.ceil(inner / box) * box * other.S
+    return sums * math.ceil(outer / _NARROWEST) * _NARROWEST * other.Q / g.Q

@@ -9,6 +9,7 @@ TF32 (`tf32x3.py`). A convolution of a dilated x is planned as its `dual`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -50,11 +51,18 @@ def planned(problem: Problem) -> Plan:
       Unable: dtypes or a geometry that nothing here covers, or a limit that is too
         small for it.
     """
-    g, dtype = problem.geometry, problem.dtype.name
+    dtype = problem.dtype.name
     if dtype not in DTYPES or problem.out_dtype != problem.dtype:
         raise Unable(f"operands of {dtype} and a result of {problem.out_dtype.name}")
     if (fold := folds.fold_of(problem)) > 1:
-        return folded.plan(problem, fold, planned)
+        with contextlib.suppress(Unable):  # the limit, say
+            return folded.plan(problem, fold, _as_it_is)
+    return _as_it_is(problem)
+
+
+def _as_it_is(problem: Problem) -> Plan:
+    """`planned`, of pixels that are not folded."""
+    g, dtype = problem.geometry, problem.dtype.name
     native = native_plans(problem)
     if copies_slices(problem, native):
         return _deep(problem)

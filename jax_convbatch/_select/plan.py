@@ -24,7 +24,7 @@ from jax_convbatch._plans import columns, planners
 from jax_convbatch._plans.kinds import InXla, OneCall, Plan
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Problem, Unable
-from jax_convbatch._select import choices, cudnn, implicit_cuda, rules
+from jax_convbatch._select import choices, cudnn, folds, implicit_cuda, rules
 from jax_convbatch._shapes.geometry import MAX_SPATIAL, ConvGeometry
 
 # Engines, with the platforms they have code for.
@@ -259,7 +259,8 @@ def configs(
     # The convolutions that these are made of have theirs.
     if one or implicit_cuda.copies_slices(problem, native):
         return [""]
-    return [] if isinstance(native, str) else [each["config"] for each in native]
+    own = [] if isinstance(native, str) else [each["config"] for each in native]
+    return ["", *own] if folds.folds(problem) else own
 
 
 def layer_plan(
