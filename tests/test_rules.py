@@ -21,7 +21,7 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans import tf32x3
 from jax_convbatch._plans.planners import Unable
 from jax_convbatch._primitives import bias
-from jax_convbatch._select import cudnn, implicit_cuda, plan, rules
+from jax_convbatch._select import cudnn, implicit_cuda, plan, rule_line, rules
 
 OLD, *SERVED = GPUS
 ANYWHERE = r"\b(direct|sequence|true f32) tiles of "  # kernels from 8.0 on
@@ -107,8 +107,8 @@ def test_few_pixels_of_wgrad_are_those_of_the_whole_batch(monkeypatch):
     few, many = (
         rules.engines(replace(p, geometry=p.geometry._replace(N=n))) for n in (1, 8)
     )
-    assert few == rules.CUDNN_FIRST
-    assert many == rules.OURS_FIRST
+    assert few == rule_line.CUDNN_FIRST
+    assert many == rule_line.OURS_FIRST
 
 
 def test_a_samples_engines_do_not_depend_on_its_batch(monkeypatch):

@@ -7,60 +7,27 @@ own plan calls slower, leaves it to the next one; `explain` says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import folds
 from jax_convbatch._select import rule_classes as classes
 from jax_convbatch._select import rule_sequences as sequences
+from jax_convbatch._select import rule_true_f32 as true_f32
 from jax_convbatch._select import rule_volumes as three_axes
-
-COLUMNS_LAST = ("cudnn", "im2col_gemm")
-OURS_FIRST = ("implicit_gemm", *COLUMNS_LAST)
-COLUMNS_FIRST = ("im2col_gemm", "implicit_gemm", "cudnn")
-CUDNN_FIRST = ("cudnn", "implicit_gemm", "im2col_gemm")
-CUDNN_LAST = ("implicit_gemm", "im2col_gemm", "cudnn")
-
-
-class Line(NamedTuple):
-    """
-    Attributes:
-      gpus: "hopper" (compute capability 9.0) or "any" (8.0 and later; older ones have
-        no native code).
-      ops: of fprop, dgrad and wgrad.
-      applies: to which problems.
-      engines: in order.
-      why: the measurement or the argument.
-    """
-
-    gpus: str
-    ops: tuple[str, ...]
-    applies: Callable[[Problem], bool]
-    engines: tuple[str, ...]
-    why: str
-
-
-ALL = ("fprop", "dgrad", "wgrad")
-BOTH = ("fprop", "dgrad")
-FPROP, DGRAD, WGRAD = ("fprop",), ("dgrad",), ("wgrad",)
-
-
-def _cudnn_first(ops: Any, applies: Any, why: str) -> Line:
-    """On Hopper."""
-    return Line("hopper", ops, applies, CUDNN_FIRST, f"{why} (H100 or H200)")
-
-
-def _columns_first(ops: Any, applies: Any, why: str) -> Line:
-    """On Hopper."""
-    return Line("hopper", ops, applies, COLUMNS_FIRST, f"{why} (H100 or H200)")
-
-
-def _cudnn_last(ops: Any, applies: Any, why: str) -> Line:
-    """On Hopper: columns where no kernel of ours runs."""
-    return Line("hopper", ops, applies, CUDNN_LAST, f"{why} (H200)")
-
+from jax_convbatch._select.rule_line import (
+    ALL,
+    BOTH,
+    COLUMNS_LAST,
+    DGRAD,
+    FPROP,
+    OURS_FIRST,
+    WGRAD,
+    Line,
+    columns_first,
+    cudnn_first,
+    cudnn_last,
+    ours_first,
+)
 
 CUDA = (
     Line(
@@ -70,292 +37,300 @@ CUDA = (
         ("im2col_gemm", "cudnn"),
         "cuBLAS has tensor cores for f64, cuDNN's convolutions do not use them",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         classes.to_few_outputs,
         "columns of outputs: 32x32 1280->3 3x3 in f32 at batch 2 20 us, ours 74, cuDNN "
         "256; 512x512 128->3 at batch 4 269, 775, 676; bf16 32x32 512->8 at batch 16 "
         "12, 47, 38; 3x90x160 512->3 3x3x3 55, cuDNN 213",
     ),
-    Line(
-        "hopper",
+    ours_first(
         ALL,
         folds.folds,
-        OURS_FIRST,
         "pixels of a row as channels: 64x64 10->10 3x3 in f32 at batch 8 9 us, cuDNN "
-        "15, wgrad 13, 117; 65536 steps of 16->16, 7 taps, at batch 4 19, 56 (H200)",
+        "15, wgrad 13, 117; 65536 steps of 16->16, 7 taps, at batch 4 19, 56",
     ),
-    Line(
-        "hopper",
+    ours_first(
         ALL,
         classes.few_scalars,
-        OURS_FIRST,
         "f32 dx of 256x256 10->10 5x5 at batch 8 328 us, cuDNN 445, columns 431; fprop "
         "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14; 128x128 66->1 "
         "5x5 at batch 32 190, cuDNN 942 (PyTorch's); wgrad of 256x256 5->5 3x3 at "
-        "batch 32 54, cuDNN 418 (H200)",
+        "batch 32 54, cuDNN 418",
     ),
-    _columns_first(
+    columns_first(
+        BOTH,
+        true_f32.of_few_channels,
+        "at HIGHEST 64x64 3->64 7x7 at batch 8 33 us, cuDNN 51, dgrad 38, 412; 8->16 "
+        "3x3 13, 17, dgrad 13, 25",
+    ),
+    cudnn_last(
+        WGRAD,
+        true_f32.of_few_channels,
+        "at HIGHEST 128x128 4->4 3x3 at batch 8 43 us, cuDNN 2843; 28x28 1->32 5x5 at "
+        "batch 32 by columns 24, 539",
+    ),
+    columns_first(
         FPROP,
         classes.gradients_of_examples,
         "20x20 taps of a filter over 84x84, 64 groups of 1->32, in bf16 64 us, cuDNN "
         "1666; f32 28x28 over 28x28 of 4 groups 12, ours 48, cuDNN 88",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         classes.f32_patches,
         "64x64 2x2s2 4->1152 at batch 256 438 us, ours 506, cuDNN 730",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         classes.wide_stems,
         "512x512 7x7s4 3->1152 in bf16 at batch 8 530 us, ours 1109",
     ),
-    _columns_first(
+    columns_first(
         BOTH,
         classes.odd_scalars,
         "34x34x34 1x1x1 5->1 at batch 8 16 us, ours 40, cuDNN 20; 162x162 1x1 3->34 at "
         "batch 8 25, 58; 128x128 10->10 at batch 20 25, 56, cuDNN 40",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         classes.large_f32_patches,
         "1024x1024 32x32s32 3->1152 at batch 8 410 us, cuDNN 1775",
     ),
-    _columns_first(
+    columns_first(
         BOTH,
         classes.mapped_stems,
         "84x84 8x8s4 of 4 groups of 4->32 at batch 16 14 us, ours 42; 32x32 of 64 "
         "groups of 3->16 at batch 128 fprop 1379, cuDNN 1746, dgrad 1657, 4248",
     ),
-    _columns_first(
+    columns_first(
         WGRAD,
         classes.wgrad_of_mapped_stems,
         "84x84 8x8s4 of 64 groups of 4->32 at batch 16 481 us, ours 838; 32x32 3x3 of "
         "64 of 3->16 316, cuDNN 348",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         classes.wgrad_of_many_mapped_stems,
         "84x84 8x8s4 of 64 groups of 4->32 at batch 128 3490 us, columns 14168",
     ),
-    _columns_first(
+    columns_first(
         ALL,
         sequences.short,
         "2048 steps of 20->20, 3 taps, 5.0 us, ours 11; 512 of 6->6 at batch 8 fprop "
         "5.2, 7.9, dgrad 4.7, 7.9, wgrad 12, 20",
     ),
-    _columns_first(
+    columns_first(
         DGRAD,
         classes.dx_of_few_odd_inputs,
         "162x162 5->34 5x5 at batch 20 263 us, ours 828; 66x66 6->34 3x3 30, 45",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         three_axes.one_output_of_volumes,
         "18x18x18 50->1 at batch 1 18 us, cuDNN 21; 5->1 6.8",
     ),
-    _columns_first(
+    columns_first(
         ("fprop", "wgrad"),
         classes.thin_patches,
         "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
         "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914; f32 wgrad of 28x28 "
         "2x2s2 4->1024 at batch 64 23, 35",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         three_axes.deep_patches,
         "8x448x448 2x14x14 3->1024 at batch 4 in bf16 122 us, ours 228; f32 "
         "16x512x512 2x7x7s2x4x4 3->128 248, ours 325, cuDNN 280",
     ),
-    _columns_first(
+    columns_first(
         WGRAD,
         three_axes.deep_whole_patches,
         "8x448x448 2x14x14 3->1024 at batch 4 in bf16 137 us, cuDNN 637; f32 "
         "2x512x512 2x32x32 3->128 55, 104",
     ),
-    _columns_first(
+    columns_first(
         WGRAD,
         classes.wgrad_of_one_output,
         "66x66 1->1 5x5 at batch 20 15 us, ours 107; 66x66x66 34->1 3x3x3 22 ms, cuDNN "
         "86",
     ),
-    _columns_first(
+    columns_first(
         DGRAD,
         three_axes.few_strided_outputs,
         "8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31",
     ),
-    _cudnn_first(
+    cudnn_first(
         DGRAD,
         classes.dx_of_one_output,
         "256x256 30->1 3x3 at batch 8 141 us, our tiles 249; so large an image is of "
         "the first lines",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         classes.few_odd_channels,
         "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 5->1 at batch 32 16, 41; 256x256 "
         "10->64 5x5 1508, 1844",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         classes.odd_channels,
         "128x128 34->34 3x3 at batch 20 180 us, ours 193, dgrad 214, 269; 162x162 "
         "66->34 5x5 at batch 32 1628, 2449",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         sequences.odd_ones,
         "512 steps of 34->34, 3 taps, at batch 8 7.3 us, ours 10.2",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         classes.wgrad_of_few_odd_channels,
         "256x256 2->34 3x3 39 us, ours 52; 128x128 10->10 1x1 at batch 20 38, 57; "
         "18x18x18 10->10 5x5x5 at batch 20 106, 129",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         classes.wgrad_of_odd_scalars,
         "162x162 12->1 1x1 at batch 20 15 us; 18x18x18 10->1 at batch 32 9.2, columns "
         "11",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         classes.patches_of_some_channels,
         "16x16 2x2s2 16->768 at batch 256 32 us, columns 38, ours 165",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         three_axes.volumes_of_few_inputs,
         "34x34x34 2->34 at batch 32 226 us, ours 379",
     ),
-    _cudnn_first(
+    cudnn_first(
         ("fprop", "wgrad"),
         classes.strided_images,
         "1024x1024 32->32 at batch 8 203 us, ours 294, wgrad 350, 551; wgrad of "
         "512x512 64->64 at batch 4 62, 81",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         classes.odd_products,
         "256x256 66->64 at batch 32 409 us, ours 719",
     ),
-    _columns_first(
+    columns_first(
         DGRAD,
         classes.odd_products,
         "256x256 66->64 at batch 32 591 us, ours 693, cuDNN 710",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         classes.wgrad_of_f32_products,
         "512x512 128->128 at batch 8 716 us, ours 847",
     ),
-    _cudnn_first(
+    cudnn_first(
         ALL,
         three_axes.wide_volumes,
         "x read for each tap: 64x64x64 64 at batch 2 295 us, cuDNN 275; 2x360x480 "
         "64->128 fprop 313, 257, dgrad 454, 409, wgrad 350, 294",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         three_axes.copied_volumes,
         "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of 64x64x64 64->32 183, 135 "
         "(H200); of a transposed 48x48x48 192->96 169, 163; 17x180x32 32->16 3x1x1 "
         "10, 4",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         three_axes.strided_f32,
         "3x32x160 64->3 s2 27 us, cuDNN 19; dx of 2x360x320 1024->3 s2 942, 434; of "
         "2x128x64 512->256 3x1x1 s2x1x1 78, 41",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         three_axes.wgrad_of_volumes,
         "16x16x16 256 at batch 2 45 us, cuDNN 40; 2x128x160 192 s1x2x2 80, 58; "
         "48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 84, 68; "
         "f32 34x34x34 6 at batch 32 539, 264",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         classes.many_taps,
         "x read for each tap: 32x32 96->192 5x5 in f32 at batch 1024 5005 us, cuDNN "
         "3307",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         sequences.wgrad_of_channels,
         "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; but "
         "32768 of 896 339, cuDNN 536",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         sequences.thin,
         "our tiles are 64 channels wide: 16384 steps of 16 in f32 at batch 4 50 us, "
         "cuDNN 21",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         sequences.half_filled,
         "120000 steps of 32, 11 taps, at batch 4 78 us, cuDNN 63",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         classes.thin_images,
         "21x21 of 32 channels at batch 672 129 us, cuDNN 59; dgrad at batch 1024 158, "
         "92 (PyTorch's)",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         classes.uneven_images,
         "x read for each tap: 75x75 48->96 at batch 64 258 us, cuDNN 204; 128x128 5x5 "
         "50->50 52, 43",
     ),
-    _cudnn_first(
+    cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
         "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
     ),
-    _cudnn_first(
+    cudnn_first(
         BOTH,
         classes.huge_images,
         "x read for each tap: 512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         three_axes.few_outputs,
         "ours fills a tile's width with zeros: bf16 9x60x480 384->3 1903 us, cuDNN "
         "742; 1x180x256 48->3 s1x2x2 40, 30; f32 5x90x160 512->3 809, 740",
     ),
-    _cudnn_first(
+    cudnn_first(
         FPROP,
         classes.few_inputs,
         "our tiles have 32 outputs and more",
     ),
-    _columns_first(
+    columns_first(
         FPROP,
         classes.narrow_products,
         "38x38 240->40 at batch 128 30 us, ours 41, cuDNN 35; 28x28 144->40 at batch "
         "64 9.1, 11.7, 8.7",
     ),
-    _cudnn_first(
+    cudnn_first(
         DGRAD,
         classes.narrow_products,
         "38x38 240->40 at batch 128 65 us, cuDNN 34",
     ),
-    _cudnn_first(
+    cudnn_first(
         DGRAD,
         classes.odd_width,
         "x read for each tap: 112x112 48->192 at batch 128 873 us, cuDNN 739",
     ),
-    _cudnn_last(
+    cudnn_last(
         ("fprop", "wgrad"),
         classes.odd_patches,
         "336x336 14x14s14 3->1024 at batch 256 by columns 1403 us, cuDNN 6352, wgrad "
         "1415, 8117; wgrad at batch 1 24, 58",
     ),
-    _cudnn_last(
+    cudnn_last(
         ALL,
         classes.far_strides,
         "128x128 11x11s10 64->64 at batch 16 by columns 36 us, cuDNN 33 (PyTorch's), "

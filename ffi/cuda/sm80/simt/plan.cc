@@ -123,7 +123,8 @@ std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
 std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
   const int64_t rows = g.taps() * g.C;
   const int64_t steps = CeilDiv(g.N * g.P * g.Q, kDepth);
-  const bool preferred = Waste(rows, 64) * Waste(g.K, 64) <= kMostWaste;
+  // Columns waste less, and sums of so many pixels need what they do not have.
+  constexpr bool preferred = true;
   std::vector<Candidate> candidates;
   for (const TileSize& tile : kTiles) {
     const int64_t tiles = CeilDiv(rows, tile.m) * CeilDiv(g.K, tile.n);

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of f32 at HIGHEST, where sums are of whole products of f32."""
+
+from __future__ import annotations
+
+from jax_convbatch._plans.planners import Problem
+
+
+def of_few_channels(problem: Problem) -> bool:
+    """Fewer than the six products of bf16 are made for. cuDNN has kernels of the CUDA
+    cores there, some of them for other sizes."""
+    g = problem.geometry
+    exact = problem.dtype.name == "float32" and problem.precision >= 2
+    few = min(g.C, g.K) <= (24 if problem.op == "dgrad" else 15)
+    return exact and g.groups == 1 and few and g.taps != (1, 1, 1)
