@@ -93,7 +93,11 @@ def test_every_line_decides_on_something(monkeypatch):
     for capability in SERVED:
         on(monkeypatch, capability)
         each = problems((*DTYPES, "float64"))
-        found |= {rules.CUDA.index(rules.line(problem)) for _, problem in each}
+        found |= {
+            rules.CUDA.index(rules.line(replace(problem, precision=precision)))
+            for _, problem in each
+            for precision in (0, 2)
+        }
     assert found == set(range(len(rules.CUDA)))
 
 
@@ -184,14 +188,15 @@ def test_a_wider_result_is_no_reason_for_columns(
 
 
 @each_served
-def test_precise_f32_is_not_multiplied_as_columns(
+def test_precise_f32_is_multiplied_as_columns_where_these_are_faster(
     native, library, monkeypatch, capability
 ):
     on(monkeypatch, capability)
     for name, problem in problems(("float32",)):
         for precision in (1, 2):
             chosen = planned(problem, precision=precision)
-            columns = columns_beat_cudnn(rules.line(problem))
+            line = rules.line(replace(problem, precision=precision))
+            columns = columns_beat_cudnn(line)
             assert chosen.engine != "im2col_gemm" or columns, name
 
 

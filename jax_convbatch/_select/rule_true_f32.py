@@ -12,4 +12,6 @@ def of_few_channels(problem: Problem) -> bool:
     g = problem.geometry
     exact = problem.dtype.name == "float32" and problem.precision >= 2
     few = min(g.C, g.K) <= (24 if problem.op == "dgrad" else 15)
-    return exact and g.groups == 1 and few and g.taps != (1, 1, 1)
+    columns = g.output_pixels * g.column_size * 4  # bytes, of a sample
+    small = g.taps != (1, 1, 1) and columns <= 64 << 20
+    return exact and g.groups == 1 and few and small
