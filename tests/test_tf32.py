@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +161,9 @@ def test_every_configuration_gives_the_same_bits(hopper, name):
     x, w, _ = arrays(case, normal, "float32")
     params = params_of(case, x, w)
     names = plan.configs("implicit_gemm", "fprop", params.geometry, "float32", "cuda")
-    assert {"128x128t", "256x64t"} < set(names)
+    transposed = {"128x128t", "256x64t"}
+    # Of longer sums alone: transposing takes longer than it saves.
+    assert (transposed < set(names)) == (math.prod(case.w[:-1]) >= 512)
     want = None
     for config in names:
         chosen = dataclasses.replace(params, algorithm="implicit_gemm", config=config)

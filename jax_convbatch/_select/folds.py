@@ -19,6 +19,7 @@ from jax_convbatch._select import rule_classes as classes
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 _NARROWEST = 64  # results of a tile, in channels
+_MOST = 80  # channels that were measured
 _WIDEST = 160  # channels of folded pixels, but where fewer are not whole
 # Elements of a sample of x or y: where there are fewer, launches are the time.
 _LEAST, _LEAST_OF_HALF = 1 << 13, 1 << 18
@@ -59,12 +60,21 @@ def _may(problem: Problem) -> bool:
         return False
     if problem.out_dtype != problem.dtype or min(g.C, g.K) < 2:
         return False
+    if max(g.C, g.K) > _MOST or _is_stem(problem):
+        return False
     if problem.op != "wgrad" and g.taps == (1, 1, 1):  # a pass costs what they do
         return False
     elements = max(g.H * g.W, g.P * g.Q) * max(g.C, g.K)
     half = problem.dtype.itemsize == 2 and max(g.C, g.K) > 8
-    large = elements >= (_LEAST_OF_HALF if half else _LEAST)
-    return large and not classes.stems(problem)
+    return elements >= (_LEAST_OF_HALF if half else _LEAST)
+
+
+def _is_stem(problem: Problem) -> bool:
+    """f32 fprop of few inputs, or dgrad of few outputs: there are kernels for it."""
+    g, op = problem.geometry, problem.op
+    few, many = (g.K, g.C) if op == "dgrad" else (g.C, g.K)
+    f32 = problem.dtype.itemsize == 4 and op != "wgrad"
+    return f32 and few <= 7 and many >= 16 and many % 4 == 0
 
 
 def _has_small_kernel(problem: Problem) -> bool:
