@@ -240,3 +240,13 @@ def test_the_pixels_of_a_stride_are_channels_of_a_wide_filter(native):
     # An odd width cannot be folded: 4 channels are then copied with 4 of zeros.
     odd = geometry(batch, row, W=83, Q=19)
     assert native("dgrad", odd, "bfloat16", H200)["path"] == "padded tiles"
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("sizes", [{"P": 0, "Q": 0}, {"C": 0}, {"K": 0}])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_products_of_no_columns_have_no_plan(native, op, sizes, dtype):
+    """As of a deformable convolution without outputs."""
+    module = targets._natives["cuda"].module
+    asked = (op, geometry(2, ROW, **sizes), dtype, 1, H200)
+    assert module.implicit_gemm_column_plan(*asked) is None

@@ -101,7 +101,7 @@ def _most(problem: Problem, fold: int) -> float:
     if not whole:
         return 1.6 if op == "fprop" else 2.0
     own = {g.C, g.K} <= {16, 32} and g.R * g.S <= 9  # have small kernels, too
-    return 0.49 if own else 0.75
+    return 0.49 if own else 0.7
 
 
 def _is_whole(g: ConvGeometry, item: int) -> bool:

@@ -257,10 +257,9 @@ def configs(
     native = implicit_cuda.native_plans(problem)
     one = implicit_cuda.one_by_one(problem, native)
     # The convolutions that these are made of have theirs.
-    if one or implicit_cuda.copies_slices(problem, native):
+    if one or implicit_cuda.copies_slices(problem, native) or folds.folds(problem):
         return [""]
-    own = [] if isinstance(native, str) else [each["config"] for each in native]
-    return ["", *own] if folds.folds(problem) else own
+    return [] if isinstance(native, str) else [each["config"] for each in native]
 
 
 def layer_plan(

@@ -42,6 +42,7 @@ std::optional<PointwisePlans> PlanPointwise(Operation operation,
   const bool fprop = operation == Operation::kFprop;
   const bool tf32 = type == hopper::Type::kTf32;
   if (g.groups > 1 || !(fprop || tf32)) return std::nullopt;
+  if (g.y_size() == 0 || g.column_size() == 0) return std::nullopt;
   const hopper::Op op = OpOf(operation);
   const ConvGeometry sample = Images(g, 1);
   const auto one = hopper::PlanPath(op, sample, type, multiprocessors);
