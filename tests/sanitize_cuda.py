@@ -29,6 +29,7 @@ import test_depthwise_toeplitz
 import test_direct
 import test_few_channels
 import test_few_groups
+import test_folded
 import test_groups
 import test_halo_tiles
 import test_hopper_wgrad
@@ -107,6 +108,7 @@ EDGES = {
     **named("true f32", test_true_f32.CASES),
     **{f"wave, {name}": case for name, (case, *_) in test_wave.WAVES.items()},
     **named("odd", {n: c for n, (c, _) in test_implicit_gemm.ODD_TILES.items()}),
+    **named("folded", {n: test_folded.CASES[n][0] for n in ("8->8", "odd")}),
     **named("thin", test_narrow.CASES),
     **named("thin ring", test_narrow.RINGS),
     **{
@@ -139,7 +141,7 @@ def dtypes(name):
     )
     if name.startswith(single):
         return ("float32",)
-    both = name.startswith(("copied", "deep", "sequences", "thin"))
+    both = name.startswith(("copied", "deep", "folded", "sequences", "thin"))
     return ("bfloat16", "float32") if both and "direct" not in name else ("bfloat16",)
 
 
