@@ -25,8 +25,8 @@ from test_columns_of_outputs import layer
 from jax_convbatch._plans import folded, planners
 from jax_convbatch._plans.kinds import InXla
 from jax_convbatch._plans.params import OPS
-from jax_convbatch._select import folds, rules
-from jax_convbatch._select.plan import plan_of
+from jax_convbatch._select import choices, folds, rules
+from jax_convbatch._select.plan import configs, make_plan, plan_of
 
 ONE, TWO, THREE = (1, 1), (2, 2), (3, 3)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -105,6 +105,9 @@ def test_what_is_not_folded(monkeypatch, op):
         replace(one, geometry=g._replace(stride=(1, 1, 2), Q=32)),
         replace(one, geometry=g._replace(input_dilation=(1, 2, 1), H=16)),
         replace(one, geometry=g._replace(H=2, P=2)),
+        replace(one, geometry=g._replace(H=4096, Q=0)),
+        replace(one, geometry=g._replace(W=0, Q=0)),
+        replace(one, geometry=g._replace(S=0)),
     ):
         assert folds.fold_of(other) == 1, other
 
@@ -165,6 +168,38 @@ def test_it_is_the_same_convolution(case, fold, channels_first):
         want = exact(case, x, w, dy)
         for a, b in zip(by_folding(case, fold, x, w, dy), want, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_the_limit_is_less_the_filter():
+    """A configuration that takes no workspace is tried where there is room for w'."""
+    one = problem("12->12", "fprop", "float32", workspace_limit=100_000)
+    limits = []
+
+    def planned(other):
+        limits.append(other.workspace_limit)
+        return InXla("implicit_gemm", "tiles", workspace_bytes=7)
+
+    found = folded.plan(one, 4, planned)
+    filter_bytes = 3 * 3 * 48 * 48 * 4
+    assert limits == [100_000 - filter_bytes]
+    assert found.workspace_bytes == filter_bytes + 7
+
+
+def test_what_was_tuned_before_folds_is_folded(native, monkeypatch):
+    """The bits of a sample do not depend on which batches have a configuration."""
+    fake_gpus.on(monkeypatch, "9.0")
+    one = problem("12->12", "fprop", "float32")
+    choice = choices.Choice("implicit_gemm", "64x64", "tuned")
+    monkeypatch.setattr(choices, "measured", lambda *_: (choice,))
+    g = one.geometry
+    for n in (8, 256):
+        chosen = make_plan(
+            *("fprop", g._replace(N=n), "float32", "float32", "cuda", "auto")
+        )
+        assert "pixels of a row" in chosen.reason and chosen.source == "tuned"
+    assert configs("implicit_gemm", "fprop", g, "float32", "cuda") == [""]
+    # Three products of TF32 are of pixels as they lie.
+    assert "" not in configs("implicit_gemm", "fprop", g, "float32", "cuda", 1)
 
 
 def test_a_limit_without_room_for_the_filter_folds_nothing(monkeypatch):

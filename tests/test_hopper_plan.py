@@ -250,3 +250,13 @@ def test_products_of_no_columns_have_no_plan(native, op, sizes, dtype):
     module = targets._natives["cuda"].module
     asked = (op, geometry(2, ROW, **sizes), dtype, 1, H200)
     assert module.implicit_gemm_column_plan(*asked) is None
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("size", ["W", "Q", "S", "C", "K"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_convolutions_of_nothing_are_planned(native, op, size, dtype):
+    """They divide by no size."""
+    for channels in ((7, 20), (7, 7), (64, 64), (1, 8)):
+        row = (1, 512, *channels, 1, 4, 1, 1, 1, 1)
+        native(op, geometry(4096, row, **{size: 0}), dtype, H200, True, False)

@@ -117,13 +117,14 @@ def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Pla
     """
     other = geometry(problem.geometry, fold)
     assert other is not None  # whoever calls has asked
-    of = planned(replace(problem, geometry=other))
-    size = of.workspace_bytes + aligned(other.w_size, problem.dtype.itemsize)
+    size, limit = aligned(other.w_size, problem.dtype.itemsize), problem.workspace_limit
     problem.check_workspace(size, "filter of folded pixels")
+    left = None if limit is None else limit - size
+    of = planned(replace(problem, geometry=other, workspace_limit=left))
     return OfFolded.like(
         of,
         reason=f"{fold} pixels of a row as one, {of.reason}",
-        workspace_bytes=size,
+        workspace_bytes=size + of.workspace_bytes,
         config="",
         of=of,
         fold=fold,

@@ -56,6 +56,8 @@ def _may(problem: Problem) -> bool:
     """Whether folds are counted."""
     g = problem.geometry
     plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1)
+    if min(g.H, g.W, g.P, g.Q, g.R, g.S) < 1:  # nothing to sum, or nowhere
+        return False
     if not plain or not classes.tensor_cores(problem) or g.D > 1:
         return False
     if problem.out_dtype != problem.dtype or min(g.C, g.K) < 2:
@@ -80,7 +82,7 @@ def _is_stem(problem: Problem) -> bool:
 def _has_small_kernel(problem: Problem) -> bool:
     """Whether a kernel of ours is fast for 16 channels of folded pixels."""
     g = problem.geometry
-    small = g.C == g.K <= 8 and g.R * g.S <= 25 and g.H > 1
+    small = g.C == g.K and g.C in (2, 4, 8) and g.R * g.S <= 25 and g.H > 1
     return small and problem.dtype.itemsize == 4 and problem.op != "wgrad"
 
 

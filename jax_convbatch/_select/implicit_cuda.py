@@ -67,7 +67,7 @@ def _as_it_is(problem: Problem) -> Plan:
     if copies_slices(problem, native):
         return _deep(problem)
     if _is_high(problem) and not _by_six_products(native):
-        return tf32x3.plan(problem, planned)
+        return tf32x3.plan(problem, _as_it_is)
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
     if isinstance(native, str):
@@ -217,7 +217,7 @@ def _deep(problem: Problem) -> Plan:
         """The pieces' plans, and the bytes of their copies and workspaces."""
         g = geometry._replace(N=samples)
         plans = tuple(
-            two and planned(replace(problem, geometry=two, workspace_limit=None))
+            two and _as_it_is(replace(problem, geometry=two, workspace_limit=None))
             for two in depth.convolutions(op, g, dtype.itemsize)
         )
         extra = depth.extra_bytes(op, g, dtype.itemsize)

@@ -166,7 +166,9 @@ def make_plan(
             platform,
         )
         for choice in found:
-            plan = _measured(choice, planned) if choice.engine in names else None
+            if choice.engine not in names:
+                continue
+            plan = _measured(problem, choice, planned)
             if plan is not None:
                 asked = algorithm != "auto"
                 return plan if asked else replace(plan, source=choice.source)
@@ -200,14 +202,17 @@ def plan_of(
 
 
 def _measured(
-    choice: choices.Choice, planned: Callable[[str, str], Plan]
+    problem: Problem, choice: choices.Choice, planned: Callable[[str, str], Plan]
 ) -> Plan | None:
     """The plan of a choice, if it can run.
 
     Without its configuration where this version has it no more: the engine, and with
     it the bits, must not depend on N. None where the limit is too small.
     """
-    for config in dict.fromkeys((choice.config, "")):
+    # Nor the order of a sum: what is folded has one configuration.
+    ours = choice.engine == "implicit_gemm"
+    kept = "" if ours and folds.folds(problem) else choice.config
+    for config in dict.fromkeys((kept, "")):
         with contextlib.suppress(Unable, ValueError):
             return planned(choice.engine, config)
     return None

@@ -121,8 +121,8 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
   const ffi::DataType dtype = out->element_type();
   const int64_t count = kDgrad ? g.x_size() : g.y_size();
   if ((dtype != ffi::F32 && dtype != ffi::F16 && dtype != ffi::BF16) ||
-      a.element_type() != dtype || w.element_type() != dtype ||
-      result.untyped_data() != out->untyped_data() || g.groups != 1 ||
+      a.element_type() != dtype || w.element_type() != dtype || g.groups != 1 ||
+      result.element_count() != out->element_count() ||
       !g.input_dilation.all(1) ||
       static_cast<int64_t>(out->element_count()) != count ||
       static_cast<int64_t>(a.element_count()) !=
@@ -132,6 +132,12 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
         "jax_convbatch: unsupported dtypes, sizes or places of " + where());
   }
   if (count == 0) return ffi::Error::Success();
+  if (result.untyped_data() != out->untyped_data()) {  // XLA may not alias them
+    JCB_RETURN_IF_ERROR(ToError(
+        cudaMemcpyAsync(out->untyped_data(), result.untyped_data(),
+                        out->size_bytes(), cudaMemcpyDeviceToDevice, stream),
+        where));
+  }
   auto run = [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t each = kThreads * 16 / sizeof(T);

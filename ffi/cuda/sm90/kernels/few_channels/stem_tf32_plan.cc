@@ -74,6 +74,10 @@ int StemApart(const ConvGeometry& g) {
 bool IsStem(const ConvGeometry& given, bool dgrad) {
   constexpr int64_t kLeastTile = 64;
   if (dgrad && !given.stride.all(1)) return false;
+  // Rows of no pixels have no band.
+  if (given.input_pixels() * given.output_pixels() * given.w_size() == 0) {
+    return false;
+  }
   const ConvGeometry g = dgrad ? DgradAsFprop(given) : given;
   if (g.taps() * g.C > kStemLong) return g.C <= kStemMostChannels;
   return (g.P == 1 || g.W * g.C <= kStemRow) && Fits(g, kLeastTile);
