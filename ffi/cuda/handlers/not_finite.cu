@@ -122,6 +122,7 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
   const int64_t count = kDgrad ? g.x_size() : g.y_size();
   if ((dtype != ffi::F32 && dtype != ffi::F16 && dtype != ffi::BF16) ||
       a.element_type() != dtype || w.element_type() != dtype || g.groups != 1 ||
+      result.element_type() != dtype ||
       result.element_count() != out->element_count() ||
       !g.input_dilation.all(1) ||
       static_cast<int64_t>(out->element_count()) != count ||
@@ -129,7 +130,7 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
           (kDgrad ? g.y_size() : g.x_size()) ||
       static_cast<int64_t>(w.element_count()) != g.w_size()) {
     return ffi::Error::InvalidArgument(
-        "jax_convbatch: unsupported dtypes, sizes or places of " + where());
+        "jax_convbatch: unsupported dtypes or sizes of " + where());
   }
   if (count == 0) return ffi::Error::Success();
   if (result.untyped_data() != out->untyped_data()) {  // XLA may not alias them
