@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pixels of a row as the channels of one, for few channels and odd numbers of them.
 
-Tensor cores and TMA want rows of 64 to 128 bytes in multiples of 16. Where channels
-fill less, `fold` neighboring pixels of y are one pixel of that many channels, and those
-of x that they step over are, too. Neither moves in memory. The filter is one of a few
-more zeros, whose taps are pixels that lie side by side:
+Tensor cores and TMA want rows of 64 to 128 bytes, in multiples of 16. Where the
+channels of a pixel are less, `fold` neighboring pixels of y become one pixel, and so do
+the pixels of x that they step over ("space to depth" along one axis, of both arrays).
+Nothing moves in memory. The filter becomes a larger one, in which zeros stand between:
 
-    x[N, H, W, C] = x'[N, H, W', F C]   F = fold * stride
+    x[N, H, W, C] = x'[N, H, W', F C]       F = fold * stride
     y[N, P, Q, K] = y'[N, P, Q', fold K]
     w'[r, s', (i, c), (j, k)] = w[r, s, c, k]
-        where s dilation = F (s' - pad') + i - j stride + pad
+        where s dilation = F (s' - pad') + i - j stride + pad, and zero elsewhere
 
-So every product is one of the same convolution, of stride 1 along a row. In fprop and
-dgrad zeros of w' meet numbers besides: where one of these is not finite, results that
-do not depend on it are not either, and a pass over the result forms what is not finite
-again, from the definition. dw is a sum of entries of dw', none of which has another
-product in it.
-
-Source of the idea: the "space to depth" of stems, as MLPerf's ResNet-50 on TPUs has it
-(Ying et al., "Image Classification at Supercomputer Scale", arXiv:1811.06992).
+fprop and dgrad multiply these zeros with numbers that a result does not depend on. If
+one of those is infinite or NaN, so is the result. Therefore a pass over the result forms
+again, from the definition, what is not finite. wgrad needs no pass: dw adds those
+entries of dw' that are of its tap, and all products of these are its own.
 """
 
 from __future__ import annotations
