@@ -12,7 +12,7 @@ Nothing moves in memory. The filter becomes a larger one, in which zeros stand b
         where s dilation = F (s' - pad') + i - j stride + pad, and zero elsewhere
 
 fprop and dgrad multiply these zeros with numbers that a result does not depend on. If
-one of those is infinite or NaN, so is the result. Therefore a pass over the result forms
+one of those is infinite or NaN, so is the result. So a pass over the result forms
 again, from the definition, what is not finite. wgrad needs no pass: dw adds those
 entries of dw' that are of its tap, and all products of these are its own.
 """
