@@ -120,11 +120,14 @@ std::vector<Plan> ConvPlans(Op op, const ConvGeometry& g, int multiprocessors) {
 }
 
 // dw's bits depend on the plan, so there is one.
-std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors) {
+std::vector<Plan> WgradPlans(const ConvGeometry& g, int multiprocessors,
+                             bool hopper) {
   const int64_t rows = g.taps() * g.C;
   const int64_t steps = CeilDiv(g.N * g.P * g.Q, kDepth);
-  // Columns waste less, and sums of so many pixels need what they do not have.
-  constexpr bool preferred = true;
+  // On Hopper measured ahead of columns, which waste less but do not divide the
+  // pixels among blocks.
+  const bool preferred =
+      hopper || Waste(rows, 64) * Waste(g.K, 64) <= kMostWaste;
   std::vector<Candidate> candidates;
   for (const TileSize& tile : kTiles) {
     const int64_t tiles = CeilDiv(rows, tile.m) * CeilDiv(g.K, tile.n);
@@ -231,7 +234,7 @@ std::vector<Plan> Plans(Op op, const ConvGeometry& g, int multiprocessors,
     const std::vector<Plan> plans = OfBf16x6(op, g, multiprocessors);
     if (!plans.empty()) return plans;
   }
-  if (op == Op::kWgrad) return WgradPlans(g, multiprocessors);
+  if (op == Op::kWgrad) return WgradPlans(g, multiprocessors, hopper);
   if (SubproblemsOf(op, g).empty()) return {};
   return ConvPlans(op, g, multiprocessors);
 }
