@@ -67,6 +67,23 @@ class Problem(NamedTuple):
         return [letters.index(c) for c in self.specs["xwy".index(role)]]
 
 
+CHANNELS_LAST = {
+    1: ("NWC", "WIO", "NWC"),
+    2: ("NHWC", "HWIO", "NHWC"),
+    3: ("NDHWC", "DHWIO", "NDHWC"),
+}
+
+
+def layer(n, size, c, k, taps, padding, dilation=1, input_dilation=1):
+    """Of one group and single steps; `size` and `taps` of one to three axes."""
+
+    def each(number):
+        return (number,) * len(size)
+
+    conv = oracle.Conv(each(1), padding, each(input_dilation), each(dilation), 1)
+    return Problem((n, *size, c), (*taps, c, k), conv, CHANNELS_LAST[len(size)])
+
+
 # Channels of a group that reach the main loops of kernels, with some left over.
 WIDE = (5, 16, 17, 33, 40, 65)
 

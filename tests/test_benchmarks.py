@@ -5,9 +5,12 @@ time what it says, and write what it measured.
 
 import itertools
 import json
+import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import fake_gpus
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +20,7 @@ from benchmarks import (
     cases,
     ceilings,
     check,
+    families,
     jax_side,
     layers,
     range_report,
@@ -260,3 +264,10 @@ def test_results_that_are_kept_name_what_they_ran_on():
     for path in found:
         environment = json.loads(path.read_text())["environment"]
         assert {"date", "commit", "device", "jax"} <= set(environment), path
+
+
+def test_the_problems_that_are_planned_are_as_many_as_they_look():
+    """Those of fake_gpus.py."""
+    count = len(families.FAMILIES) * fake_gpus.DRAWS
+    names = [name for name in fake_gpus.geometries() if re.search(r"_0_\d+$", name)]
+    assert math.isclose(len(names), count, rel_tol=0.1)

@@ -9,11 +9,10 @@ import fake_gpus
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from hypothesis import assume, given, settings
 from jax import export
-from problems import Problem, exact, normal, problems, run, whole
+from problems import exact, layer, normal, problems, run, whole
 from promises import (
     arrays,
     assert_batch_invariant,
@@ -31,21 +30,6 @@ from jax_convbatch._plans.params import OPS
 from jax_convbatch._select import rules
 from jax_convbatch._select.plan import make_plan, plan_of
 from jax_convbatch._tune import tune
-
-SPECS = {
-    1: ("NWC", "WIO", "NWC"),
-    2: ("NHWC", "HWIO", "NHWC"),
-    3: ("NDHWC", "DHWIO", "NDHWC"),
-}
-
-
-def layer(n, size, c, k, taps, padding, dilation=1, input_dilation=1):
-    def each(number):
-        return (number,) * len(size)
-
-    conv = oracle.Conv(each(1), padding, each(input_dilation), each(dilation), 1)
-    return Problem((n, *size, c), (*taps, c, k), conv, SPECS[len(size)])
-
 
 ONE = (1, 1)
 CASES = {

@@ -33,6 +33,7 @@ from jax.typing import DTypeLike
 
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import ConvParams, Op
+from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 _NUMBERS = ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -175,12 +176,7 @@ class OfSlices(Plan):
         """The result for the samples that there are."""
         g = params.geometry
         # N D H W C and T R S C K, and the places of those axes in what the user keeps.
-        numbers = params.dimension_numbers
-        order = {
-            "x": _order(numbers.lhs_spec),
-            "w": (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1]),
-            "y": _order(numbers.out_spec),
-        }
+        order = geo.layouts(params.dimension_numbers)
         arrays = {
             role: jnp.transpose(a, order[role])
             for role, a in zip(op.operands, operands, strict=True)
@@ -212,10 +208,6 @@ class OfSlices(Plan):
         return jnp.transpose(
             out.reshape(sizes[role]), [order[role].index(i) for i in range(5)]
         )
-
-
-def _order(spec: Sequence[int]) -> tuple[int, ...]:
-    return (spec[0], *spec[2:], spec[1])
 
 
 def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> jax.Array:

@@ -151,16 +151,14 @@ class OfFolded(OfAnother):
             return a.reshape(theirs.shape(role))
 
         a, b = (
-            _canonical(a, params, role).reshape(own.shape(role))
+            jnp.transpose(a, _order(params, role)).reshape(own.shape(role))
             for role, a in zip(op.operands, operands, strict=True)
         )
-        theirs_a, theirs_b = (
-            folded(role, v) for role, v in zip(op.operands, (a, b), strict=True)
-        )
-        out = self.of.run(op, theirs_a, theirs_b, theirs, out_dtype)
+        first, second = (folded(r, v) for r, v in zip(op.operands, (a, b), strict=True))
+        out = self.of.run(op, first, second, theirs, out_dtype)
         if op.result == "w":
             whole = jax.ShapeDtypeStruct(own.shape("w"), np.float32)
-            unfold = jax.linear_transpose(lambda w: folded("w", w), whole)
+            unfold = jax.linear_transpose(lambda w: filter_of(w, g, self.fold), whole)
             (dw,) = unfold(out.astype(np.float32))
             out = dw.astype(out_dtype)
         else:
@@ -181,14 +179,9 @@ def _mended(
     return call(out, a, w, geometry=params.geometry.attribute())
 
 
-def _order(params: ConvParams, role: str) -> list[int]:
+def _order(params: ConvParams, role: str) -> tuple[int, ...]:
     """The places of N D H W C or T R S C K in what the user keeps."""
-    first, second, *spatial = geo.spec_of(role, params.dimension_numbers)
-    return [*spatial, second, first] if role == "w" else [first, *spatial, second]
-
-
-def _canonical(a: jax.Array, params: ConvParams, role: str) -> jax.Array:
-    return jnp.transpose(a, _order(params, role))
+    return geo.layout(role, params.dimension_numbers)
 
 
 def _as_kept(a: jax.Array, params: ConvParams, role: str) -> jax.Array:

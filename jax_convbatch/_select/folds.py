@@ -33,13 +33,13 @@ def fold_of(problem: Problem) -> int:
     if problem.config or not targets.is_hopper() or not _may(problem):
         return 1
     g, op, item = problem.geometry, problem.op, problem.dtype.itemsize
-    costs = {1: _cost(op, g, g, item)}
+    costs = {1: _cost(op, g, 1, item)}
     for fold in folded.FOLDS:
         other = folded.geometry(g, fold)
         if other is None or not _is_whole(other, item):
             continue
         if len(costs) == 1 or max(other.C, other.K) <= _WIDEST:
-            costs[fold] = _cost(op, g, other, item)
+            costs[fold] = _cost(op, other, fold, item)
     if len(costs) == 1:
         return 1
     best = min((f for f in costs if f > 1), key=lambda f: (costs[f], -f))
@@ -64,10 +64,15 @@ def _may(problem: Problem) -> bool:
         return False
     if max(g.C, g.K) > _MOST or _is_stem(problem):
         return False
-    if problem.op != "wgrad" and g.taps == (1, 1, 1):  # a pass costs what they do
+    half = problem.dtype.itemsize == 2
+    if problem.op == "wgrad":
+        # Sums of `fold` entries of 16 bits would be rounded more than once.
+        if half or classes.few_scalars(problem):
+            return False
+    elif g.taps == (1, 1, 1):  # a pass costs what they do
         return False
     elements = max(g.H * g.W, g.P * g.Q) * max(g.C, g.K)
-    half = problem.dtype.itemsize == 2 and max(g.C, g.K) > 8
+    half = half and max(g.C, g.K) > 8
     return elements >= (_LEAST_OF_HALF if half else _LEAST)
 
 
@@ -92,9 +97,6 @@ def _most(problem: Problem, fold: int) -> float:
     few, many = sorted((g.C, g.K))
     whole, f32 = _is_whole(g, item), item == 4
     if op == "wgrad":
-        # Sums of `fold` entries of 16 bits would be rounded more than once.
-        if not f32 or classes.few_scalars(problem):
-            return 0
         if not whole and many > 16:
             return 2.0 if fold == 2 else 1.6
         return 1.0 if many <= 32 else 0
@@ -111,9 +113,9 @@ def _is_whole(g: ConvGeometry, item: int) -> bool:
     return g.C * item % 16 == g.K * item % 16 == 0
 
 
-def _cost(op: str, g: ConvGeometry, other: ConvGeometry, item: int) -> float:
-    """Products for each pixel of y of `g`, by `other`, along a row."""
+def _cost(op: str, g: ConvGeometry, fold: int, item: int) -> float:
+    """Products along a row of `g`, whose pixels are `fold`, for each of these."""
     box = 128 // item
-    inner, outer = (other.K, other.C) if op == "dgrad" else (other.C, other.K)
-    sums = math.ceil(inner / box) * box * other.S
-    return sums * math.ceil(outer / _NARROWEST) * _NARROWEST * other.Q / g.Q
+    inner, outer = (g.K, g.C) if op == "dgrad" else (g.C, g.K)
+    sums = math.ceil(inner / box) * box * g.S
+    return sums * math.ceil(outer / _NARROWEST) * _NARROWEST / fold

@@ -21,6 +21,8 @@ namespace jax_convbatch {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kMostBlocks =
+    1056;  // eight for each multiprocessor of an H200
 
 // A convolution of one group whose input is not dilated.
 template <typename T, bool kDgrad>
@@ -122,9 +124,8 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
   const int64_t count = kDgrad ? g.x_size() : g.y_size();
   if ((dtype != ffi::F32 && dtype != ffi::F16 && dtype != ffi::BF16) ||
       a.element_type() != dtype || w.element_type() != dtype || g.groups != 1 ||
-      result.element_type() != dtype ||
-      result.element_count() != out->element_count() ||
-      !g.input_dilation.all(1) ||
+      result.element_type() != dtype || !g.input_dilation.all(1) ||
+      static_cast<int64_t>(result.element_count()) != count ||
       static_cast<int64_t>(out->element_count()) != count ||
       static_cast<int64_t>(a.element_count()) !=
           (kDgrad ? g.y_size() : g.x_size()) ||
@@ -142,8 +143,7 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
   auto run = [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t each = kThreads * 16 / sizeof(T);
-    const int64_t blocks =
-        std::min<int64_t>((count + each - 1) / each, 132 * 8);
+    const int64_t blocks = std::min((count + each - 1) / each, kMostBlocks);
     const Definition<T, kDgrad> definition{
         g, static_cast<const T*>(a.untyped_data()),
         static_cast<const T*>(w.untyped_data())};
@@ -157,25 +157,23 @@ ffi::Error NotFinite(cudaStream_t stream, ffi::AnyBuffer result,
                  where);
 }
 
+auto BindNotFinite() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // result
+      .Arg<ffi::AnyBuffer>()  // x or dy
+      .Arg<ffi::AnyBuffer>()  // w
+      .Ret<ffi::AnyBuffer>()
+      .Attr<ConvGeometry>("geometry");
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFpropNotFiniteExecute, NotFinite<false>,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()  // result
-                                  .Arg<ffi::AnyBuffer>()  // x
-                                  .Arg<ffi::AnyBuffer>()  // w
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<ConvGeometry>("geometry"),
+                              BindNotFinite(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDgradNotFiniteExecute, NotFinite<true>,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()  // result
-                                  .Arg<ffi::AnyBuffer>()  // dy
-                                  .Arg<ffi::AnyBuffer>()  // w
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<ConvGeometry>("geometry"),
+                              BindNotFinite(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jax_convbatch
