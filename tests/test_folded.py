@@ -38,17 +38,24 @@ def image(n, size, c, k, taps, dilation=1):
     return layer(n, size, c, k, taps, padding, dilation)
 
 
+NONE = ((0, 0), (0, 0))
+
 # With the folds of fprop, dgrad and wgrad in f32, and in 16 bits.
 CASES = {
     "8->8": (image(3, (33, 64), 8, 8, (3, 3)), (2, 2, 8), (8, 8, 1)),
     "12->12": (image(3, (32, 64), 12, 12, (3, 3)), (4, 4, 4), (1, 1, 1)),
     "odd": (image(3, (31, 64), 10, 10, (3, 3)), (4, 4, 4), (1, 1, 1)),
     "34->34": (image(3, (34, 34), 34, 34, (3, 3)), (2, 2, 2), (1, 1, 1)),
-    "few to some": (image(3, (40, 64), 3, 20, (3, 3)), (1, 8, 8), (1, 1, 1)),
+    "few to some": (image(3, (40, 64), 3, 20, (3, 3)), (1, 8, 1), (1, 1, 1)),
     "5x5": (image(3, (32, 64), 8, 6, (5, 5)), (8, 8, 8), (8, 8, 1)),
     "a sequence": (image(3, (4096,), 16, 16, (7,)), (4, 4, 4), (1, 1, 1)),
     "dilated": (image(3, (2048,), 8, 8, (3,), 2), (8, 8, 8), (8, 8, 1)),
+    "far dilated": (image(3, (4096,), 16, 16, (3,), 9), (4, 1, 1), (1, 1, 1)),
     "1x1, odd": (image(3, (64, 64), 34, 66, (1, 1)), (1, 1, 2), (1, 1, 1)),
+    # Rows of x are copied, to be multiples.
+    "from one": (layer(3, (101, 106), 1, 34, (3, 3), NONE), (4, 1, 1), (1, 1, 1)),
+    "to one": (image(3, (100, 104), 34, 1, (5, 5)), (1, 4, 4), (1, 1, 1)),
+    "volumes": (image(2, (5, 48, 48), 32, 32, (3, 3, 3)), (1, 1, 1), (2, 2, 1)),
 }
 each_case = pytest.mark.parametrize("name", CASES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -148,20 +155,15 @@ def test_it_is_the_same_convolution(case, fold, channels_first):
         patched.setattr(folded, "_mended", lambda op, out, *_: out)
         x, w, dy = arrays(case, whole, "float32")
         params = params_of(case, case.user("x", x), case.user("w", w))
-        # Rows that are multiples of the fold.
+        # Rows of y that are multiples of the fold.
         g = params.geometry
         if folded.geometry(g, fold) is None:
-            stride = case.conv.strides[-1]
-            step = fold * stride
-            width, outputs = -(-g.W // step) * step, -(-g.Q // fold) * fold
+            outputs = -(-g.Q // fold) * fold
             taps, low = (g.S - 1) * g.filter_dilation[2] + 1, g.pad[2]
-            high = (outputs - 1) * stride + taps - low - width
+            high = (outputs - 1) * case.conv.strides[-1] + taps - low - g.W
             padding = (*case.conv.padding[:-1], (low, high))
-            assume(low + high + width >= taps and width + min(low, high, 0) > 0)
-            case = case._replace(
-                x=(*case.x[:-2], width, case.x[-1]),
-                conv=case.conv._replace(padding=padding),
-            )
+            assume(low + high + g.W >= taps and g.W + min(low, high, 0) > 0)
+            case = case._replace(conv=case.conv._replace(padding=padding))
             x, w, dy = arrays(case, whole, "float32")
         want = exact(case, x, w, dy)
         for a, b in zip(by_folding(case, fold, x, w, dy), want, strict=True):
@@ -181,6 +183,15 @@ def test_the_limit_is_less_the_filter():
     filter_bytes = 3 * 3 * 48 * 48 * 4
     assert limits == [100_000 - filter_bytes]
     assert found.workspace_bytes == filter_bytes + 7
+
+
+def test_a_copy_of_x_counts():
+    one = problem("from one", "fprop", "float32", workspace_limit=1 << 20)
+    found = folded.plan(one, 4, lambda other: InXla("implicit_gemm", "tiles"))
+    # w' of two taps of 4 -> 136 channels in a row, and rows of 27 folded pixels.
+    filter_bytes, x_bytes = 3 * 2 * 4 * 136 * 4, 3 * 101 * 27 * 4 * 4
+    sizes = (planners.aligned(size, 1) for size in (filter_bytes, x_bytes))
+    assert found.workspace_bytes == sum(sizes)
 
 
 def test_what_was_tuned_before_folds_is_folded(native, monkeypatch):

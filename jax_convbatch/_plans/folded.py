@@ -4,7 +4,8 @@
 Tensor cores and TMA want rows of 64 to 128 bytes, in multiples of 16. Where the
 channels of a pixel are less, `fold` neighboring pixels of y become one pixel, and so do
 the pixels of x that they step over ("space to depth" along one axis, of both arrays).
-Nothing moves in memory. The filter becomes a larger one, in which zeros stand between:
+Nothing moves in memory, but where x's rows are no multiples and end in zeros then. The
+filter becomes a larger one, in which zeros stand between:
 
     x[N, H, W, C] = x'[N, H, W', F C]       F = fold * stride
     y[N, P, Q, K] = y'[N, P, Q', fold K]
@@ -26,21 +27,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.lax import ConvDimensionNumbers
 from jax.typing import DTypeLike
 
 from jax_convbatch._native import native
+from jax_convbatch._plans import canonical
 from jax_convbatch._plans.kinds import OfAnother, Plan
 from jax_convbatch._plans.params import ConvParams, Op
 from jax_convbatch._plans.planners import Problem, aligned
-from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 FOLDS = (2, 4, 8, 16)
-
-_NUMBERS = ConvDimensionNumbers(
-    (0, 4, 1, 2, 3), (4, 3, 0, 1, 2), (0, 4, 1, 2, 3)
-)  # N D H W C, T R S C K
 
 
 class Row(NamedTuple):
@@ -69,14 +65,14 @@ def row(g: ConvGeometry, fold: int) -> Row:
 
 
 def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
-    """The convolution of folded pixels, or None where rows are no multiples of them."""
+    """The convolution of folded pixels, or None where rows of y are no multiples."""
     its = row(g, fold)
     if g.groups > 1 or g.input_dilation[2] != 1 or min(g.W, g.Q, g.S) < 1:
         return None
-    if g.W % its.step or g.Q % fold:
+    if g.Q % fold:
         return None
     return g._replace(
-        W=g.W // its.step,
+        W=-(-g.W // its.step),
         Q=g.Q // fold,
         S=its.taps,
         C=its.step * g.C,
@@ -85,6 +81,11 @@ def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
         pad=(*g.pad[:2], its.pad),
         filter_dilation=(*g.filter_dilation[:2], 1),
     )
+
+
+def row_end(g: ConvGeometry, fold: int) -> int:
+    """Pixels of zeros after a row of x, which is copied for them."""
+    return -g.W % row(g, fold).step
 
 
 def filter_of(w: jax.Array, g: ConvGeometry, fold: int) -> jax.Array:
@@ -114,6 +115,9 @@ def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Pla
     other = geometry(problem.geometry, fold)
     assert other is not None  # whoever calls has asked
     size, limit = aligned(other.w_size, problem.dtype.itemsize), problem.workspace_limit
+    if row_end(problem.geometry, fold):
+        x = other.N * other.D * other.H * other.W * other.C
+        size += aligned(x, problem.dtype.itemsize)
     problem.check_workspace(size, "filter of folded pixels")
     left = None if limit is None else limit - size
     of = planned(replace(problem, geometry=other, workspace_limit=left))
@@ -142,16 +146,19 @@ class OfFolded(OfAnother):
     ) -> jax.Array:
         g, other = params.geometry, geometry(params.geometry, self.fold)
         assert other is not None  # `of` is its plan
-        own = replace(params, dimension_numbers=_NUMBERS)
-        theirs = replace(own, geometry=other)
+        own = canonical.params_of(params, g)
+        theirs = canonical.params_of(params, other)
 
         def folded(role: str, a: jax.Array) -> jax.Array:
             if role == "w":
                 return filter_of(a, g, self.fold)
+            if role == "x" and (more := row_end(g, self.fold)):
+                zero = np.zeros((), a.dtype)
+                a = jax.lax.pad(a, zero, [(0, more * (i == 3), 0) for i in range(5)])
             return a.reshape(theirs.shape(role))
 
         a, b = (
-            jnp.transpose(a, _order(params, role)).reshape(own.shape(role))
+            canonical.ordered(a, params, role)
             for role, a in zip(op.operands, operands, strict=True)
         )
         first, second = (folded(r, v) for r, v in zip(op.operands, (a, b), strict=True))
@@ -162,8 +169,10 @@ class OfFolded(OfAnother):
             (dw,) = unfold(out.astype(np.float32))
             out = dw.astype(out_dtype)
         else:
-            out = _mended(op, out.reshape(own.shape(op.result)), a, b, own)
-        return _as_kept(out, params, op.result)
+            n, d, h, width, channels = own.shape(op.result)
+            rows = out.reshape(n, d, h, -1, channels)[:, :, :, :width]
+            out = _mended(op, rows, a, b, own)
+        return canonical.as_kept(out, params, op.result)
 
 
 def _mended(
@@ -177,16 +186,3 @@ def _mended(
         input_output_aliases={0: 0},
     )
     return call(out, a, w, geometry=params.geometry.attribute())
-
-
-def _order(params: ConvParams, role: str) -> tuple[int, ...]:
-    """The places of N D H W C or T R S C K in what the user keeps."""
-    return geo.layout(role, params.dimension_numbers)
-
-
-def _as_kept(a: jax.Array, params: ConvParams, role: str) -> jax.Array:
-    """An array of three spatial axes as the user keeps it."""
-    order = _order(params, role)
-    shape = params.shape(role)
-    a = a.reshape([shape[i] for i in order])
-    return jnp.transpose(a, [order.index(i) for i in range(len(order))])

@@ -38,6 +38,8 @@ def fold_of(problem: Problem) -> int:
         other = folded.geometry(g, fold)
         if other is None or not _is_whole(other, item):
             continue
+        if folded.row_end(g, fold) and 4 * g.C > g.K:  # a copy of x
+            continue
         if len(costs) == 1 or max(other.C, other.K) <= _WIDEST:
             costs[fold] = _cost(op, other, fold, item)
     if len(costs) == 1:
@@ -58,11 +60,15 @@ def _may(problem: Problem) -> bool:
     plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1)
     if min(g.H, g.W, g.P, g.Q, g.R, g.S) < 1:  # nothing to sum, or nowhere
         return False
-    if not plain or not classes.tensor_cores(problem) or g.D > 1:
+    if not plain or not classes.tensor_cores(problem):
         return False
-    if problem.out_dtype != problem.dtype or min(g.C, g.K) < 2:
+    if problem.out_dtype != problem.dtype or max(g.C, g.K) > _MOST:
         return False
-    if max(g.C, g.K) > _MOST or _is_stem(problem):
+    if g.D > 1:
+        return _is_volume(problem)
+    if min(g.C, g.K) < 2:
+        return _is_scalar(problem)
+    if _is_stem(problem):
         return False
     half = problem.dtype.itemsize == 2
     if problem.op == "wgrad":
@@ -76,12 +82,32 @@ def _may(problem: Problem) -> bool:
     return elements >= (_LEAST_OF_HALF if half else _LEAST)
 
 
+def _is_volume(problem: Problem) -> bool:
+    """In 16 bits, of half a box of channels."""
+    g = problem.geometry
+    half = problem.dtype.itemsize == 2 and problem.op != "wgrad"
+    return half and g.C == g.K == 32 and min(g.taps) >= 3 and g.H * g.W >= 48 * 48
+
+
+def _is_scalar(problem: Problem) -> bool:
+    """f32 of one input to some channels, or dgrad of one output, where rows of the
+    others are no multiples of 16 bytes; wgrad of these with large filters."""
+    g, op = problem.geometry, problem.op
+    one, some = (g.K, g.C) if op == "dgrad" else (g.C, g.K)
+    if op == "wgrad":
+        one, some = min(g.C, g.K), max(g.C, g.K)
+    large = g.H * g.W >= 100 * 100 and (25 if op == "wgrad" else 9) <= g.R * g.S
+    f32 = problem.dtype.itemsize == 4
+    return f32 and one == 1 and some >= 32 and some % 4 != 0 and large
+
+
 def _is_stem(problem: Problem) -> bool:
-    """f32 fprop of few inputs, or dgrad of few outputs: there are kernels for it."""
+    """f32 of few inputs, or dgrad of few outputs: there are kernels for it."""
     g, op = problem.geometry, problem.op
     few, many = (g.K, g.C) if op == "dgrad" else (g.C, g.K)
-    f32 = problem.dtype.itemsize == 4 and op != "wgrad"
-    return f32 and few <= 7 and many >= 16 and many % 4 == 0
+    most = 4 if op == "wgrad" else 7
+    f32 = problem.dtype.itemsize == 4
+    return f32 and few <= most and many >= 16 and many % 4 == 0
 
 
 def _has_small_kernel(problem: Problem) -> bool:
@@ -100,10 +126,14 @@ def _most(problem: Problem, fold: int) -> float:
         if not whole and many > 16:
             return 2.0 if fold == 2 else 1.6
         return 1.0 if many <= 32 else 0
+    if g.D > 1:
+        return 0.5
     if not f32:
         return 0.15 if few >= 16 and whole else 0.2 if op == "fprop" else 0.25
     if not whole:
         return 1.6 if op == "fprop" else 2.0
+    if op == "fprop" and g.C == g.K == 16 and g.H == 1 and g.filter_dilation[2] > 1:
+        return 1.7  # the small kernel reads x for each tap
     own = {g.C, g.K} <= {16, 32} and g.R * g.S <= 9  # have small kernels, too
     return 0.49 if own else 0.7
 

@@ -180,13 +180,11 @@ def f32_patches(problem: Problem) -> bool:
 
 
 def thin_patches(problem: Problem) -> bool:
-    """In 16 bits of one channel, or of few elements to many channels; wgrad of these
-    in f32, too."""
+    """Of one channel, or of few elements to many channels; in f32 wgrad alone."""
     g = problem.geometry
-    one = half(problem) and g.C == 1 and sums(problem) >= 64
+    its = half(problem) or (tf32(problem) and problem.op == "wgrad")
     small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
-    small = small and (half(problem) or (tf32(problem) and problem.op == "wgrad"))
-    return patches(problem) and (one or small)
+    return its and patches(problem) and (small or (g.C == 1 and sums(problem) >= 64))
 
 
 def odd_patches(problem: Problem) -> bool:
@@ -223,13 +221,15 @@ def odd_products(problem: Problem) -> bool:
 
 
 def to_few_outputs(problem: Problem) -> bool:
-    """fprop of so many inputs that columns of outputs (`_plans/columns.py`) are
-    narrower than x; in 16 bits, of more inputs than our own kernels serve well. Small
-    images are not worth three kernels."""
+    """fprop of so many inputs that columns of outputs (`_plans/columns.py`) are fewer
+    than x; in 16 bits, of more than ours serve well. Not small images."""
     g = problem.geometry
     others = problem.dtype.itemsize == 2 and g.C % 8 == 0
     many = g.C >= 192 or (g.C >= 32 and not others)
-    narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= g.C
+    room = g.C
+    if volumes(problem):  # our own kernels copy x for taps of depth
+        many, room = many or g.C >= 128, room * 3 // 2 if tf32(problem) else room
+    narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= room
     large = g.C * g.O * g.P * g.Q >= 1 << 18
     few = tensor_cores(problem) and plain(problem) and many and narrow and large
     return few and columns.columns_of_outputs(problem) is not None
@@ -295,10 +295,10 @@ def odd_scalars(problem: Problem) -> bool:
     """1x1, whose columns are x, and short sequences of one channel."""
     g = problem.geometry
     few = g.C <= 80 and (g.K >= 8 or g.K in (1, g.C) or depth.is_deep(g))
-    few = few and g.K % 4 != 0
-    pointwise = taps(problem) == 1 and g.O * g.P * g.Q >= 256
+    pointwise = few and g.K % 4 != 0 and taps(problem) == 1
+    pointwise = pointwise and g.O * g.P * g.Q >= 256
     scalars = sequence(problem) and g.C == g.K == 1 and g.Q <= 2048
-    return odd(problem) and plain(problem) and ((pointwise and few) or scalars)
+    return odd(problem) and plain(problem) and (pointwise or scalars)
 
 
 def dx_of_few_odd_inputs(problem: Problem) -> bool:

@@ -4,6 +4,8 @@ those of `rule_classes.py`."""
 
 from __future__ import annotations
 
+import math
+
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select.rule_classes import (
     half,
@@ -19,15 +21,21 @@ from jax_convbatch._select.rule_classes import (
 
 
 def wgrad_of_channels(problem: Problem) -> bool:
-    """In 16 bits, of long ones of many channels."""
+    """In 16 bits, of many channels, whose tiles of ours are no multiple of a GPU's
+    blocks: those that are left over are too many to be shared evenly."""
     g = problem.geometry
     if not half(problem) or not sequence(problem) or g.T * g.R > 1:
         return False
-    if g.K % 256 == 0 and g.Q >= 1 << 17:
-        return False  # our tiles have 256 outputs
-    many = least(problem)
-    steps = 1 << (14 if many >= 1536 else 15 if many >= 1024 else 17)
-    return steps <= g.Q and many >= 512
+    if least(problem) < 512 or g.Q < 2048:
+        return False
+    rows, outputs, blocks = 256, 128, 132  # of our largest tiles; of an H100 or H200
+    tiles = math.ceil(g.S * g.C / rows) * math.ceil(g.K / outputs)
+    left = tiles % blocks
+    if tiles < blocks or left == 0:
+        return False
+    # As `Sharing` has it (sm90/problem/wgrad_tiling.h).
+    idle = blocks / (blocks // left) - left
+    return blocks // left == 1 or idle > 0.04 * tiles
 
 
 def thin(problem: Problem) -> bool:
@@ -55,6 +63,13 @@ def short(problem: Problem) -> bool:
     if stems(problem):
         return False
     return tf32(problem) and sequence(problem) and plain(problem) and few and brief
+
+
+def thin_products(problem: Problem) -> bool:
+    """f32 of one tap and few inputs that are no fours, to whole fours of outputs."""
+    g = problem.geometry
+    flat = g.H == g.D == 1 and taps(problem) == 1 and g.Q >= 1024
+    return odd(problem) and plain(problem) and flat and g.C <= 40 and g.K <= 64
 
 
 def odd_ones(problem: Problem) -> bool:

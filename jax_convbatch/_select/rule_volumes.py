@@ -60,7 +60,8 @@ def copied_volumes(problem: Problem) -> bool:
         filled = g.K % 64 == 0 or g.K == 32
         return not fprop and outputs > 4096 and not filled
     if not one_step:
-        return fprop and least(problem) < 48 and outputs > 3000
+        wide = g.D == 1 and g.K % 64 == 32 and g.C >= 128
+        return fprop and (least(problem) < 48 or wide) and outputs > 3000
     # Half of a box of 32 channels is zeros.
     if halos(problem) and (g.C if fprop else g.K) > 32:
         return False
@@ -83,6 +84,13 @@ def strided_f32(problem: Problem) -> bool:
     if problem.op == "dgrad" and along and most(problem) >= 512:
         return True
     return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32
+
+
+def few_outputs_along_depth(problem: Problem) -> bool:
+    """In 16 bits, taps and a stride along depth alone, to colours and the like."""
+    g = problem.geometry
+    along = g.T > 1 and g.R * g.S == 1 and g.stride == (2, 1, 1)
+    return half(problem) and along and g.K <= 4 and g.C >= 128
 
 
 def few_strided_outputs(problem: Problem) -> bool:

@@ -42,13 +42,15 @@ CUDA = (
         classes.to_few_outputs,
         "columns of outputs: 32x32 1280->3 3x3 in f32 at batch 2 20 us, ours 74, cuDNN "
         "256; 512x512 128->3 at batch 4 269, 775, 676; bf16 32x32 512->8 at batch 16 "
-        "12, 47, 38; 3x90x160 512->3 3x3x3 55, cuDNN 213",
+        "12, 47, 38; 3x90x160 512->3 3x3x3 55, cuDNN 213; f32 5x90x480 64->3 103, ours "
+        "224",
     ),
     ours_first(
         ALL,
         folds.folds,
         "pixels of a row as channels: 64x64 10->10 3x3 in f32 at batch 8 9 us, cuDNN "
-        "15, wgrad 13, 117; 65536 steps of 16->16, 7 taps, at batch 4 19, 56",
+        "15, wgrad 13, 117; 65536 steps of 16->16, 7 taps, at batch 4 19, 56; bf16 "
+        "96x96x96 32 at batch 2 333, 419",
     ),
     ours_first(
         ALL,
@@ -121,6 +123,11 @@ CUDA = (
         "5.2, 7.9, dgrad 4.7, 7.9, wgrad 12, 20",
     ),
     columns_first(
+        BOTH,
+        sequences.thin_products,
+        "2048 steps of 30->64, one tap, at batch 20 9.5 us, ours 12, dgrad 10.3, 12",
+    ),
+    columns_first(
         DGRAD,
         classes.dx_of_few_odd_inputs,
         "162x162 5->34 5x5 at batch 20 263 us, ours 828; 66x66 6->34 3x3 30, 45",
@@ -135,7 +142,7 @@ CUDA = (
         classes.thin_patches,
         "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
         "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914; f32 wgrad of 28x28 "
-        "2x2s2 4->1024 at batch 64 23, 35",
+        "2x2s2 4->1024 at batch 64 23, 35, of 224x224 16x16s16 1->768 73, cuDNN 417",
     ),
     columns_first(
         FPROP,
@@ -237,7 +244,12 @@ CUDA = (
         three_axes.copied_volumes,
         "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of 64x64x64 64->32 183, 135 "
         "(H200); of a transposed 48x48x48 192->96 169, 163; 17x180x32 32->16 3x1x1 "
-        "10, 4",
+        "10, 4; 1x128x160 192->96 s1x2x2 at batch 2 41, 31",
+    ),
+    cudnn_first(
+        BOTH,
+        three_axes.few_outputs_along_depth,
+        "17x90x160 256->3 3x1x1 s2x1x1 72 us, cuDNN 60, dgrad 99, 71",
     ),
     cudnn_first(
         BOTH,
@@ -261,8 +273,9 @@ CUDA = (
     cudnn_first(
         WGRAD,
         sequences.wgrad_of_channels,
-        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; but "
-        "32768 of 896 339, cuDNN 536",
+        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; 2048 of "
+        "1152->1280 52, 45; but 32768 of 896 339, cuDNN 536, of 1024 at batch 2 859, "
+        "1029",
     ),
     cudnn_first(
         BOTH,
