@@ -60,7 +60,6 @@ FILES = {
     "few_channels_tf32": ["sm90/kernels/few_channels/few_channels_tf32"],
     "group_tf32": ["sm90/kernels/narrow_groups/"],
     "halo": ["sm90/kernels/halo/"],
-    "one_channel": ["sm90/kernels/one_channel/"],
     "padding": ["sm90/kernels/padding/"],
     "patches": ["sm90/kernels/patches/"],
     "product_wgrad": ["cublas/product_wgrad"],

@@ -22,7 +22,6 @@ enum class Family {
   kFewChannelsTf32,
   kGroupTf32,
   kHalo,
-  kOneChannel,
   kPadding,
   kPatches,
   kProductWgrad,

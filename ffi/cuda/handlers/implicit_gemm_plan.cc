@@ -33,9 +33,8 @@ hopper::Type TypeOf(const std::string& dtype) {
 
 const char* PathName(hopper::Op op, const ConvGeometry& g, hopper::Type type,
                      hopper::Path path) {
-  constexpr const char* kPaths[] = {"tiles",      "padded tiles", "strips",
-                                    "sweeps",     "small tiles",  "patches",
-                                    "one channel"};
+  constexpr const char* kPaths[] = {"tiles",  "padded tiles", "strips",
+                                    "sweeps", "small tiles",  "patches"};
   // Of ordinary loads; RunPath tells its kernels apart in the same way.
   if (path == hopper::Path::kSmall && hopper::Fold(op, g, type).taps() == 1) {
     return "narrow products";

@@ -10,7 +10,6 @@
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_plan.h"
 #include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
-#include "cuda/sm90/kernels/one_channel/one_channel.h"
 #include "cuda/sm90/kernels/padding/pad_plan.h"
 #include "cuda/sm90/kernels/patches/patch_plan.h"
 #include "cuda/sm90/kernels/row_streaming/row_streaming_plan.h"
@@ -143,10 +142,6 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
     if (small) return small;
   }
   if (type == Type::kTf32) {
-    const auto one = Unless(Family::kOneChannel, [&] {
-      return PlanOneChannel(op, g, multiprocessors);
-    });
-    if (one) return one;
     const auto few_channels = Unless(Family::kFewChannelsTf32, [&] {
       return op == Op::kWgrad
                  ? PlanFewChannelsTf32Wgrad(g, multiprocessors)
@@ -194,7 +189,6 @@ bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
   switch (plan.path) {
     case Path::kCopies:
     case Path::kSmall:
-    case Path::kOneChannel:
       return true;
     case Path::kPads:
       return g.K * ElementBytes(type) % 16 == 0;
@@ -235,8 +229,6 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
       return RunSmall(op, call, stage, stream);
     case Path::kPatches:
       return PatchDgrad(call, stage, stream);
-    case Path::kOneChannel:
-      return RunOneChannel(op, call, stage, stream);
     case Path::kRowStreaming:
       return op == Op::kFprop ? RowStreamingFprop(call, stage, stream)
                               : RowStreamingDgrad(call, stage, stream);
