@@ -102,10 +102,10 @@ def _is_scalar(problem: Problem) -> bool:
 
 
 def _is_stem(problem: Problem) -> bool:
-    """f32 of few inputs, or dgrad of few outputs: there are kernels for it."""
+    """f32 of few inputs, or dgrad of few outputs: there are kernels for it, strips."""
     g, op = problem.geometry, problem.op
     few, many = (g.K, g.C) if op == "dgrad" else (g.C, g.K)
-    most = 4 if op == "wgrad" else 7
+    most = 7 if op != "wgrad" else 4 if many > 16 else 3
     f32 = problem.dtype.itemsize == 4
     return f32 and few <= most and many >= 16 and many % 4 == 0
 

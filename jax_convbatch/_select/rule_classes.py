@@ -67,8 +67,7 @@ def images(problem: Problem, pixels: int) -> bool:
     """Filters of two axes and one step, of results with so many pixels and more."""
     g = problem.geometry
     two = g.T == 1 and g.R > 1 and g.S > 1
-    one_step = g.stride == g.input_dilation == (1, 1, 1)
-    return two and one_step and pixels <= g.P * g.Q
+    return two and plain(problem) and pixels <= g.P * g.Q
 
 
 def halos(problem: Problem) -> bool:
@@ -343,8 +342,9 @@ def wgrad_of_few_odd_channels(problem: Problem) -> bool:
     """Of two axes and more, and of some products."""
     g = problem.geometry
     few = 1 < g.C <= 10 and 1 < g.K <= 40 and g.C % 4 != 0
+    strips = g.C <= 4 and g.K >= 16 and g.K % 4 == 0  # our own kernels
     large = g.N * g.O * g.P * g.Q >= 1 << 14 and g.H > 1
-    return odd(problem) and plain(problem) and few and large
+    return odd(problem) and plain(problem) and few and large and not strips
 
 
 def patches_of_some_channels(problem: Problem) -> bool:
