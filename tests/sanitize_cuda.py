@@ -43,6 +43,7 @@ import test_quads
 import test_scalars
 import test_small_images
 import test_strips_tf32
+import test_tap_columns
 import test_tf32
 import test_true_f32
 import test_wave
@@ -108,7 +109,10 @@ EDGES = {
     **named("true f32", test_true_f32.CASES),
     **{f"wave, {name}": case for name, (case, *_) in test_wave.WAVES.items()},
     **named("odd", {n: c for n, (c, _) in test_implicit_gemm.ODD_TILES.items()}),
-    **named("folded", {n: test_folded.CASES[n][0] for n in ("8->8", "odd")}),
+    **named(
+        "folded", {n: test_folded.CASES[n][0] for n in ("8->8", "odd", "from one")}
+    ),
+    **named("tap columns", test_tap_columns.CASES),
     **named("thin", test_narrow.CASES),
     **named("thin ring", test_narrow.RINGS),
     **{

@@ -44,6 +44,7 @@ CASES = {
     "of one channel": volume(2, (4, 9, 8), 1, 16, (3, 3, 3)),
     "stride 2": volume(2, (7, 8, 6), 16, 24, (3, 3, 3), 2),
     "2x2x2 stride 2": volume(2, (6, 4, 8), 16, 32, (2, 2, 2), 2, 0),
+    "2x2x2 of boxes": volume(2, (4, 6, 12), 40, 96, (2, 2, 2), 2, (0, 0, 2)),
     "3x1x1": volume(2, (6, 5, 7), 24, 16, (3, 1, 1), pad=(1, 0, 0)),
     "3x1x1 stride 2": volume(2, (6, 5, 7), 24, 16, (3, 1, 1), (2, 1, 1), (1, 0, 0)),
     "3x1x1 of other pixels": volume(

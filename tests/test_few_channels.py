@@ -52,6 +52,12 @@ EDGES = {
     "patches of a row of 144": problem(2, (6, 20), 36, 136, (3, 4), (3, 4)),
     "patches of 4, odd channels": problem(2, (24, 20), 5, 33, (4, 4), (4, 4)),
     "patches of 2": problem(2, (16, 20), 64, 128, (2, 2), (2, 2)),
+    "patches of 2, padded": problem(
+        2, (17, 20), 40, 128, (2, 2), (2, 2), ((0, 1), (2, 4))
+    ),
+    "patches of 2, cut": problem(
+        3, (16, 24), 36, 64, (2, 2), (2, 2), ((0, 0), (0, -4))
+    ),
     "patches and a rest": problem(2, (33, 49), 5, 12, (4, 4), (4, 4)),
     "patches of a row": problem(2, (33, 48), 6, 24, (3, 6), (3, 6)),
     "strided beyond the filter": problem(2, (17, 19), 6, 5, (2, 2), (3, 4)),

@@ -80,11 +80,12 @@ def test_folds_are_as_measured(monkeypatch, name, dtype):
     assert found == CASES[name][1 if dtype == "float32" else 2]
 
 
+@each_dtype
 @pytest.mark.parametrize("op", OPS)
-def test_a_fold_does_not_depend_on_the_batch(monkeypatch, op):
+def test_a_fold_does_not_depend_on_the_batch(monkeypatch, op, dtype):
     fake_gpus.on(monkeypatch, "9.0")
     for name in CASES:
-        one = problem(name, op, "float32")
+        one = problem(name, op, dtype)
         found = {
             folds.fold_of(replace(one, geometry=one.geometry._replace(N=n)))
             for n in (1, 8, 4096)
@@ -186,12 +187,16 @@ def test_the_limit_is_less_the_filter():
 
 
 def test_a_copy_of_x_counts():
-    one = problem("from one", "fprop", "float32", workspace_limit=1 << 20)
-    found = folded.plan(one, 4, lambda other: InXla("implicit_gemm", "tiles"))
+    one = problem("from one", "fprop", "float32")
+    of = InXla("implicit_gemm", "tiles")
+    found = folded.plan(one, 4, lambda other: of)
     # w' of two taps of 4 -> 136 channels in a row, and rows of 27 folded pixels.
     filter_bytes, x_bytes = 3 * 2 * 4 * 136 * 4, 3 * 101 * 27 * 4 * 4
     sizes = (planners.aligned(size, 1) for size in (filter_bytes, x_bytes))
     assert found.workspace_bytes == sum(sizes)
+    # A limit that has room for it in some batches alone would change a sample's bits.
+    with pytest.raises(planners.Unable, match="under a limit"):
+        folded.plan(replace(one, workspace_limit=1 << 40), 4, lambda other: of)
 
 
 def test_what_was_tuned_before_folds_is_folded(native, monkeypatch):
@@ -249,14 +254,16 @@ def test_right_but_for_rounding(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["8->8", "odd", "a sequence", "dilated"])
+@pytest.mark.parametrize(
+    "name", ["8->8", "odd", "a sequence", "dilated", "from one", "to one", "volumes"]
+)
 @each_dtype
 def test_what_is_not_finite_stays_where_it_belongs(hopper, name, dtype):
     case = CASES[name][0]
     x, w, dy = arrays(case, normal, dtype)
     middle = tuple(n // 2 for n in case.x[1:-1])
-    x[(0, *middle, 1)] = np.inf
-    x[(2, *(0 for _ in middle), 0)] = -np.inf
+    x[(0, *middle, -1)] = np.inf
+    x[(-1, *(0 for _ in middle), 0)] = -np.inf
     dy[(1, *middle, 0)] = np.nan
     # Of kernels whose taps share pixels: in any of the taps.
     assert_not_finite_as_by_columns(case, x, w, dy, in_some_tap=True)
@@ -273,5 +280,6 @@ def test_a_result_that_overflows_is_infinite(hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits(hopper, dtype):
-    assert_batch_invariant(CASES["8->8"][0], dtype)
+    for name in ("8->8", "from one", "volumes"):
+        assert_batch_invariant(CASES[name][0], dtype)
     assert_a_hundred_runs_agree(CASES["5x5"][0], dtype)

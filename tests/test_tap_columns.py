@@ -22,7 +22,7 @@ from promises import (
 from jax_convbatch._plans import planners, tap_columns
 from jax_convbatch._plans.kinds import InXla
 from jax_convbatch._plans.params import OPS
-from jax_convbatch._select.plan import make_plan, plan_of
+from jax_convbatch._select.plan import configs, make_plan, plan_of
 
 CASES = {
     "bases": layer(2, (4096,), 4, 512, (15,), ((7, 7),)),
@@ -51,6 +51,15 @@ def test_wgrad_of_few_channels_to_many_takes_them(native, monkeypatch, name):
         dict(C=64),
     ):
         assert "taps of a row" not in planned(case, **other)
+
+
+@each_case
+def test_they_have_one_configuration(native, monkeypatch, name):
+    """So `tune` times what the rule takes."""
+    fake_gpus.on(monkeypatch, "9.0")
+    case = CASES[name]
+    g = params_of(case, *arrays(case, whole, "bfloat16")[:2]).geometry
+    assert configs("implicit_gemm", "wgrad", g, "bfloat16", "cuda") == [""]
 
 
 @settings(deadline=None, max_examples=60)

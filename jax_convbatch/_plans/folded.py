@@ -33,7 +33,7 @@ from jax_convbatch._native import native
 from jax_convbatch._plans import canonical
 from jax_convbatch._plans.kinds import OfAnother, Plan
 from jax_convbatch._plans.params import ConvParams, Op
-from jax_convbatch._plans.planners import Problem, aligned
+from jax_convbatch._plans.planners import Problem, Unable, aligned
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 FOLDS = (2, 4, 8, 16)
@@ -116,6 +116,8 @@ def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Pla
     assert other is not None  # whoever calls has asked
     size, limit = aligned(other.w_size, problem.dtype.itemsize), problem.workspace_limit
     if row_end(problem.geometry, fold):
+        if limit is not None:  # else it would decide by the batch what a sum's order is
+            raise Unable("a copy of x under a limit")
         x = other.N * other.D * other.H * other.W * other.C
         size += aligned(x, problem.dtype.itemsize)
     problem.check_workspace(size, "filter of folded pixels")

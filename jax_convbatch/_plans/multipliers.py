@@ -20,7 +20,7 @@ from jax_convbatch._shapes.geometry import ConvGeometry
 
 def geometry(g: ConvGeometry) -> ConvGeometry | None:
     """The depthwise convolution, or None where it is another."""
-    if g.groups == 1 or g.groups != g.C or g.K == g.C:
+    if g.groups == 1 or g.groups != g.C or g.K in (0, g.C):
         return None
     return g._replace(C=g.K, groups=g.K)
 

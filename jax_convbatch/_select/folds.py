@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pixels of a row are folded into one (`_plans/folded.py`), on Hopper GPUs.
+"""How many pixels of a row are folded into one (`_plans/folded.py`), and whether taps
+are channels (`_plans/tap_columns.py`), on Hopper GPUs.
 
 A tile multiplies whole boxes of the channels that it sums over, 128 bytes, by 64
 others at least. What a fold costs is counted so: products for each pixel of y, those
@@ -52,6 +53,17 @@ def fold_of(problem: Problem) -> int:
 
 def folds(problem: Problem) -> bool:
     return fold_of(problem) > 1
+
+
+def has_tap_columns(problem: Problem) -> bool:
+    """wgrad of sequences of few channels to many, in 16 bits."""
+    g = problem.geometry
+    if problem.op != "wgrad" or problem.dtype.itemsize != 2 or g.groups > 1:
+        return False
+    if not targets.is_hopper() or problem.config or g.input_dilation != (1, 1, 1):
+        return False
+    sequence = g.H * g.R == g.D * g.T == 1 and g.Q > 0
+    return sequence and g.S >= 4 and g.S * g.C <= 128 and g.K >= 256
 
 
 def _may(problem: Problem) -> bool:

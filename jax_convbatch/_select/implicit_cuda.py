@@ -58,15 +58,15 @@ def planned(problem: Problem) -> Plan:
     if (fold := folds.fold_of(problem)) > 1:
         with contextlib.suppress(Unable):  # the limit, say
             return folded.plan(problem, fold, _as_it_is)
+    if folds.has_tap_columns(problem):
+        with contextlib.suppress(Unable):
+            return tap_columns.plan(problem, _as_it_is)
     return _as_it_is(problem)
 
 
 def _as_it_is(problem: Problem) -> Plan:
-    """`planned`, of pixels that are not folded."""
+    """`planned`, of pixels and taps as they are."""
     g, dtype = problem.geometry, problem.dtype.name
-    if _lays_taps_side_by_side(problem):
-        with contextlib.suppress(Unable):  # the limit, say
-            return tap_columns.plan(problem, _as_it_is)
     native = native_plans(problem)
     if copies_slices(problem, native):
         return _deep(problem)
@@ -111,17 +111,6 @@ def copies_slices(problem: Problem, native: list[dict[str, Any]] | str) -> bool:
     """
     deep = depth.is_deep(problem.geometry)
     return deep and (isinstance(native, str) or _is_high(problem))
-
-
-def _lays_taps_side_by_side(problem: Problem) -> bool:
-    """wgrad of sequences of few channels to many, in 16 bits."""
-    g = problem.geometry
-    if problem.op != "wgrad" or problem.dtype.itemsize != 2 or g.groups > 1:
-        return False
-    if not targets.is_hopper() or problem.config or g.input_dilation != (1, 1, 1):
-        return False
-    sequence = g.H * g.R == g.D * g.T == 1 and g.Q > 0
-    return sequence and g.S >= 4 and g.S * g.C <= 128 and g.K >= 256
 
 
 def _is_high(problem: Problem) -> bool:

@@ -262,7 +262,8 @@ def configs(
     native = implicit_cuda.native_plans(problem)
     one = implicit_cuda.one_by_one(problem, native)
     # The convolutions that these are made of have theirs.
-    if one or implicit_cuda.copies_slices(problem, native) or folds.folds(problem):
+    others = folds.folds(problem) or folds.has_tap_columns(problem)
+    if one or others or implicit_cuda.copies_slices(problem, native):
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]
 

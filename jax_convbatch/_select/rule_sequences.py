@@ -69,7 +69,8 @@ def thin_products(problem: Problem) -> bool:
     """f32 of one tap and few inputs that are no fours, to whole fours of outputs."""
     g = problem.geometry
     flat = g.H == g.D == 1 and taps(problem) == 1 and g.Q >= 1024
-    return odd(problem) and plain(problem) and flat and g.C <= 40 and g.K <= 64
+    few = g.C <= 40 and g.C % 4 != 0 and g.K <= 64 and g.K % 4 == 0
+    return tf32(problem) and plain(problem) and flat and few
 
 
 def odd_ones(problem: Problem) -> bool:
