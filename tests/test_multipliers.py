@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channel multipliers in f32 on CUDA: depthwise convolutions of copied channels."""
 
+import itertools
+
+import fake_gpus
 import numpy as np
 import pytest
 from problems import normal, whole
@@ -21,6 +24,7 @@ import jax_convbatch as jc
 from jax_convbatch._native import targets
 from jax_convbatch._plans import multipliers, planners
 from jax_convbatch._select import implicit_cuda
+from jax_convbatch._select.plan import make_plan
 
 CASES = {
     "8 to 16": problem(3, (9, 8), 8, (3, 3), (1, 2)),
@@ -35,6 +39,17 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_depthwise_convolution_gives_the_same_sums(name):
     assert_same_sums_by(multipliers.geometry, CASES[name], multipliers.Depthwise)
+
+
+def test_no_outputs_are_planned(monkeypatch):
+    """A filter of no outputs, of as many groups as there are channels."""
+    fake_gpus.on(monkeypatch, "9.0")
+    case = CASES["8 to 16"]
+    g = params_of(case, *arrays(case, whole, "float32")[:2]).geometry._replace(K=0)
+    assert multipliers.geometry(g) is None
+    for op, precision in itertools.product(("fprop", "dgrad", "wgrad"), (0, 1, 2)):
+        args = (op, g, "float32", "float32", "cuda", "auto")
+        assert make_plan(*args, precision=precision).engine
 
 
 def test_which_are_multipliers():
