@@ -280,6 +280,7 @@ def test_a_result_that_overflows_is_infinite(hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits(hopper, dtype):
-    for name in ("8->8", "from one", "volumes"):
-        assert_batch_invariant(CASES[name][0], dtype)
+    assert_batch_invariant(CASES["8->8"][0], dtype)
+    for name in ("from one", "volumes"):
+        assert_batch_invariant(CASES[name][0], dtype, batches=(1, 3, 8))
     assert_a_hundred_runs_agree(CASES["5x5"][0], dtype)

@@ -135,8 +135,16 @@ SPLITS = {
         "192x128/96px",
     ),
     "shares that do not end with tiles": (
-        problem(256, (7, 7), 456, 1200, (3, 3), (2, 2), SAME),
+        problem(256, (7, 7), 776, 1288, (3, 3), (2, 2), SAME),
         "256x128/132",
+    ),
+    "fewer blocks, of three whole tiles": (
+        problem(96, (7, 9), 1040, 1152, (3, 3), (2, 2), SAME),
+        "256x128/117",
+    ),
+    "fewer blocks, tiles that are left are shared": (
+        problem(2, (1, 2048), 1024, 1152, (1, 5), padding=((0, 0), (2, 2))),
+        "256x128/124",
     ),
     "the same, 576x64": (
         problem(16, (7, 7), 1200, 768, (3, 3), padding=SAME),

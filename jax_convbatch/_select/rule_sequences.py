@@ -4,8 +4,6 @@ those of `rule_classes.py`."""
 
 from __future__ import annotations
 
-import math
-
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select.rule_classes import (
     half,
@@ -18,24 +16,6 @@ from jax_convbatch._select.rule_classes import (
     taps,
     tf32,
 )
-
-
-def wgrad_of_channels(problem: Problem) -> bool:
-    """In 16 bits, of many channels, whose tiles of ours are no multiple of a GPU's
-    blocks: those that are left over are too many to be shared evenly."""
-    g = problem.geometry
-    if not half(problem) or not sequence(problem) or g.T * g.R > 1:
-        return False
-    if least(problem) < 512 or g.Q < 2048:
-        return False
-    rows, outputs, blocks = 256, 128, 132  # of our largest tiles; of an H100 or H200
-    tiles = math.ceil(g.S * g.C / rows) * math.ceil(g.K / outputs)
-    left = tiles % blocks
-    if tiles < blocks or left == 0:
-        return False
-    # As `Sharing` has it (sm90/problem/wgrad_tiling.h).
-    idle = blocks / (blocks // left) - left
-    return blocks // left == 1 or idle > 0.04 * tiles
 
 
 def thin(problem: Problem) -> bool:

@@ -11,6 +11,7 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import folds
 from jax_convbatch._select import rule_classes as classes
+from jax_convbatch._select import rule_odd as odd
 from jax_convbatch._select import rule_sequences as sequences
 from jax_convbatch._select import rule_true_f32 as true_f32
 from jax_convbatch._select import rule_volumes as three_axes
@@ -90,7 +91,7 @@ CUDA = (
     ),
     columns_first(
         BOTH,
-        classes.odd_scalars,
+        odd.odd_scalars,
         "34x34x34 1x1x1 5->1 at batch 8 16 us, ours 40, cuDNN 20; 162x162 1x1 3->34 at "
         "batch 8 25, 58; 128x128 10->10 at batch 20 25, 56, cuDNN 40",
     ),
@@ -129,8 +130,14 @@ CUDA = (
     ),
     columns_first(
         DGRAD,
-        classes.dx_of_few_odd_inputs,
+        odd.dx_of_few_odd_inputs,
         "162x162 5->34 5x5 at batch 20 263 us, ours 828; 66x66 6->34 3x3 30, 45",
+    ),
+    columns_first(
+        DGRAD,
+        odd.dx_of_one_input,
+        "28x28 1->16 3x3 at batch 100 11 us, ours 30, cuDNN 34; 5x5 to 32 at batch 64 "
+        "16, 46, 63; 64x64 1->16 at batch 8 7.2, 13, 20",
     ),
     columns_first(
         FPROP,
@@ -163,9 +170,10 @@ CUDA = (
         "86",
     ),
     columns_first(
-        DGRAD,
+        BOTH,
         three_axes.few_strided_outputs,
-        "8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31",
+        "f32 dx of 8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31; "
+        "bf16 4x8x8 16.7, 19.5, 19.1",
     ),
     cudnn_first(
         DGRAD,
@@ -175,13 +183,13 @@ CUDA = (
     ),
     cudnn_first(
         FPROP,
-        classes.few_odd_channels,
+        odd.few_odd_channels,
         "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 5->1 at batch 32 16, 41; 256x256 "
         "10->64 5x5 1508, 1844",
     ),
     cudnn_first(
         BOTH,
-        classes.odd_channels,
+        odd.odd_channels,
         "128x128 34->34 3x3 at batch 20 180 us, ours 193, dgrad 214, 269; 162x162 "
         "66->34 5x5 at batch 32 1628, 2449",
     ),
@@ -192,13 +200,13 @@ CUDA = (
     ),
     cudnn_first(
         WGRAD,
-        classes.wgrad_of_few_odd_channels,
+        odd.wgrad_of_few_odd_channels,
         "256x256 2->34 3x3 39 us, ours 52; 128x128 10->10 1x1 at batch 20 38, 57; "
         "18x18x18 10->10 5x5x5 at batch 20 106, 129",
     ),
     cudnn_first(
         WGRAD,
-        classes.wgrad_of_odd_scalars,
+        odd.wgrad_of_odd_scalars,
         "162x162 12->1 1x1 at batch 20 15 us; 18x18x18 10->1 at batch 32 9.2, columns "
         "11",
     ),
@@ -220,12 +228,12 @@ CUDA = (
     ),
     cudnn_first(
         FPROP,
-        classes.odd_products,
+        odd.odd_products,
         "256x256 66->64 at batch 32 409 us, ours 719",
     ),
     columns_first(
         DGRAD,
-        classes.odd_products,
+        odd.odd_products,
         "256x256 66->64 at batch 32 591 us, ours 693, cuDNN 710",
     ),
     cudnn_first(
@@ -269,13 +277,6 @@ CUDA = (
         classes.many_taps,
         "x read for each tap: 32x32 96->192 5x5 in f32 at batch 1024 5005 us, cuDNN "
         "3307",
-    ),
-    cudnn_first(
-        WGRAD,
-        sequences.wgrad_of_channels,
-        "131072 steps of 1152 channels, 5 taps, batch 2: 11253 us, cuDNN 6232; 2048 of "
-        "1152->1280 52, 45; but 32768 of 896 339, cuDNN 536, of 1024 at batch 2 859, "
-        "1029",
     ),
     cudnn_first(
         BOTH,
