@@ -84,6 +84,19 @@ def layer(n, size, c, k, taps, padding, dilation=1, input_dilation=1):
     return Problem((n, *size, c), (*taps, c, k), conv, CHANNELS_LAST[len(size)])
 
 
+def of_one_group(case, channels_first):
+    """The same of one group, whose last axis is not dilated, and of one layout."""
+    spatial = "DHW"[3 - case.conv.rank :]
+    last = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+    first = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
+    dilation = (*case.conv.input_dilation[:-1], 1)
+    return case._replace(
+        x=(*case.x[:-1], case.w[-2]),
+        conv=case.conv._replace(groups=1, input_dilation=dilation),
+        specs=first if channels_first else last,
+    )
+
+
 # Channels of a group that reach the main loops of kernels, with some left over.
 WIDE = (5, 16, 17, 33, 40, 65)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import exact, layer, normal, problems, run, whole
+from problems import exact, layer, normal, of_one_group, problems, run, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -141,17 +141,7 @@ def by_folding(case, fold, x, w, dy):
     st.booleans(),
 )
 def test_it_is_the_same_convolution(case, fold, channels_first):
-    spatial = "DHW"[3 - case.conv.rank :]
-    last = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
-    first = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
-    one_group = case.conv._replace(
-        groups=1, input_dilation=(*case.conv.input_dilation[:-1], 1)
-    )
-    case = case._replace(
-        x=(*case.x[:-1], case.w[-2]),
-        conv=one_group,
-        specs=first if channels_first else last,
-    )
+    case = of_one_group(case, channels_first)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folded, "_mended", lambda op, out, *_: out)
         x, w, dy = arrays(case, whole, "float32")

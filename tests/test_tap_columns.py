@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import exact, layer, normal, problems, whole
+from problems import exact, layer, normal, of_one_group, problems, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -65,15 +65,7 @@ def test_they_have_one_configuration(native, monkeypatch, name):
 @settings(deadline=None, max_examples=60)
 @given(problems(ranks=(1, 2, 3), empty=False, wide=False), st.booleans())
 def test_it_is_the_same_gradient(case, channels_first):
-    spatial = "DHW"[3 - case.conv.rank :]
-    last = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
-    first = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
-    dilation = (*case.conv.input_dilation[:-1], 1)
-    case = case._replace(
-        x=(*case.x[:-1], case.w[-2]),
-        conv=case.conv._replace(groups=1, input_dilation=dilation),
-        specs=first if channels_first else last,
-    )
+    case = of_one_group(case, channels_first)
     x, w, dy = arrays(case, whole, "float32")
     params = params_of(case, case.user("x", x), case.user("w", w))
     plan = tap_columns.OfTapColumns("implicit_gemm", "", of=InXla())

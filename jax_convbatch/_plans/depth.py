@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.lax import ConvDimensionNumbers
 from jax.typing import DTypeLike
 
+from jax_convbatch._plans import canonical
+from jax_convbatch._plans.canonical import widened
 from jax_convbatch._plans.kinds import Plan
 from jax_convbatch._plans.params import ConvParams, Op
-from jax_convbatch._shapes import geometry as geo
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 _NUMBERS = ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -175,10 +175,8 @@ class OfSlices(Plan):
     ) -> jax.Array:
         """The result for the samples that there are."""
         g = params.geometry
-        # N D H W C and T R S C K, and the places of those axes in what the user keeps.
-        order = geo.layouts(params.dimension_numbers)
         arrays = {
-            role: jnp.transpose(a, order[role])
+            role: canonical.ordered(a, params, role)
             for role, a in zip(op.operands, operands, strict=True)
         }
 
@@ -202,12 +200,7 @@ class OfSlices(Plan):
                 )
                 found.append(its.run(op, a, b, two, out_dtype))
             out = _result(op.name, found, every, g, out_dtype)
-        role = op.result
-        sizes = {"x": (g.N, *g.inputs, g.C), "y": (g.N, *g.outputs, g.K)}
-        sizes["w"] = (*g.taps, g.C, g.K)
-        return jnp.transpose(
-            out.reshape(sizes[role]), [order[role].index(i) for i in range(5)]
-        )
+        return canonical.as_kept(out, params, op.result)
 
 
 def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> jax.Array:
@@ -216,32 +209,13 @@ def _operand(op: str, role: str, a: jax.Array, piece: Piece) -> jax.Array:
     if role == "w":
         axis = 3 if op == "dgrad" else 2
         wanted = g.K if op == "dgrad" else g.C
-        return _widened(jnp.concatenate([a[t] for t in piece.taps], axis), axis, wanted)
+        return widened(jnp.concatenate([a[t] for t in piece.taps], axis), axis, wanted)
     if (role == "y") != (op == "dgrad"):
         return a.reshape(-1, *a.shape[2:])
-    return _side_by_side(a, piece, g.K if op == "dgrad" else g.C)
-
-
-def _side_by_side(a: jax.Array, piece: Piece, channels: int) -> jax.Array:
-    """[N, slices, H, W, C] as [N piece.slices, H, W, channels], taps in C's place."""
-    length = (piece.slices - 1) * piece.step + 1
-    low = max(0, -min(piece.first))
-    widths = [(0, 0, 0)] * a.ndim
-    widths[1] = (low, max(0, max(piece.first) + length - a.shape[1]), 0)
-    a = jax.lax.pad(a, np.zeros((), a.dtype), widths)
-    parts = [
-        jax.lax.slice_in_dim(a, at + low, at + low + length, piece.step, axis=1)
-        for at in piece.first
-    ]
-    a = _widened(jnp.concatenate(parts, -1), a.ndim - 1, channels)
+    a = canonical.side_by_side(
+        a, 1, piece.first, piece.slices, piece.step, g.K if op == "dgrad" else g.C
+    )
     return a.reshape(-1, *a.shape[2:])
-
-
-def _widened(a: jax.Array, axis: int, size: int) -> jax.Array:
-    """With zeros after what there is along an axis."""
-    widths = [(0, 0)] * a.ndim
-    widths[axis] = (0, size - a.shape[axis])
-    return jnp.pad(a, widths) if size > a.shape[axis] else a
 
 
 def _result(
@@ -262,6 +236,6 @@ def _result(
     for piece, dx in zip(every, found, strict=True):
         if dx is None:  # slices that no tap meets
             dx = jnp.zeros((g.N * piece.slices, g.H, g.W, g.C), dtype)
-        classes.append(_widened(dx.reshape(g.N, piece.slices, *dx.shape[1:]), 1, most))
+        classes.append(widened(dx.reshape(g.N, piece.slices, *dx.shape[1:]), 1, most))
     dx = jnp.stack(classes, 2)
     return dx.reshape(g.N, -1, *dx.shape[3:])[:, : g.D]

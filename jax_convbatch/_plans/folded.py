@@ -21,7 +21,7 @@ entries of dw' that are of its tap, and all products of these are its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -110,19 +110,18 @@ def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Pla
       planned: makes the plan of the other.
 
     Raises:
-      Unable: what `planned` raises, or the filter of zeros is over the limit.
+      Unable: what `planned` raises, or the filter of zeros is over the limit, or
+        there is one and x is copied.
     """
     other = geometry(problem.geometry, fold)
     assert other is not None  # whoever calls has asked
-    size, limit = aligned(other.w_size, problem.dtype.itemsize), problem.workspace_limit
+    size = aligned(other.w_size, problem.dtype.itemsize)
     if row_end(problem.geometry, fold):
-        if limit is not None:  # else it would decide by the batch what a sum's order is
+        # A limit would decide by the batch what the order of a sum is.
+        if problem.workspace_limit is not None:
             raise Unable("a copy of x under a limit")
-        x = other.N * other.D * other.H * other.W * other.C
-        size += aligned(x, problem.dtype.itemsize)
-    problem.check_workspace(size, "filter of folded pixels")
-    left = None if limit is None else limit - size
-    of = planned(replace(problem, geometry=other, workspace_limit=left))
+        size += aligned(other.x_size, problem.dtype.itemsize)
+    of = planned(problem.beside(size, "filter of folded pixels", other))
     return OfFolded.like(
         of,
         reason=f"{fold} pixels of a row as one, {of.reason}",
@@ -154,9 +153,8 @@ class OfFolded(OfAnother):
         def folded(role: str, a: jax.Array) -> jax.Array:
             if role == "w":
                 return filter_of(a, g, self.fold)
-            if role == "x" and (more := row_end(g, self.fold)):
-                zero = np.zeros((), a.dtype)
-                a = jax.lax.pad(a, zero, [(0, more * (i == 3), 0) for i in range(5)])
+            if role == "x":
+                a = canonical.widened(a, 3, g.W + row_end(g, self.fold))
             return a.reshape(theirs.shape(role))
 
         a, b = (

@@ -9,7 +9,7 @@ That of implicit_gemm on CUDA is in `implicit_cuda.py`, that of im2col_gemm in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,6 +58,17 @@ class Problem:
                 f"its {of} take {size} bytes, over the workspace_limit of "
                 f"{self.workspace_limit}"
             )
+
+    def beside(self, size: int, of: str, geometry: ConvGeometry) -> Problem:
+        """The same of another convolution, with what the limit leaves.
+
+        Raises:
+          Unable: `of`, which takes so many bytes beside it, is over the limit.
+        """
+        self.check_workspace(size, of)
+        limit = self.workspace_limit
+        left = None if limit is None else limit - size
+        return replace(self, geometry=geometry, workspace_limit=left)
 
 
 class Unable(Exception):

@@ -14,11 +14,9 @@ from the same products in one sum.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch._plans import canonical
@@ -49,11 +47,8 @@ def plan(problem: Problem, planned: Callable[[Problem], Plan]) -> Plan:
       Unable: what `planned` raises, or x' is over the limit.
     """
     other = geometry(problem.geometry)
-    x, limit = other.N * other.D * other.H * other.W * other.C, problem.workspace_limit
-    size = aligned(x, problem.dtype.itemsize)
-    problem.check_workspace(size, "taps of rows as channels")
-    left = None if limit is None else limit - size
-    of = planned(replace(problem, geometry=other, workspace_limit=left))
+    size = aligned(other.x_size, problem.dtype.itemsize)
+    of = planned(problem.beside(size, "taps of rows as channels", other))
     return OfTapColumns.like(
         of,
         reason=f"taps of a row as channels, {of.reason}",
@@ -80,23 +75,9 @@ class OfTapColumns(OfAnother):
             canonical.ordered(a, params, role)
             for role, a in zip(op.operands, operands, strict=True)
         )
-        columns = _columns(x, g, theirs.geometry.C)
+        dilation, low = g.filter_dilation[2], g.pad[2]
+        first = [s * dilation - low for s in range(g.S)]
+        channels = theirs.geometry.C
+        columns = canonical.side_by_side(x, 3, first, g.Q, g.stride[2], channels)
         dw = self.of.run(op, columns, dy, theirs, out_dtype)
         return canonical.as_kept(dw[:, :, :, : g.S * g.C], params, op.result)
-
-
-def _columns(x: jax.Array, g: ConvGeometry, channels: int) -> jax.Array:
-    """x' of x[N, D, H, W, C], with channels of zeros."""
-    stride, dilation, low = g.stride[2], g.filter_dilation[2], g.pad[2]
-    length = (g.Q - 1) * stride + 1
-    high = length + (g.S - 1) * dilation - low - g.W
-    config = [(low, high, 0) if axis == 3 else (0, 0, 0) for axis in range(5)]
-    x = jax.lax.pad(x, np.zeros((), x.dtype), config)
-    parts = [
-        jax.lax.slice_in_dim(x, at, at + length, stride, axis=3)
-        for at in range(0, g.S * dilation, dilation)
-    ]
-    more = channels - g.S * g.C
-    if more:
-        parts.append(jnp.zeros((*parts[0].shape[:4], more), x.dtype))
-    return jnp.concatenate(parts, 4)

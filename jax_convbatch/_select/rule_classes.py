@@ -217,10 +217,9 @@ def to_few_outputs(problem: Problem) -> bool:
     than x; in 16 bits, of more than ours serve well. Not small images."""
     g = problem.geometry
     others = problem.dtype.itemsize == 2 and g.C % 8 == 0
-    many = g.C >= 192 or (g.C >= 32 and not others)
-    room = g.C
-    if volumes(problem):  # our own kernels copy x for taps of depth
-        many, room = many or g.C >= 128, room * 3 // 2 if tf32(problem) else room
+    deep = volumes(problem)  # our own kernels copy x for taps of depth
+    many = (128 if deep else 192) <= g.C or (g.C >= 32 and not others)
+    room = g.C * 3 // 2 if deep and tf32(problem) else g.C
     narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= room
     large = g.C * g.O * g.P * g.Q >= 1 << 18
     few = tensor_cores(problem) and plain(problem) and many and narrow and large

@@ -51,8 +51,8 @@ def dx_of_one_input(problem: Problem) -> bool:
 
 
 def few_odd_channels(problem: Problem) -> bool:
-    """Of several taps along one or two axes. One input channel has kernels of its own
-    where y needs no copy; for sequences of even numbers cuDNN makes copies, too."""
+    """Of several taps along one or two axes. One input channel has strips where y
+    needs no copy; for sequences of even numbers cuDNN makes copies, too."""
     g = problem.geometry
     flat = not depth.is_deep(g) and taps(problem) > 1 and not (g.K == 1 and g.H == 1)
     most_outputs = 64 if g.C > 8 else 40  # few inputs have kernels of their own

@@ -47,7 +47,8 @@ def _pads_unevenly(problem: Problem) -> bool:
 def copied_volumes(problem: Problem) -> bool:
     """In 16 bits, channels that our kernels do not read in place or of which they fill
     boxes up with zeros, in all but small images; dx of transposed layers; taps along
-    depth alone of 16 to 31 channels on one side."""
+    depth alone of 16 to 31 channels on one side; one strided slice to channels that
+    fill half of our last tile."""
     g = problem.geometry
     fprop, one_step = problem.op == "fprop", g.stride == (1, 1, 1)
     along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g) and one_step

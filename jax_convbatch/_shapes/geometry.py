@@ -68,6 +68,10 @@ class ConvGeometry(NamedTuple):
         return self.T * self.R * self.S * (self.C // self.groups)
 
     @property
+    def x_size(self) -> int:
+        return self.N * self.D * self.H * self.W * self.C
+
+    @property
     def w_size(self) -> int:
         return self.column_size * self.K
 

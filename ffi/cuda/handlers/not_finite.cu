@@ -21,8 +21,8 @@ namespace jax_convbatch {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks =
-    1056;  // eight for each multiprocessor of an H200
+// Eight for each multiprocessor of an H200.
+constexpr int64_t kMostBlocks = 8 * 132;
 
 // A convolution of one group whose input is not dilated.
 template <typename T, bool kDgrad>

@@ -22,6 +22,8 @@ double BytesRead(const ConvGeometry& g) {
          std::min(1.0, 1.0 * g.S / g.stride.w);
 }
 
+// Of a tile or a part of it: from so many on barriers, and beginning and
+// storing tiles, are little beside them.
 constexpr int64_t kManySteps = 24;
 
 // A choice of tiles.
