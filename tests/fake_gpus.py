@@ -10,6 +10,7 @@ from benchmarks import families, workloads
 from benchmarks.drawn import Draw
 from benchmarks.window import DIMENSION_NUMBERS, Window
 from jax_convbatch._native import targets
+from jax_convbatch._plans import met_taps
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import choices
 from jax_convbatch._shapes import geometry
@@ -44,6 +45,7 @@ FAR = {
     "thin products": ((2048,), 30, 64, (1,), (1,), (1,)),
     "colours along depth": ((17, 90, 160), 256, 3, (3, 1, 1), (1, 1, 1), (2, 1, 1)),
     "strides": ((128, 128), 64, 64, (11, 11), (1, 1), (10, 10)),
+    "some products": ((8192,), 768, 768, (1,), (1,), (1,)),
 }
 
 
@@ -94,8 +96,9 @@ def geometries():
 
 
 def problems(dtypes=DTYPES):
-    """(name, `Problem` on CUDA) of each geometry."""
-    for name, g in geometries().items():
+    """(name, `Problem` on CUDA) of each geometry, as it is planned."""
+    for name, given in geometries().items():
+        g = met_taps.geometry(given)
         for op in OPS:
             for dtype in map(jnp.dtype, dtypes):
                 yield f"{op} {dtype} {name}", Problem(op, g, dtype, dtype, "cuda")

@@ -29,6 +29,7 @@ import test_depthwise_toeplitz
 import test_direct
 import test_few_channels
 import test_few_groups
+import test_few_odd_channels
 import test_folded
 import test_groups
 import test_halo_tiles
@@ -40,7 +41,6 @@ import test_narrow
 import test_norm_act_kernel
 import test_one_channel
 import test_quads
-import test_scalars
 import test_small_images
 import test_strips_tf32
 import test_tap_columns
@@ -90,7 +90,10 @@ EDGES = {
     **named("few groups", test_few_groups.CASES),
     **named("lines", test_groups.LINES | test_groups.FOURS),
     **named("quads", test_quads.CASES),
-    **named("scalars", test_scalars.CASES),
+    **{
+        f"few odd, {name}": test_few_odd_channels.CASES[name]
+        for name in ("3->5", "34->1, deep")
+    },
     **named("thin direct", test_direct.THIN),
     **named("one channel", test_one_channel.CASES),
     **named("long sums", test_long_sums.LONG),
@@ -138,7 +141,7 @@ def dtypes(name):
         "one channel",
         "lines",
         "quads",
-        "scalars",
+        "few odd",
         "large tiles",
         "true f32",
         "thin strips",

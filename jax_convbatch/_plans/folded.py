@@ -4,8 +4,9 @@
 Tensor cores and TMA want rows of 64 to 128 bytes, in multiples of 16. Where the
 channels of a pixel are less, `fold` neighboring pixels of y become one pixel, and so do
 the pixels of x that they step over ("space to depth" along one axis, of both arrays).
-Nothing moves in memory, but where x's rows are no multiples and end in zeros then. The
-filter becomes a larger one, in which zeros stand between:
+Nothing moves in memory, but where rows are no multiples: a copy of those of x, and of
+dy, ends in zeros then, and of those of y the beginning is kept. The filter becomes a
+larger one, in which zeros stand between:
 
     x[N, H, W, C] = x'[N, H, W', F C]       F = fold * stride
     y[N, P, Q, K] = y'[N, P, Q', fold K]
@@ -15,7 +16,8 @@ filter becomes a larger one, in which zeros stand between:
 fprop and dgrad multiply these zeros with numbers that a result does not depend on. If
 one of those is infinite or NaN, so is the result. So a pass over the result forms
 again, from the definition, what is not finite. wgrad needs no pass: dw adds those
-entries of dw' that are of its tap, and all products of these are its own.
+entries of dw' that are of its tap, and all products of these are its own, but for zeros
+after rows of dy, which meet pixels that a tap may not read.
 """
 
 from __future__ import annotations
@@ -65,15 +67,13 @@ def row(g: ConvGeometry, fold: int) -> Row:
 
 
 def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
-    """The convolution of folded pixels, or None where rows of y are no multiples."""
+    """The convolution of folded pixels, or None where there is none."""
     its = row(g, fold)
     if g.groups > 1 or g.input_dilation[2] != 1 or min(g.W, g.Q, g.S) < 1:
         return None
-    if g.Q % fold:
-        return None
     return g._replace(
         W=-(-g.W // its.step),
-        Q=g.Q // fold,
+        Q=-(-g.Q // fold),
         S=its.taps,
         C=its.step * g.C,
         K=fold * g.K,
@@ -83,9 +83,9 @@ def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
     )
 
 
-def row_end(g: ConvGeometry, fold: int) -> int:
-    """Pixels of zeros after a row of x, which is copied for them."""
-    return -g.W % row(g, fold).step
+def row_ends(g: ConvGeometry, fold: int) -> dict[str, int]:
+    """Pixels after a row of x and y, which are copied where there are some."""
+    return {"x": -g.W % row(g, fold).step, "y": -g.Q % fold}
 
 
 def filter_of(w: jax.Array, g: ConvGeometry, fold: int) -> jax.Array:
@@ -111,16 +111,18 @@ def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Pla
 
     Raises:
       Unable: what `planned` raises, or the filter of zeros is over the limit, or
-        there is one and x is copied.
+        there is one and rows are copied.
     """
     other = geometry(problem.geometry, fold)
     assert other is not None  # whoever calls has asked
     size = aligned(other.w_size, problem.dtype.itemsize)
-    if row_end(problem.geometry, fold):
+    if any(row_ends(problem.geometry, fold).values()):
         # A limit would decide by the batch what the order of a sum is.
         if problem.workspace_limit is not None:
-            raise Unable("a copy of x under a limit")
-        size += aligned(other.x_size, problem.dtype.itemsize)
+            raise Unable("copies of rows under a limit")
+        for role, end in row_ends(problem.geometry, fold).items():
+            whole = other.x_size if role == "x" else other.y_size
+            size += aligned(whole, problem.dtype.itemsize) if end else 0
     of = planned(problem.beside(size, "filter of folded pixels", other))
     return OfFolded.like(
         of,
@@ -149,12 +151,12 @@ class OfFolded(OfAnother):
         assert other is not None  # `of` is its plan
         own = canonical.params_of(params, g)
         theirs = canonical.params_of(params, other)
+        ends = row_ends(g, self.fold)
 
         def folded(role: str, a: jax.Array) -> jax.Array:
             if role == "w":
                 return filter_of(a, g, self.fold)
-            if role == "x":
-                a = canonical.widened(a, 3, g.W + row_end(g, self.fold))
+            a = canonical.widened(a, 3, a.shape[3] + ends[role])
             return a.reshape(theirs.shape(role))
 
         a, b = (

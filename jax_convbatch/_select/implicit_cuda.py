@@ -21,6 +21,7 @@ from jax_convbatch._plans import (
     folded,
     multipliers,
     padded,
+    patches,
     tap_columns,
     tf32x3,
     wide_groups,
@@ -61,7 +62,17 @@ def planned(problem: Problem) -> Plan:
     if folds.has_tap_columns(problem):
         with contextlib.suppress(Unable):
             return tap_columns.plan(problem, _as_it_is)
+    if patches.is_product(problem) and not problem.config:
+        with contextlib.suppress(Unable):
+            return patches.plan(problem, _as_it_is)
     return _as_it_is(problem)
+
+
+def is_another(problem: Problem) -> bool:
+    """Whether another convolution takes a problem's place, which has configurations of
+    its own."""
+    taps = folds.has_tap_columns(problem)
+    return taps or folds.folds(problem) or patches.is_product(problem)
 
 
 def _as_it_is(problem: Problem) -> Plan:
@@ -69,7 +80,7 @@ def _as_it_is(problem: Problem) -> Plan:
     g, dtype = problem.geometry, problem.dtype.name
     native = native_plans(problem)
     if copies_slices(problem, native):
-        return _deep(problem)
+        return _of_whole_channels(problem) or _deep(problem)
     if _is_high(problem) and not _by_six_products(native):
         return tf32x3.plan(problem, _as_it_is)
     if one := one_by_one(problem, native):
@@ -204,6 +215,22 @@ def _multiplier(problem: Problem, depthwise: ConvGeometry) -> Plan:
         workspace_bytes=size,
         of=plan,
     )
+
+
+def _of_whole_channels(problem: Problem) -> Plan | None:
+    """Of three spatial axes and channels that TMA does not take, with zeros beside
+    them, where x is read in place then: it is copied once at the most, not for each
+    tap of depth. Not under a limit, which would decide by the batch what runs.
+    """
+    g, multiple = problem.geometry, 16 // problem.dtype.itemsize
+    wanted = padded.Wanted(multiple, even=False)
+    other = padded.geometry(g, wanted)
+    if other is None or other != g._replace(C=other.C, K=other.K):
+        return None
+    if problem.workspace_limit is not None or _is_high(problem):
+        return None
+    in_place = not isinstance(native_plans(replace(problem, geometry=other)), str)
+    return padded.plan(problem, wanted, _as_it_is) if in_place else None
 
 
 def _deep(problem: Problem) -> Plan:

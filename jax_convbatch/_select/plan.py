@@ -20,11 +20,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_convbatch._native import targets
-from jax_convbatch._plans import columns, planners
+from jax_convbatch._plans import columns, met_taps, planners
 from jax_convbatch._plans.kinds import InXla, OneCall, Plan
 from jax_convbatch._plans.params import ConvParams
 from jax_convbatch._plans.planners import DEFAULT_WORKSPACE, Problem, Unable
-from jax_convbatch._select import choices, cudnn, folds, implicit_cuda, rules
+from jax_convbatch._select import choices, cudnn, implicit_cuda, rules
 from jax_convbatch._shapes.geometry import MAX_SPATIAL, ConvGeometry
 
 # Engines, with the platforms they have code for.
@@ -147,7 +147,7 @@ def make_plan(
         _check(name, geometry, platform)
         if config and (name, platform) not in _HAS_CONFIGS:
             raise Unable(f"a configuration {config!r}")
-        plan = _PLANNERS[name, platform](replace(problem, config=config))
+        plan = _of_engine(name, replace(problem, config=config))
         if algorithm != "auto":
             reason = f"asked for by name; {plan.reason}"
             return replace(plan, reason=reason, source="name")
@@ -209,9 +209,10 @@ def _measured(
     Without its configuration where this version has it no more: the engine, and with
     it the bits, must not depend on N. None where the limit is too small.
     """
-    # Nor the order of a sum: what is folded has one configuration.
+    # Nor the order of a sum: what is another convolution has one configuration.
     ours = choice.engine == "implicit_gemm"
-    kept = "" if ours and folds.folds(problem) else choice.config
+    other = ours and implicit_cuda.is_another(met_taps.reduced(problem))
+    kept = "" if other else choice.config
     for config in dict.fromkeys((kept, "")):
         with contextlib.suppress(Unable, ValueError):
             return planned(choice.engine, config)
@@ -255,6 +256,7 @@ def configs(
         return [""]
     dtype = np.dtype(dtype)
     problem = Problem(op, geometry, dtype, dtype, platform, precision=precision)
+    problem = met_taps.reduced(problem)
     if engine == "cudnn":
         return cudnn.configs(problem)
     if dtype.name not in implicit_cuda.DTYPES:
@@ -262,8 +264,8 @@ def configs(
     native = implicit_cuda.native_plans(problem)
     one = implicit_cuda.one_by_one(problem, native)
     # The convolutions that these are made of have theirs.
-    others = folds.folds(problem) or folds.has_tap_columns(problem)
-    if one or others or implicit_cuda.copies_slices(problem, native):
+    other = implicit_cuda.is_another(problem)
+    if one or other or implicit_cuda.copies_slices(problem, native):
         return [""]
     return [] if isinstance(native, str) else [each["config"] for each in native]
 
@@ -317,6 +319,18 @@ def check_somewhere(
             precision,
         ),
     )
+
+
+def _of_engine(name: str, problem: Problem) -> Plan:
+    """
+    Raises:
+      Unable: the engine does not cover it, nor what is planned in its place.
+    """
+    planned = _PLANNERS[name, problem.platform]
+    if met_taps.reduced(problem) != problem:
+        with contextlib.suppress(Unable):
+            return met_taps.plan(problem, planned)
+    return planned(problem)
 
 
 def _no_code(platform: str) -> str:

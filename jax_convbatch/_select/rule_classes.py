@@ -119,7 +119,7 @@ def thin_images(problem: Problem) -> bool:
     images have kernels of their own."""
     g = problem.geometry
     small = 300 <= g.P * g.Q <= 4096 and g.R > 1 and g.S > 1
-    return tf32(problem) and g.C == g.K == 32 and small
+    return tf32(problem) and g.C == g.K == 32 and small and not depth.is_deep(g)
 
 
 def uneven_images(problem: Problem) -> bool:
@@ -128,6 +128,14 @@ def uneven_images(problem: Problem) -> bool:
     uneven = (g.K % 64 != 0 and g.K > 32) or (g.C % 32 != 0 and taps(problem) > 9)
     many = images(problem, 4096) and least(problem) >= 48
     return tf32(problem) and many and uneven and not halos(problem)
+
+
+def wgrad_of_some_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of so many channels that a tile's sums are long, and tiles few."""
+    g = problem.geometry
+    some = taps(problem) == 1 and least(problem) >= 640 and most(problem) < 1024
+    pixels = 1 << 13 <= g.N * g.O * g.P * g.Q < 1 << 15
+    return half(problem) and plain(problem) and some and pixels
 
 
 def wgrad_of_few_pixels(problem: Problem) -> bool:
@@ -261,27 +269,6 @@ def stems(problem: Problem) -> bool:
     return few and near and outputs >= 16 and outputs % 4 == 0
 
 
-def few_scalars(problem: Problem) -> bool:
-    """f32 of so few channels that tensor cores would multiply zeros for the most part,
-    or of many to one or two, in large images and volumes. As `AreFew` has them
-    (sm80/scalars/plan.cc)."""
-    g, dgrad = problem.geometry, problem.op == "dgrad"
-    if not tf32(problem) or g.input_dilation != (1, 1, 1) or taps(problem) == 1:
-        return False
-    if dgrad and g.stride != (1, 1, 1):
-        return False
-    if problem.op == "wgrad" and taps(problem) > 128:
-        return False
-    inputs, outputs = (g.K, g.C) if dgrad else (g.C, g.K)
-    pixels = g.D * g.H * g.W if dgrad else g.O * g.P * g.Q
-    large = pixels >= (30000 if g.D > 1 else 10000)
-    few = (100 if dgrad else 36) >= g.C * g.K and most(problem) <= 64
-    few = few or (outputs <= 2 and inputs <= (48 if dgrad else 128))
-    filled = 2 <= inputs <= 7 and outputs >= 16 and outputs % 4 == 0
-    one = g.C == 1 and g.K % 4 == 0
-    return odd(problem) and large and few and not filled and not one
-
-
 def patches_of_some_channels(problem: Problem) -> bool:
     """f32 of 8 to 16 channels, for which our kernels of few channels are slow."""
     g = problem.geometry
@@ -289,18 +276,12 @@ def patches_of_some_channels(problem: Problem) -> bool:
     return tf32(problem) and patches(problem) and some
 
 
-def dx_of_one_output(problem: Problem) -> bool:
+def dx_of_scalars(problem: Problem) -> bool:
+    """f32 of one channel on both sides, or of sequences to one."""
     g = problem.geometry
-    few = g.K == 1 and 1 < g.C <= 64 and taps(problem) > 1 and not stems(problem)
-    return tf32(problem) and few
-
-
-def wgrad_of_one_output(problem: Problem) -> bool:
-    """f32: dw is one row of sums."""
-    g = problem.geometry
-    few = g.K == 1 and g.C <= 12 and taps(problem) > 1
-    many = g.K == 1 and g.C <= 64  # cuDNN's deterministic engine takes 86 ms
-    return tf32(problem) and (many if volumes(problem) else few)
+    few = g.C == 1 or (sequence(problem) and g.C <= 6)
+    flat = taps(problem) > 1 and not depth.is_deep(g)
+    return tf32(problem) and plain(problem) and g.K == 1 and few and flat
 
 
 def wide_stems(problem: Problem) -> bool:
@@ -314,12 +295,6 @@ def large_f32_patches(problem: Problem) -> bool:
     """Which our kernels have no place for."""
     large = sums(problem) >= 256 and problem.geometry.C <= 4
     return tf32(problem) and patches(problem) and large
-
-
-def few_inputs(problem: Problem) -> bool:
-    """f32 of colours and the like and some taps to one or two outputs."""
-    few = problem.geometry.C <= 5 and problem.geometry.K <= 2
-    return tf32(problem) and few and 9 <= sums(problem) <= 64
 
 
 def odd_width(problem: Problem) -> bool:

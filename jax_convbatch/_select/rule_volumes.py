@@ -18,6 +18,7 @@ from jax_convbatch._select.rule_classes import (
     three_axes,
     volumes,
 )
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 
 def wide_volumes(problem: Problem) -> bool:
@@ -47,22 +48,28 @@ def _pads_unevenly(problem: Problem) -> bool:
 def copied_volumes(problem: Problem) -> bool:
     """In 16 bits, channels that our kernels do not read in place or of which they fill
     boxes up with zeros, in all but small images; dx of transposed layers; taps along
-    depth alone of 16 to 31 channels on one side; one strided slice to channels that
-    fill half of our last tile."""
+    depth alone of 16 to 31 channels on one side; 48 channels to colours."""
     g = problem.geometry
     fprop, one_step = problem.op == "fprop", g.stride == (1, 1, 1)
     along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g) and one_step
     if half(problem) and along and fprop and 16 <= least(problem) < 32:
         return True
-    if not three_axes(problem) or not half(problem) or least(problem) < 32:
+    if not three_axes(problem) or not half(problem):
         return False
     outputs = g.O * g.P * g.Q
+    if fprop and not one_step and g.C == 32 and g.K == 16:
+        return outputs > 3000
+    if fprop and one_step and g.C == 48 and g.K <= 4:
+        return True
+    if least(problem) < 32:
+        return False
     if g.input_dilation != (1, 1, 1):
         filled = g.K % 64 == 0 or g.K == 32
         return not fprop and outputs > 4096 and not filled
     if not one_step:
-        wide = g.D == 1 and g.K % 64 == 32 and g.C >= 128
-        return fprop and (least(problem) < 48 or wide) and outputs > 3000
+        return fprop and least(problem) < 48 and outputs > 3000
+    if g.C % 8 != 0 or g.K % 8 != 0:  # one copy, with zeros beside the channels
+        return False
     # Half of a box of 32 channels is zeros.
     if halos(problem) and (g.C if fprop else g.K) > 32:
         return False
@@ -75,23 +82,30 @@ def copied_volumes(problem: Problem) -> bool:
     return outputs > (1 << 17 if g.C == g.K == 32 else 3000)
 
 
-def strided_f32(problem: Problem) -> bool:
-    """f32 of a stride to colours and the like; and dx of many channels, of taps and a
-    stride along depth alone, where half of our tiles have two taps, and half one."""
-    g = problem.geometry
-    if not tf32(problem) or not depth.is_deep(g) or g.input_dilation != (1, 1, 1):
+def strided_to_few(problem: Problem) -> bool:
+    """Of a stride to colours and the like, and so large that a copy of x takes long;
+    and dx in f32 of many channels, of taps and a stride along depth alone, where half
+    of our tiles have two taps, and half one."""
+    g, dgrad = problem.geometry, problem.op == "dgrad"
+    if not tensor_cores(problem) or not depth.is_deep(g):
         return False
-    along = g.T > 1 and g.R * g.S == 1 and g.stride == (2, 1, 1)
-    if problem.op == "dgrad" and along and most(problem) >= 512:
-        return True
-    return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32
+    if g.input_dilation != (1, 1, 1) or (dgrad and half(problem)):
+        return False
+    if _strides_along_depth(g):
+        return dgrad and most(problem) >= 512
+    large = g.C * g.D * g.H * g.W >= 1 << 23
+    return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32 and large
+
+
+def _strides_along_depth(g: ConvGeometry) -> bool:
+    return g.T > 1 and g.R * g.S == 1 and g.stride == (2, 1, 1)
 
 
 def few_outputs_along_depth(problem: Problem) -> bool:
     """In 16 bits, taps and a stride along depth alone, to colours and the like."""
     g = problem.geometry
-    along = g.T > 1 and g.R * g.S == 1 and g.stride == (2, 1, 1)
-    return half(problem) and along and g.K <= 4 and g.C >= 128
+    its = half(problem) and _strides_along_depth(g)
+    return its and g.K <= 4 and g.C >= 128
 
 
 def few_strided_outputs(problem: Problem) -> bool:
@@ -105,38 +119,33 @@ def few_strided_outputs(problem: Problem) -> bool:
     return its and volumes(problem) and strided and few
 
 
-def volumes_of_few_inputs(problem: Problem) -> bool:
-    """f32 of colours and the like, of one step, to some channels."""
-    g = problem.geometry
-    one_step = g.stride == g.input_dilation == (1, 1, 1)
-    return tf32(problem) and volumes(problem) and one_step and g.C <= 4 and g.K >= 16
-
-
 def one_output_of_volumes(problem: Problem) -> bool:
-    """f32, so small that columns are few."""
+    """f32, of some channels: columns of outputs are not many more."""
     g = problem.geometry
-    few = g.K == 1 and g.C <= 64 and g.O * g.P * g.Q < 30000
+    few = g.K == 1 and g.C >= 16 and g.T * g.R * g.S <= 4 * g.C
     return tf32(problem) and volumes(problem) and few
 
 
 def wgrad_of_volumes(problem: Problem) -> bool:
+    """In 16 bits; taps and a stride along depth alone are among them."""
     g = problem.geometry
-    if not volumes(problem):
+    if half(problem) and _strides_along_depth(g) and least(problem) >= 256:
+        return True
+    if not half(problem) or not volumes(problem):
         return False
     pixels = g.N * g.O * g.P * g.Q
     transposed, strided = g.input_dilation != (1, 1, 1), g.stride != (1, 1, 1)
-    if problem.dtype.itemsize == 4:
-        few = 4 < most(problem) <= 8
-        return few or (strided and g.K <= 4)
     if transposed:
         whole = g.C % 64 == g.K % 64 == 0
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
         halves = least(problem) >= 96 and (g.C % 128 != 0 or g.K % 128 != 0)
-        copied, wide = 32 <= least(problem) < 48, least(problem) >= 192 or halves
-        return pixels >= 4096 and (copied or wide or (g.K <= 4 and g.C >= 128))
+        copied, wide = 32 <= least(problem) < 48, least(problem) >= 128 or halves
+        return (pixels >= 4096 and (copied or wide)) or (g.K <= 4 and g.C >= 128)
     whole = g.C % 64 == 0 and g.K % 64 == 0 and 256 <= least(problem) <= 512
-    return whole and pixels >= 4096
+    # What blocks read at a time, which a large image takes out of the L2.
+    read = 2 * (g.T * g.C + g.K) * g.P * g.Q
+    return whole and (4096 <= pixels <= 8192 or read >= 1 << 26)
 
 
 def deep_patches(problem: Problem) -> bool:
@@ -149,9 +158,3 @@ def deep_patches(problem: Problem) -> bool:
 
 def deep_whole_patches(problem: Problem) -> bool:
     return patches(problem) and deep_patches(problem)
-
-
-def few_outputs(problem: Problem) -> bool:
-    inputs = problem.geometry.C
-    many = inputs == 48 or inputs >= 128 if half(problem) else inputs >= 256
-    return volumes(problem) and problem.geometry.K <= 6 and many

@@ -8,6 +8,7 @@ own plan calls slower, leaves it to the next one; `explain` says why.
 from __future__ import annotations
 
 from jax_convbatch._native import targets
+from jax_convbatch._plans import met_taps
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import folds
 from jax_convbatch._select import rule_classes as classes
@@ -46,20 +47,30 @@ CUDA = (
         "12, 47, 38; 3x90x160 512->3 3x3x3 55, cuDNN 213; f32 5x90x480 64->3 103, ours "
         "224",
     ),
+    columns_first(
+        FPROP,
+        three_axes.one_output_of_volumes,
+        "34x34x34 50->1 5x5x5 in f32 at batch 8 202 us, ours 361, cuDNN 1335; 66->1 "
+        "3x3x3 at batch 1 16, 50, 82; 18x18x18 50->1 9, 22, 54",
+    ),
+    columns_first(
+        DGRAD,
+        odd.dx_of_one_input,
+        "28x28 1->16 3x3 at batch 100 11.5 us, folded 13.3, cuDNN 35; 5x5 to 32 at "
+        "batch 64 14.9, 23.5, 60; 64x64 1->16 at batch 8 6.7, 8.7, 20",
+    ),
+    cudnn_first(
+        DGRAD,
+        classes.dx_of_scalars,
+        "512x512 1->1 3x3 in f32 at batch 8 8.6 us, ours 15.5; 66x66 5x5 at batch 20 "
+        "3.0, 7.0; 512 steps of 3->1 at batch 32 2.9, 4.7",
+    ),
     ours_first(
         ALL,
         folds.folds,
         "pixels of a row as channels: 64x64 10->10 3x3 in f32 at batch 8 9 us, cuDNN "
         "15, wgrad 13, 117; 65536 steps of 16->16, 7 taps, at batch 4 19, 56; bf16 "
         "96x96x96 32 at batch 2 333, 419",
-    ),
-    ours_first(
-        ALL,
-        classes.few_scalars,
-        "f32 dx of 256x256 10->10 5x5 at batch 8 328 us, cuDNN 445, columns 431; fprop "
-        "of fewer products: 66x66 3->1 3x3 at batch 20 9.4, cuDNN 14; 128x128 66->1 "
-        "5x5 at batch 32 190, cuDNN 942 (PyTorch's); wgrad of 256x256 5->5 3x3 at "
-        "batch 32 54, cuDNN 418",
     ),
     columns_first(
         BOTH,
@@ -118,31 +129,9 @@ CUDA = (
         "84x84 8x8s4 of 64 groups of 4->32 at batch 128 3490 us, columns 14168",
     ),
     columns_first(
-        ALL,
-        sequences.short,
-        "2048 steps of 20->20, 3 taps, 5.0 us, ours 11; 512 of 6->6 at batch 8 fprop "
-        "5.2, 7.9, dgrad 4.7, 7.9, wgrad 12, 20",
-    ),
-    columns_first(
         BOTH,
         sequences.thin_products,
         "2048 steps of 30->64, one tap, at batch 20 9.5 us, ours 12, dgrad 10.3, 12",
-    ),
-    columns_first(
-        DGRAD,
-        odd.dx_of_few_odd_inputs,
-        "162x162 5->34 5x5 at batch 20 263 us, ours 828; 66x66 6->34 3x3 30, 45",
-    ),
-    columns_first(
-        DGRAD,
-        odd.dx_of_one_input,
-        "28x28 1->16 3x3 at batch 100 11 us, ours 30, cuDNN 34; 5x5 to 32 at batch 64 "
-        "16, 46, 63; 64x64 1->16 at batch 8 7.2, 13, 20",
-    ),
-    columns_first(
-        FPROP,
-        three_axes.one_output_of_volumes,
-        "18x18x18 50->1 at batch 1 18 us, cuDNN 21; 5->1 6.8",
     ),
     columns_first(
         ("fprop", "wgrad"),
@@ -164,61 +153,15 @@ CUDA = (
         "2x512x512 2x32x32 3->128 55, 104",
     ),
     columns_first(
-        WGRAD,
-        classes.wgrad_of_one_output,
-        "66x66 1->1 5x5 at batch 20 15 us, ours 107; 66x66x66 34->1 3x3x3 22 ms, cuDNN "
-        "86",
-    ),
-    columns_first(
         BOTH,
         three_axes.few_strided_outputs,
         "f32 dx of 8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31; "
         "bf16 4x8x8 16.7, 19.5, 19.1",
     ),
     cudnn_first(
-        DGRAD,
-        classes.dx_of_one_output,
-        "256x256 30->1 3x3 at batch 8 141 us, our tiles 249; so large an image is of "
-        "the first lines",
-    ),
-    cudnn_first(
-        FPROP,
-        odd.few_odd_channels,
-        "66x66 5->5 3x3 at batch 1 5.0 us, ours 8.2; 5->1 at batch 32 16, 41; 256x256 "
-        "10->64 5x5 1508, 1844",
-    ),
-    cudnn_first(
-        BOTH,
-        odd.odd_channels,
-        "128x128 34->34 3x3 at batch 20 180 us, ours 193, dgrad 214, 269; 162x162 "
-        "66->34 5x5 at batch 32 1628, 2449",
-    ),
-    cudnn_first(
-        FPROP,
-        sequences.odd_ones,
-        "512 steps of 34->34, 3 taps, at batch 8 7.3 us, ours 10.2",
-    ),
-    cudnn_first(
-        WGRAD,
-        odd.wgrad_of_few_odd_channels,
-        "256x256 2->34 3x3 39 us, ours 52; 128x128 10->10 1x1 at batch 20 38, 57; "
-        "18x18x18 10->10 5x5x5 at batch 20 106, 129",
-    ),
-    cudnn_first(
-        WGRAD,
-        odd.wgrad_of_odd_scalars,
-        "162x162 12->1 1x1 at batch 20 15 us; 18x18x18 10->1 at batch 32 9.2, columns "
-        "11",
-    ),
-    cudnn_first(
         FPROP,
         classes.patches_of_some_channels,
         "16x16 2x2s2 16->768 at batch 256 32 us, columns 38, ours 165",
-    ),
-    cudnn_first(
-        FPROP,
-        three_axes.volumes_of_few_inputs,
-        "34x34x34 2->34 at batch 32 226 us, ours 379",
     ),
     cudnn_first(
         ("fprop", "wgrad"),
@@ -252,7 +195,7 @@ CUDA = (
         three_axes.copied_volumes,
         "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of 64x64x64 64->32 183, 135 "
         "(H200); of a transposed 48x48x48 192->96 169, 163; 17x180x32 32->16 3x1x1 "
-        "10, 4; 1x128x160 192->96 s1x2x2 at batch 2 41, 31",
+        "10, 4; 9x64x64 48->3 at batch 2 81, 52",
     ),
     cudnn_first(
         BOTH,
@@ -261,28 +204,23 @@ CUDA = (
     ),
     cudnn_first(
         BOTH,
-        three_axes.strided_f32,
-        "3x32x160 64->3 s2 27 us, cuDNN 19; dx of 2x360x320 1024->3 s2 942, 434; of "
-        "2x128x64 512->256 3x1x1 s2x1x1 78, 41",
+        three_axes.strided_to_few,
+        "9x128x128 256->3 s2 in f32 228 us, cuDNN 115, dgrad 152, 90; dx of 2x360x320 "
+        "1024->3 s2 942, 434; of 2x128x64 512->256 3x1x1 s2x1x1 78, 41; bf16 9x128x128 "
+        "256->3 s1x2x2 at batch 2 489, 176",
     ),
     cudnn_first(
         WGRAD,
         three_axes.wgrad_of_volumes,
-        "16x16x16 256 at batch 2 45 us, cuDNN 40; 2x128x160 192 s1x2x2 80, 58; "
-        "48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 84, 68; "
-        "f32 34x34x34 6 at batch 32 539, 264",
+        "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x180x160 256->512 1279, 846; "
+        "2x128x160 192 s1x2x2 80, 58; 3x32x160 512 3x1x1 s2x1x1 at batch 2 69, 55; "
+        "48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 84, 68",
     ),
     cudnn_first(
         BOTH,
         classes.many_taps,
         "x read for each tap: 32x32 96->192 5x5 in f32 at batch 1024 5005 us, cuDNN "
         "3307",
-    ),
-    cudnn_first(
-        BOTH,
-        sequences.thin,
-        "our tiles are 64 channels wide: 16384 steps of 16 in f32 at batch 4 50 us, "
-        "cuDNN 21",
     ),
     cudnn_first(
         BOTH,
@@ -303,6 +241,11 @@ CUDA = (
     ),
     cudnn_first(
         WGRAD,
+        classes.wgrad_of_some_products,
+        "8192 of 768->768, one tap, in bf16 21 us, ours 28; 16384 of 640 25, 32",
+    ),
+    cudnn_first(
+        WGRAD,
         classes.wgrad_of_few_pixels,
         "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
     ),
@@ -310,17 +253,6 @@ CUDA = (
         BOTH,
         classes.huge_images,
         "x read for each tap: 512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
-    ),
-    cudnn_first(
-        FPROP,
-        three_axes.few_outputs,
-        "ours fills a tile's width with zeros: bf16 9x60x480 384->3 1903 us, cuDNN "
-        "742; 1x180x256 48->3 s1x2x2 40, 30; f32 5x90x160 512->3 809, 740",
-    ),
-    cudnn_first(
-        FPROP,
-        classes.few_inputs,
-        "our tiles have 32 outputs and more",
     ),
     columns_first(
         FPROP,
@@ -388,6 +320,7 @@ def engines(problem: Problem) -> tuple[str, ...]:
 
 def line(problem: Problem) -> Line:
     """The line of the table that decides on CUDA."""
+    problem = met_taps.reduced(problem)
     return next(
         each
         for each in CUDA

@@ -72,6 +72,10 @@ class ConvGeometry(NamedTuple):
         return self.N * self.D * self.H * self.W * self.C
 
     @property
+    def y_size(self) -> int:
+        return self.N * self.output_pixels * self.K
+
+    @property
     def w_size(self) -> int:
         return self.column_size * self.K
 

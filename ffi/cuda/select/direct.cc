@@ -9,7 +9,6 @@
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/grouped.h"
 #include "cuda/sm80/direct/quads.h"
-#include "cuda/sm80/scalars/scalars.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_copies.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_toeplitz.h"
@@ -70,10 +69,6 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type asked,
                              int multiprocessors, bool hopper) {
   const Type type = Stored(asked);
   const ConvGeometry g = SamplesAsRows(given);
-  if (type == Type::kF32 && given.groups == 1) {
-    return Unless(Family::kScalars,
-                  [&] { return PlanScalars(op, given, multiprocessors); });
-  }
   auto sequences = Unless(Family::kDepthwiseSequences, [&] {
     return PlanDepthwiseSequences(op, given, type);
   });
@@ -138,7 +133,6 @@ cudaError_t Run(Op op, const Call& asked, Stage stage, cudaStream_t stream) {
     return RunDepthwiseToeplitz(op, call, stage, stream);
   }
   if (call.plan.planes) return RunDepthwisePlanes(op, call, stage, stream);
-  if (call.plan.scalars > 0) return RunScalars(op, given, stage, stream);
   if (call.plan.sequences) {
     return RunDepthwiseSequences(op, given, stage, stream);
   }

@@ -11,7 +11,6 @@
 #include "cuda/sm90/kernels/few_channels/stem_tf32_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/padding/pad_plan.h"
-#include "cuda/sm90/kernels/patches/patch_plan.h"
 #include "cuda/sm90/kernels/row_streaming/row_streaming_plan.h"
 #include "cuda/sm90/kernels/skinny/skinny_plan.h"
 #include "cuda/sm90/kernels/small/small_plan.h"
@@ -169,11 +168,6 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
     return op == Op::kFprop ? OrTransposed(*copies, g, type, multiprocessors)
                             : copies;
   }
-  if (fits && op == Op::kDgrad && IsPatches(g) && g.taps() > 1) {
-    const auto patches = Unless(
-        Family::kPatches, [&] { return PlanPatchDgrad(g, multiprocessors); });
-    if (patches) return patches;
-  }
   if (fits) {
     if (const auto few_channels = PlanFewChannels(op, g, multiprocessors))
       return few_channels;
@@ -227,8 +221,6 @@ cudaError_t RunPath(Op op, const ConvCall& given, int multiprocessors,
       return RunFewChannels(op, call, stage, stream);
     case Path::kSmall:
       return RunSmall(op, call, stage, stream);
-    case Path::kPatches:
-      return PatchDgrad(call, stage, stream);
     case Path::kRowStreaming:
       return op == Op::kFprop ? RowStreamingFprop(call, stage, stream)
                               : RowStreamingDgrad(call, stage, stream);

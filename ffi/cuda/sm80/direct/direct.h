@@ -45,10 +45,6 @@ struct Plan {
   // Whether threads walk along the only axis, see depthwise_sequences.h: a tile
   // is so many of their chunks by rows (1: rows by themselves) by channels.
   bool sequences = false;
-  // Warps of a block whose threads load single channels, see scalars.h, or 0.
-  int scalars = 0;
-  // Whether these threads have runs of outputs, see ScalarRunShape.
-  bool runs = false;
 
   int blocks() const { return channel_tiles * workers; }
 };
@@ -58,12 +54,10 @@ struct Plan {
 // than those that are matrix products as they stand (1x1), each group of one
 // channel to one channel, or of up to 32 to up to 32: in bf16 and f16 powers of
 // two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4; of
-// one group long sequences of 16 to 24 channels in bf16 and f16, and in f32 few
-// channels of any number, of one to three axes, in large images;
-// any padding and filter dilation, strides and input dilations up to 8 (dilated
-// inputs not in wgrad), where the tiles fit into shared memory; and depthwise
-// ones of 2 to 8 taps and one step along any single axis (not wgrad). Needs no
-// GPU.
+// one group long sequences of 16 to 24 channels in bf16 and f16; any padding
+// and filter dilation, strides and input dilations up to 8 (dilated inputs not
+// in wgrad), where the tiles fit into shared memory; and depthwise ones of 2 to
+// 8 taps and one step along any single axis (not wgrad). Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors, bool hopper);
 

@@ -24,17 +24,9 @@ constexpr int ElementBytes(Type type) { return type == Type::kTf32 ? 4 : 2; }
 // How operands come to the multiplier: by TMA; by it after their channels were
 // rounded up in the workspace; for few input channels from bands of image rows
 // in shared memory; for few output channels row by row, see row_streaming.cuh;
-// by ordinary loads, for few channels of f32 and for skinny 1x1 layers, see
-// small_tf32.cuh and skinny_conv.cuh; or by TMA, for filters as large as their
-// stride, see patch_dgrad.cuh.
-enum class Path {
-  kCopies,
-  kPads,
-  kFewChannels,
-  kRowStreaming,
-  kSmall,
-  kPatches
-};
+// or by ordinary loads, for few channels of f32 and for skinny 1x1 layers, see
+// small_tf32.cuh and skinny_conv.cuh.
+enum class Path { kCopies, kPads, kFewChannels, kRowStreaming, kSmall };
 
 // Two blocks of wgrad in a cluster that multiply the same x, or the same dy.
 enum class Pair { kNone, kX, kDy };

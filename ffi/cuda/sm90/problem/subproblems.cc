@@ -92,8 +92,8 @@ bool FitsIn32Bits(const ConvGeometry& g) {
          axis(g.W, g.Q, g.S, g.stride.w, g.pad.w, g.filter_dilation.w,
               most_channels) &&
          // Displacements of filter rows are counted in elements.
-         axis(1, 1, g.R, 1, 0, g.filter_dilation.h,
-              std::max(in_row, out_row)) &&
+         (g.R == 1 || axis(1, 1, g.R, 1, 0, g.filter_dilation.h,
+                           std::max(in_row, out_row))) &&
          axis(g.H, g.P, g.R, g.stride.h, g.pad.h, g.filter_dilation.h, 1) &&
          1.0 * g.taps() * (g.C + 16) * most_channels < kLimit &&
          1.0 * g.N * g.P * g.Q / 64 * most_channels < kLimit &&

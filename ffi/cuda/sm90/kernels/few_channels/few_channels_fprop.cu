@@ -14,12 +14,13 @@ cudaError_t LaunchFprop(const ConvCall& call, const FewChannelsProblem& problem,
                         const EpilogueT& epilogue, Stage stage,
                         cudaStream_t stream) {
   const auto kernel = &FewChannelsFpropKernel<Config, EpilogueT>;
-  const int bytes =
-      static_cast<int>(FewChannelsSharedBytes(call.g, problem.tile, false));
+  const int bytes = static_cast<int>(
+      FewChannelsFpropBytes(call.g, problem.tile, problem.share));
   const cudaError_t raised = RaiseSharedMemory(kernel, kMostShared);
   if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  kernel<<<std::min(problem.tiles, call.plan.blocks), kFewChannelsThreads,
-           bytes, stream>>>(problem, epilogue);
+  const dim3 grid(std::min(problem.tiles, call.plan.blocks),
+                  (problem.K + problem.share - 1) / problem.share);
+  kernel<<<grid, kFewChannelsThreads, bytes, stream>>>(problem, epilogue);
   return cudaGetLastError();
 }
 
@@ -76,6 +77,8 @@ cudaError_t Run(const ConvCall& call, int flipped, Stage stage,
   problem.taps = static_cast<int>(call.g.taps());
   problem.flipped = flipped;
   problem.y = static_cast<uint16_t*>(call.result);
+  problem.share = static_cast<int>(
+      FewChannelsShare(call.g, problem.tiles, call.plan.blocks));
   problem.store_by_map = call.g.K % 8 == 0;
   if (problem.store_by_map &&
       !EncodeOutput(&problem.y_map, call, call.result)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fprop of few channels: y[pixels, K] from row bands of x and the whole filter,
-// both in shared memory.
+// fprop of few channels: y[pixels, K] from row bands of x and the filter, both
+// in shared memory; the whole filter, but where blocks share the channels of y.
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_FPROP_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_FPROP_CUH_
 
@@ -51,19 +51,21 @@ __device__ __forceinline__ uint32_t ChunkAddress(int thread) {
   return row * 128 + ((thread % kChunk ^ row % 8) << 4);
 }
 
-// The filter as Contiguous::kRows, by all threads: for each 64 channels all
-// boxes of 64 rows. Rows that no element of a column meets are zeros.
+// A block's share of the filter as Contiguous::kRows, by all threads: for each
+// 64 channels all boxes of 64 rows. Rows that no element of a column meets are
+// zeros.
 template <typename Config>
 __device__ __forceinline__ void LoadFilter(const FewChannelsProblem& problem,
                                            uint32_t to) {
   constexpr int kRows = (Config::kSteps + 3) / 4 * 64;
-  const int n_blocks = (problem.K + 63) / 64;
-  for (int i = threadIdx.x; i < n_blocks * kRows * 8; i += blockDim.x) {
+  const int first = blockIdx.y * problem.share;
+  for (int i = threadIdx.x; i < problem.share / 64 * kRows * 8;
+       i += blockDim.x) {
     const int chunk = i % 8;
     const int j = i / 8 % kRows;
     const int block = i / 8 / kRows;
     const int row = FilterRow(problem.layout, j);
-    const int k = block * 64 + chunk * kChunk;
+    const int k = first + block * 64 + chunk * kChunk;
     uint32_t words[4] = {0, 0, 0, 0};
     if (row >= 0) {
       const uint16_t* from = problem.w + int64_t{row} * problem.K + k;
@@ -174,6 +176,8 @@ __device__ __forceinline__ void ConsumeBands(
     mask[i] = pair.mask;
   }
   const int strip_bytes = BandBytes(problem);
+  const int first = blockIdx.y * problem.share;
+  const int share = min(problem.share, problem.K - first);
   RingPosition<kFewChannelsStages> at;
   int turn = 0, box = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
@@ -197,7 +201,7 @@ __device__ __forceinline__ void ConsumeBands(
                     (Config::kMasked ? mask[pair] : ~0u);
         }
       }
-      for (int channel = 0; channel < problem.K; channel += 64) {
+      for (int channel = 0; channel < share; channel += 64) {
         float acc[1][32];
 #pragma unroll
         for (int i = 0; i < 32; ++i) acc[0][i] = 0;
@@ -213,7 +217,7 @@ __device__ __forceinline__ void ConsumeBands(
         WgmmaWait<0>();
         StoreFewChannelsBox<typename Config::T>(
             problem, epilogue, acc, store + box * kBoxBytes, 1 + group,
-            tile.image, pixel, channel);
+            tile.image, pixel, first + channel);
         box = (box + 1) % kFewChannelsStores;
       }
     }
@@ -230,7 +234,7 @@ __global__ void __launch_bounds__(kFewChannelsThreads, 1)
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<kFewChannelsStages> barriers;
   const uint32_t filter = (SharedAddress(shared) + 1023) & ~1023u;
-  const uint32_t store = filter + (problem.K + 63) / 64 * Config::kFilterBytes;
+  const uint32_t store = filter + problem.share / 64 * Config::kFilterBytes;
   const uint32_t ring = store + Config::kStoreBytes;
   if (threadIdx.x == 0) {
     barriers.Init(kWarpgroup / 32 * kWarpArrivals,

@@ -14,10 +14,38 @@ constexpr int64_t kBox = 64 * 128;
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-int64_t BestTile(const ConvGeometry& g, bool wgrad, int multiprocessors) {
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t Tiles(const ConvGeometry& g, int64_t tile) {
+  return g.N * CeilDiv(g.P * g.Q, tile);
+}
+
+int64_t FpropTile(const ConvGeometry& g, int multiprocessors) {
+  // 64 channels of an element of a column are loaded in so many cycles.
+  constexpr double kFilterRow = 10;
+  const int rows = 16 * FewChannelsSteps(FewChannelsShape(g));
+  auto share = [&](int64_t tiles) {
+    return FewChannelsShare(g, tiles, multiprocessors);
+  };
   return BestFewChannelsTile(
-      g, multiprocessors, {450, 1 / 30.0, 400}, [&](int64_t tile) {
-        return FewChannelsSharedBytes(g, tile, wgrad) <= kMostShared;
+      g, multiprocessors,
+      [&](int64_t tiles) {
+        const double boxes = share(tiles) / 64;
+        return FewChannelsCosts{450 * boxes, 1 / 30.0, 400,
+                                kFilterRow * rows * boxes};
+      },
+      [&](int64_t tile) {
+        return FewChannelsFpropBytes(g, tile, share(Tiles(g, tile))) <=
+               kMostShared;
+      });
+}
+
+int64_t WgradTile(const ConvGeometry& g, int multiprocessors) {
+  return BestFewChannelsTile(
+      g, multiprocessors,
+      [](int64_t) { return FewChannelsCosts{450, 1 / 30.0, 400}; },
+      [&](int64_t tile) {
+        return FewChannelsWgradBytes(g, tile) <= kMostShared;
       });
 }
 
@@ -81,16 +109,25 @@ int FewChannelsSteps(const FewChannelsShape& shape) {
   return shape.is_full(kFullFewChannelsSteps) ? kFullFewChannelsSteps : 0;
 }
 
-int64_t FewChannelsSharedBytes(const ConvGeometry& g, int64_t tile,
-                               bool wgrad) {
+int64_t FewChannelsShare(const ConvGeometry& g, int64_t tiles, int64_t blocks) {
+  const int64_t boxes = CeilDiv(g.K, 64);
+  const int64_t shares = std::max<int64_t>(1, blocks / tiles);
+  return 64 * CeilDiv(boxes, std::min(boxes, shares));
+}
+
+int64_t FewChannelsFpropBytes(const ConvGeometry& g, int64_t tile,
+                              int64_t share) {
   const FewChannelsShape shape(g);
-  const int64_t stages = kStages * shape.StageBytes(g, tile, wgrad);
-  if (wgrad) {
-    // At the end it holds one warpgroup's sums.
-    return 1024 + std::max(stages, (shape.steps() + 3) / 4 * 2 * kBox);
-  }
-  const int64_t filter = (FewChannelsSteps(shape) + 3) / 4 * kBox;
-  return 1024 + (g.K + 63) / 64 * filter + 6 * kBox + stages;
+  const int64_t filter = CeilDiv(FewChannelsSteps(shape), 4) * kBox;
+  return 1024 + share / 64 * filter + 6 * kBox +
+         kStages * shape.StageBytes(g, tile, false);
+}
+
+int64_t FewChannelsWgradBytes(const ConvGeometry& g, int64_t tile) {
+  const FewChannelsShape shape(g);
+  // At the end it holds one warpgroup's sums.
+  return 1024 + std::max(kStages * shape.StageBytes(g, tile, true),
+                         CeilDiv(shape.steps(), 4) * 2 * kBox);
 }
 
 int64_t FewChannelsShortBytes(const ConvGeometry& g, int64_t tile) {
@@ -108,7 +145,11 @@ bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks) {
 std::optional<Plan> PlanFewChannelsFprop(const ConvGeometry& g,
                                          int multiprocessors) {
   if (FewChannelsSteps(FewChannelsShape(g)) == 0) return std::nullopt;
-  const int64_t tile = BestTile(g, false, multiprocessors);
+  // Whether they run does not depend on N: a block has room for all channels.
+  if (FewChannelsFpropBytes(g, 64, RoundUp(g.K, 64)) > kMostShared) {
+    return std::nullopt;
+  }
+  const int64_t tile = FpropTile(g, multiprocessors);
   if (tile == 0) return std::nullopt;
   return Plan{
       static_cast<int>(tile), 64,
@@ -136,9 +177,9 @@ std::optional<Plan> PlanFewChannelsWgrad(const ConvGeometry& given,
   if (FewChannelsSteps(shape) == 0 || g.K % 8 != 0) return std::nullopt;
   const int64_t n_tiles = (g.K + 63) / 64;
   int64_t tile = ShortTile(g, n_tiles, multiprocessors);
-  if (tile == 0) tile = BestTile(g, true, multiprocessors);
+  if (tile == 0) tile = WgradTile(g, multiprocessors);
   if (tile == 0) return std::nullopt;
-  const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
+  const int64_t tiles = Tiles(g, tile);
   const int64_t splits =
       std::min(tiles, std::max<int64_t>(1, multiprocessors / n_tiles));
   const int64_t partial = (shape.steps() + 3) / 4 * 2 * kBox;

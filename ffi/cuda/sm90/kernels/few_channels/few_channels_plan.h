@@ -48,16 +48,17 @@ struct FewChannelsShape {
   int64_t StageBytes(const ConvGeometry& g, int64_t tile, bool dy) const;
 };
 
-// Cycles of an SM for 64 pixels, for a byte of a row band, and for a tile.
+// Cycles of an SM for 64 pixels, for a byte of a row band, for a tile, and for
+// what a block does once.
 struct FewChannelsCosts {
-  double box, byte, tile;
+  double box, byte, tile, once = 0;
 };
 
 // The pixels of a tile, of those that fit, with which so many blocks are done
-// first, or 0 where none fits.
-template <typename Fits>
+// first, or 0 where none fits. The costs depend on the number of tiles.
+template <typename CostsOf, typename Fits>
 int64_t BestFewChannelsTile(const ConvGeometry& g, int64_t blocks,
-                            const FewChannelsCosts& costs, Fits fits) {
+                            CostsOf costs_of, Fits fits) {
   const FewChannelsShape shape(g);
   int64_t best = 0;
   double least = 0;
@@ -67,9 +68,11 @@ int64_t BestFewChannelsTile(const ConvGeometry& g, int64_t blocks,
     const int64_t waves = (tiles + blocks - 1) / blocks;
     const double band =
         FewChannelsShape::Rows(g, tile) * shape.Pitch(g, tile) * 2.0;
+    const FewChannelsCosts costs = costs_of(tiles);
     const double time =
+        costs.once +
         waves *
-        (std::max(tile / 64 * costs.box, band * costs.byte) + costs.tile);
+            (std::max(tile / 64 * costs.box, band * costs.byte) + costs.tile);
     if (best == 0 || time < least) {
       best = tile;
       least = time;
@@ -88,9 +91,15 @@ bool BandsOfDy(const ConvGeometry& g);
 // Whether wgrad has a tile a block, all of it in shared memory at once.
 bool IsShortFewChannels(const ConvGeometry& g, int64_t tile, int64_t blocks);
 
-// Shared memory of a block.
+// Channels of y, a multiple of 64, of a block of fprop: where there are fewer
+// tiles than blocks, these share the channels.
+int64_t FewChannelsShare(const ConvGeometry& g, int64_t tiles, int64_t blocks);
+
+// Shared memory of a block; of fprop one with so many channels of y.
 int64_t FewChannelsShortBytes(const ConvGeometry& g, int64_t tile);
-int64_t FewChannelsSharedBytes(const ConvGeometry& g, int64_t tile, bool wgrad);
+int64_t FewChannelsFpropBytes(const ConvGeometry& g, int64_t tile,
+                              int64_t share);
+int64_t FewChannelsWgradBytes(const ConvGeometry& g, int64_t tile);
 
 // For geometries of FitsIn32Bits, in bf16 and f16; nothing where the
 // kernels cannot run.

@@ -54,6 +54,7 @@ struct FewChannelsProblem {
   uint16_t* y;
   CUtensorMap y_map;  // [N, P Q, K], boxes of 64 pixels x 64 channels
   bool store_by_map;
+  int share;  // channels of y of a block; blockIdx.y counts them
 
   // wgrad
   CUtensorMap dy_map;  // as y_map

@@ -27,9 +27,9 @@ cudaError_t LaunchWgrad(const ConvCall& call, const FewChannelsProblem& problem,
                           : &FewChannelsWgradShortKernel<Config, false, false>);
   }
   const int threads = is_short ? kFewChannelsShortThreads<Config> : kThreads;
-  const int bytes = static_cast<int>(
-      is_short ? FewChannelsShortBytes(call.g, problem.tile)
-               : FewChannelsSharedBytes(call.g, problem.tile, true));
+  const int bytes =
+      static_cast<int>(is_short ? FewChannelsShortBytes(call.g, problem.tile)
+                                : FewChannelsWgradBytes(call.g, problem.tile));
   const cudaError_t error = RaiseSharedMemory(kernel, kMostShared);
   if (error != cudaSuccess) return error;
   const auto adds = &AddFewChannelsPartials<Config>;

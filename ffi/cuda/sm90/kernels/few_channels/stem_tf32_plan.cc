@@ -96,7 +96,8 @@ std::optional<Plan> PlanStem(const ConvGeometry& given, bool dgrad,
   const int64_t at_once = std::max<int64_t>(1, multiprocessors / shares);
   const FewChannelsCosts costs = {StemSteps(g) * 40.0 + 300, 1 / 20.0, 1200};
   const int64_t tile = BestFewChannelsTile(
-      halves, at_once, costs, [&](int64_t pixels) { return Fits(g, pixels); });
+      halves, at_once, [&](int64_t) { return costs; },
+      [&](int64_t pixels) { return Fits(g, pixels); });
   if (tile == 0) return std::nullopt;
   const int64_t tiles = g.N * ((g.P * g.Q + tile - 1) / tile);
   return Plan{static_cast<int>(tile), 64,
