@@ -87,9 +87,7 @@ def test_up_to_three_spatial_axes_are_native(platform, rank):
         platform=platform,
     )
     (engine,) = (row.engine for row in rows)
-    # So short a sequence is an im2col matrix and a product.
-    fastest = "im2col_gemm" if platform == "cuda" and rank == 1 else default(platform)
-    assert engine == fastest
+    assert engine == default(platform)
 
 
 def test_groups_are_native(platform):

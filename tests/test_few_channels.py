@@ -275,8 +275,8 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
         ("four to many", ("strips of", "sweeps of", "strips of")),
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
-        ("patches of 16", ("tiles of", "patches of", "tiles of")),
-        ("patches of 14", ("default on cuda", "patches of", "default on cuda")),
+        ("patches of 16", ("tiles of", "patches by", "tiles of")),
+        ("patches of 14", ("default on cuda", "patches by", "default on cuda")),
         ("dilated far", ("cuDNN", "cuDNN", "strips of")),
     ],
 )

@@ -106,6 +106,8 @@ def parameters(case, x, w):
 IN_A_PASS = {
     (name, dtype) for name in EDGES for dtype in DTYPES[:2] if "shared" in name
 }
+# Of one pixel, the taps that meet it alone.
+IN_A_PASS |= {("one pixel, 3x3", dtype) for dtype in DTYPES}
 
 
 def assert_fused(fun, *args, fused=True):

@@ -170,7 +170,9 @@ def test_whole_numbers_are_exact_in_dw(hopper, name):
 def test_whole_numbers_are_exact(hopper, op, name):
     assert_exact(case_of(op, name), "float32")
     if op == "fprop":
-        assert_layer_exact(case_of(op, name), "float32")
+        # Of one pixel the taps that meet it alone, and a pass over y.
+        fused = name != "3->16 of one pixel"
+        assert_layer_exact(case_of(op, name), "float32", fused)
 
 
 @pytest.mark.gpu

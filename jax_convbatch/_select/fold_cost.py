@@ -22,7 +22,7 @@ _COPIED = 200.0  # an element that is read or written on the way
 _PASSED = 90.0  # a result that is looked at afterwards
 _STRIPS = 2.0  # a product by the kernels of few channels
 _SMALL = 0.5  # the same of kernels of 16 and 32 channels
-_FAR = 2.5  # the same of filters that reach over more than halos have
+_FAR = 2.5  # the same of less than a box, by filters that reach further than halos
 
 
 def cost(op: str, g: ConvGeometry, fold: int) -> float:
@@ -54,7 +54,7 @@ def cost(op: str, g: ConvGeometry, fold: int) -> float:
             least = _DEEP_WIDTH if g.T > 1 and depth.is_deep(g) else _WIDTH
             wide = max(_rounded(outer, _WIDTH), least)
             products = taps * _rounded(inner, _BOX) * wide
-            if _is_far(g) and outer < _WIDTH:
+            if _is_far(g) and max(inner, outer) < _BOX:
                 products *= _FAR
             elif fold == 1 and _is_small(g):
                 products *= _SMALL
