@@ -3,7 +3,7 @@
 
 In products of the tensor cores for each pixel of y, those with zeros too. What moves
 through memory beside them is counted as so many products. The numbers were fitted to
-the times of 350 operations, each with several folds: what is chosen by them takes 1.04
+the times of 207 operations, each with several folds: what is chosen by them takes 1.03
 times as long as the fastest in the mean (docs/research_log/few_channels.md).
 """
 

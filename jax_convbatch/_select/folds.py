@@ -76,11 +76,11 @@ def has_tap_columns(problem: Problem) -> bool:
 def _may(problem: Problem) -> bool:
     """Whether folds are counted."""
     g = problem.geometry
-    if _has_residues(problem):
-        return True
     plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1)
     if min(g.H, g.W, g.P, g.Q, g.R, g.S) < 1:  # nothing to sum, or nowhere
         return False
+    if _has_residues(problem):
+        return True
     if not plain or not classes.tensor_cores(problem):
         return False
     if problem.out_dtype != problem.dtype or max(g.C, g.K) > _MOST:
@@ -112,13 +112,15 @@ def _has_residues(problem: Problem) -> bool:
     g = problem.geometry
     few = min(g.C, g.K) >= 16 and max(g.C, g.K) <= 32
     its = classes.half(problem) and problem.op == "dgrad" and g.R * g.S > 1
+    whole = g.C % 8 == g.K % 8 == 0
     steps = g.stride[2] == 2 and g.input_dilation == (1, 1, 1)
-    return its and few and steps and problem.out_dtype == problem.dtype
+    same = problem.out_dtype == problem.dtype
+    return its and few and whole and steps and same
 
 
 def _fold_of_residues(g: ConvGeometry) -> int:
-    """So many pixels that theirs fill a box."""
-    fold = 64 // g.K
+    """So many pixels that theirs fill a box of 64 channels, or most of it."""
+    fold = 4 if g.K == 16 else 2
     if folded.geometry(g, fold) is None or any(folded.row_ends(g, fold).values()):
         return 1
     return fold
