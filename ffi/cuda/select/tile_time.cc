@@ -26,16 +26,6 @@ double FactorOf(const TileConstants& constants, Op op, const Tile& tile) {
   return 1;
 }
 
-// Filters that are transposed, of several taps, in tiles of 128 channels: the
-// constants are of 1x1 ones for the most part. 32x256x256 50->50 3x3 in folds
-// of two takes 1589 us so and 1171 by halo tiles, 28x28 128 at batch 256 155
-// and 144 by 256x128, 4x65536 128->128, 7 taps, 165 and 149 (H200).
-double TransposedTaps(const TiledConv& conv, const Tile& tile) {
-  constexpr double kSlower = 1.25;
-  const bool wide = tile.kernel == TileKernel::kTransposed && tile.n == 128;
-  return wide && conv.g.taps() > 1 ? kSlower : 1;
-}
-
 // Waves of tiles, a stage of which takes as long as its products or its copies,
 // whichever is longer; or what memory and power allow all SMs together. On an
 // H100 a tile of 128x128 in bf16 takes 0.33 us a stage in launches of 200 us,
@@ -65,7 +55,7 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
              4) +
       kernel.stage;
   const double tiles =
-      FactorOf(c, conv.op, tile) * TransposedTaps(conv, tile) *
+      FactorOf(c, conv.op, tile) *
       (stages * stage + waves * (kernel.begin + kernel.end * work.products));
   const double power =
       busy * work.stages *
