@@ -116,13 +116,14 @@ def plan(problem: Problem, fold: int, planned: Callable[[Problem], Plan]) -> Pla
     other = geometry(problem.geometry, fold)
     assert other is not None  # whoever calls has asked
     size = aligned(other.w_size, problem.dtype.itemsize)
-    if any(row_ends(problem.geometry, fold).values()):
-        # A limit would decide by the batch what the order of a sum is.
-        if problem.workspace_limit is not None:
-            raise Unable("copies of rows under a limit")
-        for role, end in row_ends(problem.geometry, fold).items():
-            whole = other.x_size if role == "x" else other.y_size
-            size += aligned(whole, problem.dtype.itemsize) if end else 0
+    sizes = {"x": other.x_size, "y": other.y_size}
+    copied = [
+        sizes[role] for role, end in row_ends(problem.geometry, fold).items() if end
+    ]
+    # A limit would decide by the batch what the order of a sum is.
+    if copied and problem.workspace_limit is not None:
+        raise Unable("copies of rows under a limit")
+    size += sum(aligned(each, problem.dtype.itemsize) for each in copied)
     of = planned(problem.beside(size, "filter of folded pixels", other))
     return OfFolded.like(
         of,

@@ -33,9 +33,8 @@ def geometry(g: ConvGeometry) -> ConvGeometry:
     if all(end - first == taps for (first, end), taps in zip(met, g.taps, strict=True)):
         return g
     t, r, s = (end - first for first, end in met)
-    first = (first for first, _ in met)
-    pads = zip(g.pad, first, g.filter_dilation, strict=True)
-    d, h, w = (pad - first * dilation for pad, first, dilation in pads)
+    axes = zip(g.pad, met, g.filter_dilation, strict=True)
+    d, h, w = (pad - first * dilation for pad, (first, _), dilation in axes)
     return g._replace(T=t, R=r, S=s, pad=(d, h, w))
 
 
@@ -96,18 +95,15 @@ class OfMetTaps(OfAnother):
         out_dtype: DTypeLike,
     ) -> jax.Array:
         theirs = replace(params, geometry=geometry(params.geometry))
-        ranges = list(_ranges(params.geometry))
         places = geo.layout("w", params.dimension_numbers)
         rank = len(places) - 2
-        axes = dict(zip(places[:rank], ranges[MAX_SPATIAL - rank :], strict=True))
-
-        def met(role: str, a: jax.Array) -> jax.Array:
-            if role != "w":
-                return a
-            cut = [slice(*axes.get(i, (None, None))) for i in range(a.ndim)]
-            return a[tuple(cut)]
-
-        first, second = (met(r, v) for r, v in zip(op.operands, operands, strict=True))
+        ranges = list(_ranges(params.geometry))[MAX_SPATIAL - rank :]
+        axes = dict(zip(places[:rank], ranges, strict=True))
+        cut = tuple(slice(*axes.get(i, (None, None))) for i in range(len(places)))
+        first, second = (
+            a[cut] if role == "w" else a
+            for role, a in zip(op.operands, operands, strict=True)
+        )
         out = self.of.run(op, first, second, theirs, out_dtype)
         if op.result != "w":
             return out

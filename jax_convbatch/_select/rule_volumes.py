@@ -48,7 +48,8 @@ def _pads_unevenly(problem: Problem) -> bool:
 def copied_volumes(problem: Problem) -> bool:
     """In 16 bits, channels that our kernels do not read in place or of which they fill
     boxes up with zeros, in all but small images; dx of transposed layers; taps along
-    depth alone of 16 to 31 channels on one side; 48 channels to colours."""
+    depth alone of 16 to 31 channels on one side; 48 channels to colours, and 32 to 16
+    of a stride."""
     g = problem.geometry
     fprop, one_step = problem.op == "fprop", g.stride == (1, 1, 1)
     along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g) and one_step
@@ -129,9 +130,11 @@ def one_output_of_volumes(problem: Problem) -> bool:
 def wgrad_of_volumes(problem: Problem) -> bool:
     """In 16 bits; taps and a stride along depth alone are among them."""
     g = problem.geometry
-    if half(problem) and _strides_along_depth(g) and least(problem) >= 256:
-        return True
-    if not half(problem) or not volumes(problem):
+    if not half(problem):
+        return False
+    if _strides_along_depth(g):
+        return least(problem) >= 256
+    if not volumes(problem):
         return False
     pixels = g.N * g.O * g.P * g.Q
     transposed, strided = g.input_dilation != (1, 1, 1), g.stride != (1, 1, 1)
