@@ -276,7 +276,7 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
         ("patches of 16", ("tiles of", "patches by", "tiles of")),
-        ("patches of 14", ("default on cuda", "patches by", "default on cuda")),
+        ("patches of 14", ("default on cuda",) * 3),
         ("dilated far", ("cuDNN", "cuDNN", "strips of")),
     ],
 )
@@ -294,4 +294,5 @@ def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):
     for op, reason in zip(OPS, reasons, strict=True):
         assert rows[op].reason.startswith(reason)
         assert rows[op].engine == others.get(reason, "implicit_gemm")
-        assert ("does not cover" in rows[op].reason) == (reason in others)
+        why = ("does not cover", "would take longer")
+        assert any(w in rows[op].reason for w in why) == (reason in others)

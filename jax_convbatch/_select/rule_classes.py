@@ -142,7 +142,7 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
     """Of many channels, so that dw is most of what moves."""
     g = problem.geometry
     few = g.N * g.O * g.P * g.Q <= 256 and taps(problem) > 1
-    return tensor_cores(problem) and few and least(problem) >= 640
+    return tensor_cores(problem) and few and least(problem) >= 512
 
 
 def huge_images(problem: Problem) -> bool:
@@ -169,14 +169,9 @@ def mapped_stems(problem: Problem) -> bool:
 
 
 def wgrad_of_mapped_stems(problem: Problem) -> bool:
-    """Columns that are not too many, as those of large batches."""
-    g = problem.geometry
-    elements = g.N * g.O * g.P * g.Q * sums(problem)
-    return wgrad_of_many_mapped_stems(problem) and elements < 3 * 10**8
-
-
-def wgrad_of_many_mapped_stems(problem: Problem) -> bool:
-    return mapped_stems(problem) and problem.dtype.itemsize == 4
+    """f32 of large filters."""
+    large = taps(problem) >= 64 and problem.dtype.itemsize == 4
+    return mapped_stems(problem) and large
 
 
 def f32_patches(problem: Problem) -> bool:
@@ -187,11 +182,13 @@ def f32_patches(problem: Problem) -> bool:
 
 
 def thin_patches(problem: Problem) -> bool:
-    """Of one channel, or of few elements to many channels; in f32 wgrad alone."""
+    """Of few elements to many channels, or in 16 bits of one channel; in f32 wgrad
+    alone."""
     g = problem.geometry
     its = half(problem) or (tf32(problem) and problem.op == "wgrad")
     small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
-    return its and patches(problem) and (small or (g.C == 1 and sums(problem) >= 64))
+    one = g.C == 1 and sums(problem) >= 64 and half(problem)
+    return its and patches(problem) and (small or one)
 
 
 def odd_patches(problem: Problem) -> bool:
@@ -202,10 +199,10 @@ def odd_patches(problem: Problem) -> bool:
 
 
 def far_strides(problem: Problem) -> bool:
-    """In 16 bits, of more steps than TMA takes at once, of columns not far above x."""
+    """Of more steps than TMA takes at once, of columns not far above x."""
     g = problem.geometry
     far = max(g.stride) > 8 and 1 < taps(problem) <= 2 * math.prod(g.stride)
-    return half(problem) and far
+    return tensor_cores(problem) and far
 
 
 def strided_images(problem: Problem) -> bool:
@@ -226,8 +223,8 @@ def to_few_outputs(problem: Problem) -> bool:
     g = problem.geometry
     others = problem.dtype.itemsize == 2 and g.C % 8 == 0
     deep = volumes(problem)  # our own kernels copy x for taps of depth
-    many = (128 if deep else 192) <= g.C or (g.C >= 32 and not others)
-    room = g.C * 3 // 2 if deep and tf32(problem) else g.C
+    many = (64 if deep else 192) <= g.C or (g.C >= 32 and not others)
+    room = g.C * 7 // 4 if deep else g.C
     narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= room
     large = g.C * g.O * g.P * g.Q >= 1 << 18
     few = tensor_cores(problem) and plain(problem) and many and narrow and large
@@ -289,12 +286,6 @@ def wide_stems(problem: Problem) -> bool:
     g = problem.geometry
     overlapping = g.T == 1 and g.R > g.stride[1] > 1 and g.S > g.stride[2] > 1
     return half(problem) and overlapping and g.C <= 4 and g.K >= 768
-
-
-def large_f32_patches(problem: Problem) -> bool:
-    """Which our kernels have no place for."""
-    large = sums(problem) >= 256 and problem.geometry.C <= 4
-    return tf32(problem) and patches(problem) and large
 
 
 def odd_width(problem: Problem) -> bool:

@@ -159,5 +159,7 @@ def deep_patches(problem: Problem) -> bool:
     return tensor_cores(problem) and few and whole and sums(problem) >= 256
 
 
-def deep_whole_patches(problem: Problem) -> bool:
-    return patches(problem) and deep_patches(problem)
+def wgrad_of_deep_patches(problem: Problem) -> bool:
+    """But for f32 ones that overlap, to few channels."""
+    whole = patches(problem) or problem.geometry.K >= 192
+    return whole and deep_patches(problem)

@@ -44,8 +44,8 @@ CUDA = (
         classes.to_few_outputs,
         "columns of outputs: 32x32 1280->3 3x3 in f32 at batch 2 20 us, ours 74, cuDNN "
         "256; 512x512 128->3 at batch 4 269, 775, 676; bf16 32x32 512->8 at batch 16 "
-        "12, 47, 38; 3x90x160 512->3 3x3x3 55, cuDNN 213; f32 5x90x480 64->3 103, ours "
-        "224",
+        "12, 47, 38; 5x180x256 64->3 3x3x3 116, 177, 148; f32 3x128x160 48->3 30, 51, "
+        "69",
     ),
     columns_first(
         FPROP,
@@ -107,26 +107,16 @@ CUDA = (
         "batch 8 25, 58; 128x128 10->10 at batch 20 25, 56, cuDNN 40",
     ),
     columns_first(
-        FPROP,
-        classes.large_f32_patches,
-        "1024x1024 32x32s32 3->1152 at batch 8 410 us, cuDNN 1775",
-    ),
-    columns_first(
         BOTH,
         classes.mapped_stems,
         "84x84 8x8s4 of 4 groups of 4->32 at batch 16 14 us, ours 42; 32x32 of 64 "
         "groups of 3->16 at batch 128 fprop 1379, cuDNN 1746, dgrad 1657, 4248",
     ),
-    columns_first(
-        WGRAD,
-        classes.wgrad_of_mapped_stems,
-        "84x84 8x8s4 of 64 groups of 4->32 at batch 16 481 us, ours 838; 32x32 3x3 of "
-        "64 of 3->16 316, cuDNN 348",
-    ),
     cudnn_first(
         WGRAD,
-        classes.wgrad_of_many_mapped_stems,
-        "84x84 8x8s4 of 64 groups of 4->32 at batch 128 3490 us, columns 14168",
+        classes.wgrad_of_mapped_stems,
+        "84x84 8x8s4 of 16 groups of 4->32 at batch 128 710 us, columns 1565, ours "
+        "1271; of 64 at batch 16 479, 473, 825",
     ),
     columns_first(
         BOTH,
@@ -138,7 +128,7 @@ CUDA = (
         classes.thin_patches,
         "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
         "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914; f32 wgrad of 28x28 "
-        "2x2s2 4->1024 at batch 64 23, 35, of 224x224 16x16s16 1->768 73, cuDNN 417",
+        "2x2s2 4->1024 at batch 64 23, 35",
     ),
     columns_first(
         FPROP,
@@ -148,9 +138,10 @@ CUDA = (
     ),
     columns_first(
         WGRAD,
-        three_axes.deep_whole_patches,
+        three_axes.wgrad_of_deep_patches,
         "8x448x448 2x14x14 3->1024 at batch 4 in bf16 137 us, cuDNN 637; f32 "
-        "2x512x512 2x32x32 3->128 55, 104",
+        "2x512x512 2x32x32 3->128 55, 104; 2x7x7s2x4x4 3->192 at batch 4 357, ours "
+        "637, cuDNN 509",
     ),
     columns_first(
         BOTH,

@@ -127,7 +127,10 @@ def _many(
     second: list[jax.Array],
 ) -> Any:
     """All of one round: the first result, and a number of each other."""
-    results = [one(first[i], second[j]) for i, j in pairs]
+    # Behind barriers: XLA would make one kernel of the calls that share an operand,
+    # where a convolution is a sum to it.
+    barrier = jax.lax.optimization_barrier
+    results = [one(*barrier((first[i], second[j]))) for i, j in pairs]
     return first_and_numbers(results)
 
 

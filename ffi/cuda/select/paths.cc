@@ -107,10 +107,10 @@ cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
 }  // namespace
 
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
-  // Patches are folded where their pixels are read; dgrad writes them.
-  if (Is3d(g) || type == Type::kTf32 || !IsPatches(g)) {
-    return FoldColumns(g, type);
-  }
+  // Patches are folded where their pixels are read; dgrad writes them. In f32
+  // FoldColumns has those of no more rows than TMA steps over.
+  const bool far = type != Type::kTf32 || g.stride.h > kMostSteps;
+  if (Is3d(g) || !far || !IsPatches(g)) return FoldColumns(g, type);
   return op == Op::kDgrad ? g : FoldPatches(g, type);
 }
 

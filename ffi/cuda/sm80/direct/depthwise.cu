@@ -30,6 +30,8 @@ cudaError_t DispatchKind(Kind kind, bool aligned, F&& f) {
       return f(Variant<5, 2, true>());
     case 71:
       return f(Variant<7, 1, true>());
+    case 72:
+      return f(Variant<7, 2, true>());
     default:
       return aligned ? f(Variant<0, 0, true>()) : f(Variant<0, 0, false>());
   }

@@ -20,7 +20,8 @@ struct Kind {
   constexpr bool strided() const { return longer >= 0; }
 };
 
-inline constexpr Kind kKinds[] = {{3, 1}, {3, 2}, {5, 1}, {5, 2}, {7, 1}};
+inline constexpr Kind kKinds[] = {{3, 1}, {3, 2}, {5, 1},
+                                  {5, 2}, {7, 1}, {7, 2}};
 inline constexpr Kind kStridedKinds[] = {
     {3, 1, 0}, {3, 1, 1}, {5, 1, 0}, {5, 1, 1}};
 
@@ -59,7 +60,9 @@ constexpr int WgradCols(Kind kind, int bytes) {
 }
 constexpr int PatchRows(Kind kind, int bytes) {
   if (kind.strided()) return kind.taps == 5 && bytes == 4 ? 1 : 2;
-  return kind.taps == 0 ? 1 : bytes == 2 ? 4 : 2;
+  // Four of seven taps and two steps would leave small images few patches.
+  const bool low = kind.taps == 7 && kind.step == 2;
+  return kind.taps == 0 ? 1 : bytes == 2 && !low ? 4 : 2;
 }
 constexpr int WgradRows(Kind kind, int bytes) {
   return kind.taps == 0 ? 1 : bytes == 2 && kind.step == 2 ? 4 : 2;

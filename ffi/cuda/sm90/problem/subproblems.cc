@@ -11,8 +11,6 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// What the engine's strides may be.
-constexpr int64_t kMaxStride = 8;
 constexpr int64_t kMaxCorner = 127;
 
 }  // namespace
@@ -59,7 +57,7 @@ bool IsPlain(const ConvGeometry& g, Type type) {
   constexpr int64_t kLimit = int64_t{1} << 31;
   auto in_range = [](int64_t value) { return 1 <= value && value < kLimit; };
   auto axis = [&](int64_t stride, int64_t pad, int64_t dilation) {
-    return 1 <= stride && stride <= kMaxStride && -kLimit < pad &&
+    return 1 <= stride && stride <= kMostSteps && -kLimit < pad &&
            pad < kLimit && in_range(dilation);
   };
   const auto sizes = {g.N, g.D, g.H, g.W, g.C, g.K,
@@ -125,7 +123,7 @@ bool IsPatches(const ConvGeometry& g) {
 }
 
 ConvGeometry FoldPatches(const ConvGeometry& g, Type type) {
-  if (type == Type::kTf32 || !IsPatches(g) || g.taps() == 1 ||
+  if (!IsPatches(g) || g.taps() == 1 ||
       g.S * g.C * ElementBytes(type) % 16 != 0) {
     return g;
   }

@@ -57,6 +57,9 @@ inline bool Is3d(const ConvGeometry& g) {
   return g.D != 1 || g.T != 1 || g.O != 1;
 }
 
+// What the copy engine's strides may be.
+inline constexpr int64_t kMostSteps = 8;
+
 // Whether the other functions may be asked: one group, no input dilation, C and
 // K multiples of 16 bytes, and no number so large that it could overflow; and
 // the same of two axes.
@@ -75,9 +78,8 @@ bool FitsIn32Bits(const ConvGeometry& g);
 // Whether the filter cuts x into patches, each pixel in one.
 bool IsPatches(const ConvGeometry& g);
 
-// In bf16 and f16, fprop and wgrad of patches with a patch's rows as pixels and
-// all that they hold as channels, where TMA can take these; other geometries as
-// they are.
+// fprop and wgrad of patches with a patch's rows as pixels and all that they
+// hold as channels, where TMA can take these; other geometries as they are.
 ConvGeometry FoldPatches(const ConvGeometry& g, Type type);
 
 // The one sub-problem of fprop; wgrad walks x in the same way.
