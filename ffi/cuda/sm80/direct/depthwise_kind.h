@@ -60,9 +60,10 @@ constexpr int WgradCols(Kind kind, int bytes) {
 }
 constexpr int PatchRows(Kind kind, int bytes) {
   if (kind.strided()) return kind.taps == 5 && bytes == 4 ? 1 : 2;
-  // Four of seven taps and two steps would leave small images few patches.
-  const bool low = kind.taps == 7 && kind.step == 2;
-  return kind.taps == 0 ? 1 : bytes == 2 && !low ? 4 : 2;
+  // The pixels of two steps take so much shared memory that a tile has few
+  // patches: low ones give more threads something to do.
+  if (kind.step == 2) return kind.taps == 3 ? 1 : 2;
+  return kind.taps == 0 ? 1 : bytes == 2 ? 4 : 2;
 }
 constexpr int WgradRows(Kind kind, int bytes) {
   return kind.taps == 0 ? 1 : bytes == 2 && kind.step == 2 ? 4 : 2;
