@@ -194,7 +194,7 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
     fields["stages"] = work.stages;
     fields["longest"] = work.longest;
     fields["bytes"] = work.bytes;
-    fields["transposed"] = work.transposed;
+    fields["transposed"] = work.workspace;
     fields["us"] = us;
     tiles.append(fields);
   }

@@ -2,7 +2,6 @@
 #include "cuda/select/configs.h"
 
 #include "cuda/select/tile_time.h"
-#include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -18,7 +17,7 @@ std::vector<Tile> OneGroupTiles(Op op, const ConvGeometry& g, Type type,
                                 int multiprocessors) {
   const TiledConv conv(op, g, type);
   std::vector<Tile> tiles;
-  if (!conv.sums_whole()) {
+  if (type != Type::kTf32 && !conv.sums_whole()) {
     tiles = {{64, 64}, {64, 128}, {128, 128}};
     for (const auto& [pixels, channels] : kSplitKTiles) {
       tiles.push_back({pixels, channels, TileKernel::kSingleWave});
@@ -117,6 +116,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
   // Another plan of wgrad would have other bits, and its rule is fitted well.
   if (op == Op::kWgrad || rule->path != Path::kCopies) return plans;
   const ConvGeometry folded = Fold(op, g, type);
+  const TiledConv conv(op, folded, type);
   for (const Tile& tile : TilesOf(op, folded, type, multiprocessors)) {
     if (tile.m == rule->tile_m && tile.n == rule->tile_n &&
         tile.kernel == rule->kernel) {
@@ -127,7 +127,7 @@ std::vector<Plan> Configs(Op op, const ConvGeometry& g, Type type,
     plan.tile_m = tile.m;
     plan.tile_n = tile.n;
     plan.kernel = tile.kernel;
-    plan.workspace = Transposes(op, type, tile) ? TransposedBytes(folded) : 0;
+    plan.workspace = WorkspaceOf(conv, tile);
   }
   return plans;
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How fprop and dgrad run.
+#include "cuda/select/conv_plan.h"
+
 #include <algorithm>
 
 #include "cuda/common/left_out.h"
@@ -9,9 +11,9 @@
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/row_band/row_band_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
-#include "cuda/sm90/mainloop/k_slices.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/k_slices.h"
 #include "cuda/sm90/problem/subproblems.h"
 
 namespace jax_convbatch::hopper {
@@ -100,7 +102,7 @@ Plan RowBandPlan(int pixels, int multiprocessors) {
 // each tile if one round has room for them.
 Plan KSliceTile(const Activations& out, int multiprocessors) {
   auto tiles = [&](int m, int n) {
-    return (out.n * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
+    return (out.n * out.d * out.h * out.w + m - 1) / m * ((out.c + n - 1) / n);
   };
   if (kSumKSlices * tiles(64, 128) <= multiprocessors) {
     return {64, 128, multiprocessors, 0};
@@ -131,13 +133,6 @@ Plan HalfTile(const TiledConv& conv, int multiprocessors,
     if (!conv.sums_whole()) return KSliceTile(conv.out, multiprocessors);
   }
   return CheapestTile(conv, multiprocessors, accepts);
-}
-
-Plan HalfPlan(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
-  const TiledConv conv(op, g, type);
-  return OrCluster(
-      HalfTile(conv, multiprocessors, [](const Tile&) { return true; }),
-      conv.in, conv.out, conv.subs, multiprocessors);
 }
 
 // Of several groups. Tiles have channels of one wide group, or 64 of narrow
@@ -185,6 +180,13 @@ std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
 }
 
 }  // namespace
+
+Plan HalfPlan(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
+  const TiledConv conv(op, g, type);
+  return OrCluster(
+      HalfTile(conv, multiprocessors, [](const Tile&) { return true; }),
+      conv.in, conv.out, conv.subs, multiprocessors);
+}
 
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors) {

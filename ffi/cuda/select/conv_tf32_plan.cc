@@ -90,7 +90,8 @@ Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
 
 Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& given,
                       const Epilogue& epilogue) {
-  if (given.kernel == TileKernel::kHalo) return given;
+  // There are no epilogues of sums in K slices, see HasEpilogue().
+  if (given.kernel == TileKernel::kHalo || given.k_slices > 1) return given;
   const Plan plan = given.kernel == TileKernel::kTransposed
                         ? FpropTf32Tile(g, FpropSubproblem(g), given.blocks)
                         : given;

@@ -9,6 +9,7 @@
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_tf32_plan.h"
 #include "cuda/sm90/problem/dense_output.h"
+#include "cuda/sm90/problem/k_slices.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -20,7 +21,8 @@ constexpr auto kTransposed = TileKernel::kTransposed;
 // Whether three taps of a row share the pixels that are copied.
 bool TapsShareIn(const TiledConv& conv, const Tile& tile) {
   const auto& subs = conv.subs;
-  if (conv.type != Type::kTf32 || subs.size() != 1 || tile.n != 64) {
+  if (conv.type != Type::kTf32 || !conv.sums_whole() || subs.size() != 1 ||
+      tile.n != 64) {
     return false;
   }
   return tile.kernel == kSingleWave ? TapsShareInSingleWave(subs[0].w, tile.n)
@@ -87,6 +89,21 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
   return tiles;
 }
 
+// Of sums in K slices.
+std::vector<Tile> Tf32KSliceTiles() {
+  constexpr int kAdded = kAddedKSlicePixels;
+  return {{64, 64},
+          {128, 64},
+          {256, 64},
+          {kAdded, 64},
+          {kAdded, 128, kCooperative}};
+}
+
+// Whether the tile is there once for each K slice.
+bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
+  return conv.tf32_k_slices() > 1 && tile.m != kAddedKSlicePixels;
+}
+
 // A stage's pixels are a share of the halo's.
 void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
   const HaloShape shape =
@@ -111,11 +128,17 @@ TiledConv::TiledConv(Op op, const ConvGeometry& g, Type type)
                             : DgradSubproblems(g)) {}
 
 bool TiledConv::sums_whole() const {
-  return type == Type::kTf32 || subs.size() != 1 ||
-         !SumsInKSlices(in, out, subs[0]);
+  if (type == Type::kTf32) return tf32_k_slices() == 1;
+  return subs.size() != 1 || !SumsInKSlices(in, out, subs[0]);
+}
+
+int TiledConv::tf32_k_slices() const {
+  const bool may = type == Type::kTf32 && g.groups == 1 && subs.size() == 1;
+  return may ? Tf32KSlices(in, out, subs[0]) : 1;
 }
 
 std::vector<Tile> ConvTiles(const TiledConv& conv) {
+  if (conv.tf32_k_slices() > 1) return Tf32KSliceTiles();
   auto tiles = conv.type == Type::kTf32 ? Tf32Tiles(conv) : HalfTiles(conv);
   if (TakesHalo(conv.op, conv.g, conv.type)) {
     for (const int channels : kHaloChannels) {
@@ -123,6 +146,13 @@ std::vector<Tile> ConvTiles(const TiledConv& conv) {
     }
   }
   return tiles;
+}
+
+int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile) {
+  if (Transposes(conv.op, conv.type, tile)) return TransposedBytes(conv.g);
+  if (!LeavesPartials(conv, tile)) return 0;
+  const int64_t pixels = conv.out.n * conv.subs[0].pixels();
+  return conv.tf32_k_slices() * pixels * conv.out.c * int64_t{sizeof(float)};
 }
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
@@ -157,9 +187,13 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
                    sum / std::max(tiles, 1.0),
                    longest,
                    elements * ElementBytes(conv.type),
-                   Transposes(conv.op, conv.type, tile)
-                       ? static_cast<double>(TransposedBytes(g))
-                       : 0};
+                   static_cast<double>(WorkspaceOf(conv, tile)),
+                   conv.tf32_k_slices()};
+  if (LeavesPartials(conv, tile)) {
+    work.tiles *= work.k_slices;
+    work.stages /= work.k_slices;
+    work.longest /= work.k_slices;
+  }
   if (tile.halo()) SetHalo(conv, tile, &work);
   // Several taps of a transposed filter in tiles of 128 channels take longer
   // than one: 32x256x256 50->50 3x3 in folds of two 1589 us, 1171 by halo

@@ -3,6 +3,7 @@
 #ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_TILES_H_
 #define JAX_CONVBATCH_CUDA_SELECT_CONV_TILES_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "cuda/sm90/problem/conv.h"
@@ -28,14 +29,19 @@ struct TiledConv {
   Activations in, out;
   std::vector<SubproblemAxes> subs;
 
-  // Whether sums are whole, and not in K slices.
+  // Whether sums are whole, and not in K slices; of f32, in how many.
   bool sums_whole() const;
+  int tf32_k_slices() const;
 };
 
 // Those of the kernels of conv_launch.cuh, conv_tf32_launch.cuh, single_wave/
-// and halo/ that run it where sums are whole. All of them have the same
-// bits.
+// and halo/ that run it: in 16 bits where sums are whole. All of them have the
+// same bits.
 std::vector<Tile> ConvTiles(const TiledConv& conv);
+
+// Bytes of workspace of a tile: a filter that is transposed first, or partial
+// sums.
+int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile);
 
 // What the time of a tile depends on.
 struct TileWork {
@@ -45,7 +51,8 @@ struct TileWork {
   double tiles;
   double stages, longest;  // of a tile, in the mean and at most
   double bytes;            // x, w and y
-  double transposed;       // bytes of a filter that is transposed first, or 0
+  double workspace;        // bytes of WorkspaceOf
+  int k_slices;            // of f32
 };
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile);

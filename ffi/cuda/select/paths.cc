@@ -179,7 +179,7 @@ std::optional<Plan> PlanPath(Op op, const ConvGeometry& geometry, Type type,
 }
 
 bool HasEpilogue(const Plan& plan, const ConvGeometry& g, Type type) {
-  if (g.groups > 1) return false;
+  if (g.groups > 1 || plan.k_slices > 1) return false;
   switch (plan.path) {
     case Path::kCopies:
     case Path::kSmall:

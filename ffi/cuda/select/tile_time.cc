@@ -34,8 +34,8 @@ double FactorOf(const TileConstants& constants, Op op, const Tile& tile) {
 double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
                 int multiprocessors) {
   constexpr double kProducts = 0.34;  // us, to tell long launches
-  constexpr double kBytesPerUs = 2.7e6, kTransposedPerUs = 1e6;
-  constexpr double kTransposeLaunch = 2;
+  constexpr double kBytesPerUs = 2.7e6, kWorkspacePerUs = 1e6;
+  constexpr double kOtherLaunch = 2;  // that fills or reads it
   const TileConstants& c = ConstantsOf(conv.op, conv.type);
   const auto& kernel = c.kernel[static_cast<int>(tile.kernel)];
   const bool single = tile.kernel == TileKernel::kSingleWave;
@@ -62,8 +62,8 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
       (c.power_products * work.products +
        c.power_boxes * work.boxes * (1 + c.long_power * length));
   double time = Hidden({tiles, power, work.bytes / kBytesPerUs}, 6) + c.launch;
-  if (work.transposed > 0) {
-    time += work.transposed / kTransposedPerUs + kTransposeLaunch;
+  if (work.workspace > 0) {
+    time += work.workspace / kWorkspacePerUs + kOtherLaunch;
   }
   return time;
 }
@@ -83,9 +83,11 @@ std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors) {
 }
 
 Plan PlanOf(const TimedTile& timed, int multiprocessors) {
-  return WithKernel({timed.tile.m, timed.tile.n, multiprocessors,
-                     static_cast<int64_t>(timed.work.transposed)},
-                    timed.tile.kernel);
+  Plan plan = WithKernel({timed.tile.m, timed.tile.n, multiprocessors,
+                          static_cast<int64_t>(timed.work.workspace)},
+                         timed.tile.kernel);
+  plan.k_slices = timed.work.k_slices;
+  return plan;
 }
 
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,

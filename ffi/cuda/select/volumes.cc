@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/select/conv_plan.h"
 #include "cuda/select/tile_time.h"
 #include "cuda/sm90/kernels/halo/halo_plan.h"
 
@@ -35,7 +36,9 @@ std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
         return IsWalkable3d(type, conv.in, conv.out, sub);
       });
   if (conv.subs.empty() || !walkable) return std::nullopt;
-  return CheapestTile(conv, multiprocessors, [](const Tile&) { return true; });
+  return type == Type::kTf32 ? CheapestTile(conv, multiprocessors,
+                                            [](const Tile&) { return true; })
+                             : HalfPlan(op, g, type, multiprocessors);
 }
 
 }  // namespace jax_convbatch::hopper

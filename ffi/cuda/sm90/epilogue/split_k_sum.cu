@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/epilogue/add_in_order.cuh"
 #include "cuda/sm90/epilogue/split_k_sum.h"
@@ -6,10 +8,23 @@
 namespace jax_convbatch::hopper {
 namespace {
 
+// Four elements of the result.
+template <typename T>
+using Quad = std::conditional_t<std::is_same_v<T, float>, float4, uint2>;
+
+template <typename T>
+__device__ __forceinline__ Quad<T> Round(const float4& sum) {
+  if constexpr (std::is_same_v<T, float>) {
+    return sum;
+  } else {
+    return make_uint2(Pack<T>(sum.x, sum.y), Pack<T>(sum.z, sum.w));
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kAddThreads)
     SplitKSumKernel(const float4* __restrict__ partials,
-                    uint2* __restrict__ result, int count, int64_t quads,
+                    Quad<T>* __restrict__ result, int count, int64_t quads,
                     AddTeams teams) {
   __shared__ AddRing ring;
   const int64_t quad = (int64_t{blockIdx.x} << teams.lane_bits) + teams.lane();
@@ -23,8 +38,7 @@ __global__ void __launch_bounds__(kAddThreads)
       {partials + begin * quads + quad, quads, quads, has ? end - begin : 0},
       ring, [] {});
   if (!teams.Join(sum, ring) || !has) return;
-  result[quad] =
-      make_uint2(Pack<T>(sum[0].x, sum[0].y), Pack<T>(sum[0].z, sum[0].w));
+  result[quad] = Round<T>(sum[0]);
 }
 
 template <typename T>
@@ -39,8 +53,8 @@ cudaError_t Run(int64_t count, int64_t size, const void* partials, void* result,
   const AddTeams teams = AddTeams::For(quads, count);
   return LaunchKernel(
       kernel, {(quads - 1) / teams.lanes() + 1, kAddThreads, Start::kEarly},
-      stream, static_cast<const float4*>(partials), static_cast<uint2*>(result),
-      static_cast<int>(count), quads, teams);
+      stream, static_cast<const float4*>(partials),
+      static_cast<Quad<T>*>(result), static_cast<int>(count), quads, teams);
 }
 
 }  // namespace
@@ -54,7 +68,7 @@ cudaError_t SplitKSum(Type type, int64_t count, int64_t size,
     case Type::kF16:
       return Run<__half>(count, size, partials, result, stage, stream);
     default:
-      return cudaErrorInvalidValue;
+      return Run<float>(count, size, partials, result, stage, stream);
   }
 }
 

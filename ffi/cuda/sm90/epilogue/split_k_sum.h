@@ -12,9 +12,9 @@
 namespace jax_convbatch::hopper {
 
 // result[size] = partials[count, size] added in an order that follows from
-// count. result is bf16 or f16, as `type` says, partials are f32, size is a
-// multiple of four. Launched as a dependent of the kernel before it in the
-// stream. cudaErrorInvalidValue for other types.
+// count; up to eight from 0, one after the other. partials are f32, result is
+// of `type` (f32 where that is kTf32), size is a multiple of four. Launched as
+// a dependent of the kernel before it in the stream.
 cudaError_t SplitKSum(Type type, int64_t count, int64_t size,
                       const void* partials, void* result, Stage stage,
                       cudaStream_t stream);

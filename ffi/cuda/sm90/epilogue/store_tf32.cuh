@@ -53,6 +53,11 @@ class Tf32Store {
     line_ = line;
   }
 
+  // Of kPartials: what is stored next is this K slice's.
+  __device__ __forceinline__ void EnterKSlice(int k_slice) {
+    k_slice_ = k_slice;
+  }
+
   __device__ __forceinline__ void Store(
       const float (&acc)[Config::kBlocks][Config::kM / 2],
       const ConvSubproblem& sub, int pixel, int channel, int channels) {
@@ -242,6 +247,8 @@ class Tf32Store {
         StoreGroupIm2col(sub.output, box, c, at.w, at.h, at.image, group_);
       } else if constexpr (kOutput == Output::kMatrix) {
         StoreTile2(sub.output, box, c, pixel);
+      } else if constexpr (kOutput == Output::kPartials) {
+        StoreTile3(sub.output, box, c, pixel, k_slice_);
       } else {
         StorePixels(volumes_, sub.output, box, c, at);
       }
@@ -314,7 +321,7 @@ class Tf32Store {
   static constexpr bool kInGroups = Config::kWidth == kAnyGroups;
 
   int barrier_, chunk_, next_ = Config::kStoreBytes;
-  int group_ = 0, line_ = 0;
+  int group_ = 0, line_ = 0, k_slice_ = 0;
   bool volumes_;
   uint32_t buffer_, offset_;
 };

@@ -10,7 +10,7 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
   constexpr Contiguous kWeights = Contiguous::kReduction;
   const Activations in = OutputOf(call.g), out = InputOf(call.g);
   const SingleWaveSubproblems subs = DgradSubproblems(call.g);
-  if (subs.size() == 1 && !Is3d(call.g) && SumsInKSlices(in, out, subs[0])) {
+  if (subs.size() == 1 && SumsInKSlices(in, out, subs[0])) {
     return SingleWaveSplitK(call, true, stage, stream);
   }
   return subs.size() == 1
@@ -23,8 +23,8 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
 
 cudaError_t SingleWaveFprop(const ConvCall& call, Stage stage,
                             cudaStream_t stream) {
-  if (!Is3d(call.g) && SumsInKSlices(InputOf(call.g), OutputOf(call.g),
-                                     FpropSubproblem(call.g))) {
+  if (SumsInKSlices(InputOf(call.g), OutputOf(call.g),
+                    FpropSubproblem(call.g))) {
     return SingleWaveSplitK(call, false, stage, stream);
   }
   return call.type == Type::kBf16

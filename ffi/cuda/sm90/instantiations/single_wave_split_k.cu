@@ -17,7 +17,8 @@ cudaError_t Launch(const ConvProblem<1>& problem, Stage stage,
   return LaunchKernel(kernel,
                       {int64_t{kSumKSlices} * problem.tiles, Config::kThreads,
                        Start::kInOrder, kBytes, kSumKSlices},
-                      stream, problem, MakeKSlices(problem));
+                      stream, problem,
+                      MakeKSlices(problem.sub[0], kSumKSlices));
 }
 
 template <typename T, Contiguous kWeights>

@@ -17,9 +17,9 @@ namespace jax_convbatch::hopper {
 
 // How a sub-problem's pixels are stored: as rows of one matrix, by boxes of 64
 // channels; as they are walked, or by threads where the walk passes the image's
-// border. (TMA traps where a walk that is stored passes it, or a tile begins
-// before it.)
-enum class Output { kMatrix, kWalk, kThreads };
+// border (TMA traps where a walk that is stored passes it, or a tile begins
+// before it); or to the workspace, a matrix a K slice.
+enum class Output { kMatrix, kWalk, kThreads, kPartials };
 
 // Pixels of the output that use the same taps: all of them, or in a strided
 // dgrad those of one residue class. They form a grid of rows x cols an image.

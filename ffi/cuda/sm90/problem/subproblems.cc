@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/k_slices.h"
 #include "cuda/sm90/problem/subproblem_axis.h"
 
 namespace jax_convbatch::hopper {
@@ -234,8 +235,23 @@ Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
 bool SumsInKSlices(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub) {
   const bool one_slice = in.d == 1 && out.d == 1 && sub.d.taps.count == 1;
-  return one_slice && sub.taps() * ((in.c + 63) / 64) >= 64 &&
-         out.h * out.w <= 64;
+  const int64_t stages = sub.taps() * ((in.c + 63) / 64);
+  return one_slice ? stages >= 64 && out.h * out.w <= 64
+                   : stages >= 96 && out.d * out.h * out.w <= 256;
+}
+
+int Tf32KSlices(const Activations& in, const Activations& out,
+                const SubproblemAxes& sub) {
+  constexpr int64_t kMostOutputs = 256, kLeastStages = 200, kLeastOfSlice = 32;
+  const int64_t stages = sub.taps() * ((in.c + 31) / 32);
+  const int64_t outputs = out.d * out.h * out.w;
+  if (stages < kLeastStages || outputs > kMostOutputs) return 1;
+  // As many as give the SMs of an H200 a block each of two samples' tiles of
+  // 128x64.
+  constexpr int64_t kSamples = 2, kBlocks = 132;
+  const int64_t tiles = (kSamples * outputs + 127) / 128 * ((out.c + 63) / 64);
+  const int64_t most = std::min<int64_t>(kMostKSlices, stages / kLeastOfSlice);
+  return static_cast<int>(std::clamp<int64_t>(kBlocks / tiles, 2, most));
 }
 
 namespace {

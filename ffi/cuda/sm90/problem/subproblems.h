@@ -115,9 +115,14 @@ Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
 
 // Whether the sums of the only sub-problem are formed in K slices
 // (conv_k_slices.cuh): long ones of few outputs an image, whatever the number
-// of images. Not for TF32, nor in three axes.
+// of images. Not for TF32.
 bool SumsInKSlices(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub);
+
+// Of TF32, in how many (conv_tf32_k_slices.cuh): 1 where sums are whole. It
+// follows from one sample, so that the batch does not show in the bits.
+int Tf32KSlices(const Activations& in, const Activations& out,
+                const SubproblemAxes& sub);
 
 // Whether the tiles of a stride's sub-problems come one after another, those of
 // most taps first, on so many blocks; else sub-problems take turns, so that

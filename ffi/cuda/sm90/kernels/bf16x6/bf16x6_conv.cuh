@@ -44,11 +44,6 @@ __device__ __forceinline__ int Bf16x6Units(const Bf16x6Problem<kSubs>& p) {
   return p.split ? p.tiles * p.k_slices : p.tiles;
 }
 
-__device__ __forceinline__ int KSliceBegin(int iterations, int k_slice,
-                                           int k_slices) {
-  return iterations * k_slice / k_slices;
-}
-
 template <typename Config, bool kInput, int kSubs>
 __device__ __forceinline__ void IssueBf16x6Copies(
     const Bf16x6Problem<kSubs>& p, uint32_t ring,

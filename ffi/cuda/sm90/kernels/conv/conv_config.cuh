@@ -10,6 +10,7 @@
 #include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/k_slices.h"
 
 namespace jax_convbatch::hopper {
 
@@ -18,8 +19,15 @@ namespace jax_convbatch::hopper {
 // one tile.
 enum class Schedule { kPingPong, kCooperative };
 
-// How a tile's sum is formed: in one go, or in K slices (conv_k_slices.cuh).
-enum class Sum { kWhole, kKSlices };
+// How a tile's sum is formed: in one go, or in K slices (conv_k_slices.cuh), or
+// a tile has one K slice alone (conv_tf32_k_slices.cuh).
+enum class Sum { kWhole, kKSlices, kPartial };
+
+// Where a K slice begins among the stages of a sum.
+__host__ __device__ constexpr int KSliceBegin(int iterations, int k_slice,
+                                              int k_slices = kSumKSlices) {
+  return iterations * k_slice / k_slices;
+}
 
 // kStores: buffers for finished tiles. kZeros: whether there may be
 // sub-problems that no tap reaches. kWeights: kRows where output channels are

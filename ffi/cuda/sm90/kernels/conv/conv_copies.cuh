@@ -9,6 +9,7 @@
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
 #include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
+#include "cuda/sm90/problem/k_slices.h"
 #include "cuda/sm90/problem/residue_k_problem.h"
 
 namespace jax_convbatch::hopper {
@@ -59,6 +60,15 @@ struct StageWalk {
     AdvanceTaps<kVolumes, 1>(sub, *this);
   }
 };
+
+// Where a K slice begins, of whatever walks by AdvanceTaps.
+template <typename Walk>
+__device__ __forceinline__ void Enter(const ConvKSlice& k_slice, Walk& walk) {
+  walk.r = k_slice.r;
+  walk.s = k_slice.s;
+  walk.t = k_slice.t;
+  walk.block = k_slice.block;
+}
 
 // From the base pixel to the tap that a walk has come to.
 template <typename Walk>

@@ -11,34 +11,29 @@
 #include "cuda/sm90/epilogue/store_tile.cuh"
 #include "cuda/sm90/kernels/conv/conv_config.cuh"
 #include "cuda/sm90/kernels/conv/epilogue_tile.cuh"
-#include "cuda/sm90/mainloop/k_slices.h"
+#include "cuda/sm90/problem/k_slices.h"
 
 namespace jax_convbatch::hopper {
 
-// Where a K slice begins among the stages of a sum.
-__host__ __device__ constexpr int KSliceBegin(int iterations, int k_slice) {
-  return iterations * k_slice / kSumKSlices;
-}
-
-// By one warpgroup. multiply(count, issued) forms the next `count` stages' sum
-// in acc; `issued` belongs to the last.
+// By one warpgroup, to `first`. multiply(count, issued) forms the next `count`
+// stages' sum in acc; `issued` belongs to the last.
 template <int kRows, int kHalfN, typename Multiply, typename Issued>
 __device__ __forceinline__ void AddInRegisters(float (&acc)[kRows][kHalfN],
-                                               int iterations,
-                                               Multiply multiply,
+                                               int iterations, int k_slices,
+                                               float first, Multiply multiply,
                                                Issued issued) {
   float sum[kRows][kHalfN];
 #pragma unroll
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-    for (int i = 0; i < kHalfN; ++i) sum[m][i] = -0.0f;  // leaves -0 as it is
+    for (int i = 0; i < kHalfN; ++i) sum[m][i] = first;
   }
 #pragma unroll 1
-  for (int k_slice = 0; k_slice < kSumKSlices; ++k_slice) {
-    const int count =
-        KSliceBegin(iterations, k_slice + 1) - KSliceBegin(iterations, k_slice);
+  for (int k_slice = 0; k_slice < k_slices; ++k_slice) {
+    const int count = KSliceBegin(iterations, k_slice + 1, k_slices) -
+                      KSliceBegin(iterations, k_slice, k_slices);
     multiply(count, [&] {
-      if (k_slice == kSumKSlices - 1) issued();
+      if (k_slice == k_slices - 1) issued();
     });
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {

@@ -130,7 +130,7 @@ __device__ __forceinline__ void Consume(const Problem& problem,
     if constexpr (kKSlices) {
       wait_turn();
       AddInRegisters(
-          acc, tile.iterations,
+          acc, tile.iterations, kSumKSlices, -0.0f,  // leaves -0 as it is
           [&](int count, auto&& under_way) {
             MultiplyStages<T, Contiguous::kReduction, Config::kWeights>(
                 acc, count, input, weights, Config::kStageBytes, barriers.ring,

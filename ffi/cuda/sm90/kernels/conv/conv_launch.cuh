@@ -10,11 +10,11 @@
 #include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
 #include "cuda/sm90/kernels/conv/residue_k_plan.h"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
-#include "cuda/sm90/mainloop/k_slices.h"
 #include "cuda/sm90/problem/box_map.h"
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/conv_subproblem_axes.h"
 #include "cuda/sm90/problem/group_width.h"
+#include "cuda/sm90/problem/k_slices.h"
 #include "cuda/sm90/problem/subproblems.h"
 #include "cuda/sm90/problem/tensor_map.h"
 
@@ -69,6 +69,10 @@ bool AddSubproblem(const ConvCall& call, const Activations& in,
     case Output::kThreads:
       sub.output_data = call.result;
       return true;
+    case Output::kPartials:
+      return EncodeTiled(&sub.output, call.type, call.workspace,
+                         {out.c, sub.pixels, call.plan.k_slices},
+                         {channels, boxes.store_pixels, 1}, Copy::kStore);
     default:
       if (Is3d(call.g)) {
         return Encode3dIm2col(&sub.output, call.type, call.result,
@@ -173,16 +177,16 @@ cudaError_t LaunchConv(const ProblemOf<Config, kSubs, EpilogueT>& problem,
   return cudaGetLastError();
 }
 
-inline ConvKSlices MakeKSlices(const ConvProblem<1>& problem) {
-  const ConvSubproblem& sub = problem.sub[0];
+inline ConvKSlices MakeKSlices(const ConvSubproblem& sub, int count) {
+  const int rows = sub.taps_h.count, cols = sub.taps_w.count;
+  const int taps = sub.taps_d.count * rows * cols;
   ConvKSlices k_slices{};
-  for (int i = 0; i < kSumKSlices; ++i) {
-    const int begin = KSliceBegin(sub.iterations, i);
-    const int taps = sub.taps_h.count * sub.taps_w.count;
+  for (int i = 0; i < count; ++i) {
+    const int begin = KSliceBegin(sub.iterations, i, count);
     const int tap = begin % taps;
-    k_slices.k_slice[i] = {tap / sub.taps_w.count, tap % sub.taps_w.count,
+    k_slices.k_slice[i] = {tap / cols % rows, tap % cols, tap / cols / rows,
                            begin / taps,
-                           KSliceBegin(sub.iterations, i + 1) - begin};
+                           KSliceBegin(sub.iterations, i + 1, count) - begin};
   }
   return k_slices;
 }
@@ -198,7 +202,8 @@ cudaError_t LaunchSplit(const ConvProblem<1>& problem,
   return LaunchKernel(kernel,
                       {int64_t{kSumKSlices} * problem.tiles, Config::kThreads,
                        Start::kInOrder, kBytes, kSumKSlices},
-                      stream, problem, MakeKSlices(problem), epilogue);
+                      stream, problem, MakeKSlices(problem.sub[0], kSumKSlices),
+                      epilogue);
 }
 
 // The filter is copied in boxes of box_c input channels.
@@ -244,9 +249,9 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
                      kCooperative = Schedule::kCooperative;
   constexpr bool kZeros = kSubs > 1;
   constexpr int kStores = kZeros ? 1 : 2;
-  // K slices are never summed for a plain epilogue alone, nor of volumes.
+  // K slices are never summed for a plain epilogue alone.
   if constexpr (kSubs == 1 && !EpilogueT::kPlain) {
-    if (!problem.volumes && SumsInKSlices(in, out, subs[0])) {
+    if (SumsInKSlices(in, out, subs[0])) {
       if (m == 64 && n == 64) {
         return launch(
             InKSlices<

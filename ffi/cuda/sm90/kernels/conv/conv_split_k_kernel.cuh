@@ -57,14 +57,17 @@ struct SplitBarriers {
   }
 };
 
-// Where a block's K slice begins in the sum of its tile.
-__device__ __forceinline__ StageWalk<false> KSliceWalk(
-    const ConvSubproblem& sub, int pixel, const ConvKSlice& k_slice) {
-  StageWalk<false> walk(sub, pixel);
-  walk.r = k_slice.r;
-  walk.s = k_slice.s;
-  walk.block = k_slice.block;
-  return walk;
+// Calls copy(walk) with where a block's K slice begins in the sum of its tile.
+template <typename Config, typename Copy>
+__device__ __forceinline__ void WithKSliceWalk(const ConvProblem<1>& problem,
+                                               const ConvTile& tile,
+                                               const ConvKSlice& k_slice,
+                                               Copy copy) {
+  ByAxes<Config>(problem, [&](auto volumes) {
+    StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+    Enter(k_slice, walk);
+    copy(walk);
+  });
 }
 
 // Adds the K slices of half the tile, in order, where this block does; else it
@@ -125,17 +128,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const ConvKSlice& k_slice = k_slices.k_slice[rank];
   const ConvTile tile = TileAt<Config>(problem, blockIdx.x / kSumKSlices);
   const int channel = tile.channel + rank * Config::kHalf;  // of its half
-  const auto walk = KSliceWalk(*tile.sub, tile.pixel, k_slice);
   // As in ConvKernel.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   constexpr int kInputWarp = kWarpgroup / 32;
   if (warp == kInputWarp) {
     if (ElectOne()) barriers.InitFirst();
     NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-    if (ElectOne()) {
-      CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
-                              barriers.ring);
-    }
+    WithKSliceWalk<Config>(problem, tile, k_slice, [&](const auto& walk) {
+      if (ElectOne()) {
+        CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
+                                barriers.ring);
+      }
+    });
     NamedBarrier(kRestBarrier, 64);
   } else {
     if (threadIdx.x == 32) {
@@ -152,16 +156,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   ClusterArrive();
 
   if (warp >= kInputWarp) {
-    RingPosition<Config::kStages> at;
-    if (warp == kInputWarp) {
-      CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
-                                          k_slice.count, shared, barriers.ring,
-                                          at);
-    } else {
-      CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+    WithKSliceWalk<Config>(problem, tile, k_slice, [&](const auto& walk) {
+      RingPosition<Config::kStages> at;
+      if (warp == kInputWarp) {
+        CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
                                             k_slice.count, shared,
                                             barriers.ring, at);
-    }
+      } else {
+        CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+                                              k_slice.count, shared,
+                                              barriers.ring, at);
+      }
+    });
     ClusterWait();
     return;
   }

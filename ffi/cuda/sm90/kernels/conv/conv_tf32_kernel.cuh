@@ -10,14 +10,17 @@
 // channels: a multiplication of 64 rows by 256 columns reads shared memory
 // less than one of 64 by 64.
 //
-// The reduction is never split: every tile shape adds in the same order.
+// Every tile shape adds in the same order. Where a geometry's sums come in K
+// slices, they do in all its tiles (conv_tf32_k_slices.cuh).
 #ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_
 #define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_
 
+#include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/arch/wgmma_tf32_columns.cuh"
 #include "cuda/sm90/epilogue/store_tf32.cuh"
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32_copies.cuh"
+#include "cuda/sm90/kernels/conv/conv_tf32_k_slices.cuh"
 #include "cuda/sm90/mainloop/tf32_fragments.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 
@@ -43,6 +46,7 @@ struct Tf32Config {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr bool kCooperative = kSchedule == Schedule::kCooperative;
+  static constexpr Sum kSum = Sum::kWhole;
   static constexpr int kWidth = kWidth_;
   static_assert(!kIsNarrow<kWidth>);
 
@@ -69,15 +73,19 @@ struct Tf32Config {
       kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
 };
 
-template <typename Config, Operand kOperand, int kSubs>
+template <typename Config, Operand kOperand, typename Problem>
 __device__ __forceinline__ void IssueTf32Copies(
-    const ConvProblem<kSubs>& problem, uint32_t ring,
+    const Problem& problem, uint32_t ring,
     RingBarriers<Config::kStages>& barriers) {
   ByAxes<Config>(problem, [&](auto volumes) {
     RingPosition<Config::kStages> at;
     for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
-      const ConvTile tile = TileAt<Config>(problem, t);
+      const int k_slice = KSliceAt<Config>(problem, t);
+      const ConvTile tile = Tf32TileAt<Config>(problem, t, k_slice);
       Tf32Walk<Config, decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      if constexpr (Config::kSum == Sum::kPartial) {
+        Enter(problem.k_slices.k_slice[k_slice], walk);
+      }
       const int boxes = FilterBoxes<Config>(problem, tile);
       for (int i = 0; i < tile.iterations; i += Config::kTaps) {
         const uint32_t full = SharedAddress(&barriers.full[at.stage]);
@@ -144,9 +152,9 @@ __device__ __forceinline__ void MultiplyTaps(
 
 template <typename Config, int kSubs, typename EpilogueT>
 __device__ __forceinline__ void ConsumeTf32(
-    const ConvProblem<kSubs>& problem, const EpilogueT& epilogue, int group,
-    uint32_t ring, RingBarriers<Config::kStages>& barriers) {
-  Tf32Store<Config, kTf32Output<Config, kSubs>> out(
+    const Tf32ProblemOf<Config, kSubs>& problem, const EpilogueT& epilogue,
+    int group, uint32_t ring, RingBarriers<Config::kStages>& barriers) {
+  Tf32Store<Config, kTf32OutputOf<Config, kSubs>> out(
       group,
       ring + Config::kRingBytes +
           group * Config::kStoreBuffers * Config::kStoreBytes,
@@ -160,11 +168,14 @@ __device__ __forceinline__ void ConsumeTf32(
   RingPosition<Config::kStages> at;
   int turn = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
-    const ConvTile tile = TileAt<Config>(problem, t);
+    const int k_slice = KSliceAt<Config>(problem, t);
+    const ConvTile tile = Tf32TileAt<Config>(problem, t, k_slice);
     const int channel = StoredChannel<Config>(tile) + rows;
     if constexpr (Config::kWidth == kAnyGroups) {
       out.EnterGroup(tile.group, problem.channels *
                                      (problem.n_tiles / problem.group_tiles));
+    } else if constexpr (Config::kSum == Sum::kPartial) {
+      out.EnterKSlice(k_slice);
     }
     const int stages = tile.iterations / Config::kTaps;
     // From tap to tap, in the pixels of a stage.
@@ -177,12 +188,22 @@ __device__ __forceinline__ void ConsumeTf32(
     if (!Config::kCooperative && turn > 0)
       NamedBarrier(kTurnBarrier + group, 2 * kWarpgroup);
     float acc[Config::kBlocks][Config::kM / 2];
-    if constexpr (Config::kWeights == Contiguous::kRows) {
-      MultiplyFragments<Config::kTaps>(acc, stages, weights, ring,
-                                       Config::kStageBytes, loader, barriers,
-                                       at, {Config::kTapBytes, step});
+    auto multiply = [&](int count) {
+      if constexpr (Config::kWeights == Contiguous::kRows) {
+        MultiplyFragments<Config::kTaps>(acc, count, weights, ring,
+                                         Config::kStageBytes, loader, barriers,
+                                         at, {Config::kTapBytes, step});
+      } else {
+        MultiplyTaps<Config>(acc, count, ring, weights, barriers, at, step);
+      }
+    };
+    if constexpr (Config::kSum == Sum::kKSlices) {
+      // From 0, as partial sums are added.
+      AddInRegisters(
+          acc, stages, problem.count, 0.0f,
+          [&](int count, auto&&) { multiply(count); }, Nothing());
     } else {
-      MultiplyTaps<Config>(acc, stages, ring, weights, barriers, at, step);
+      multiply(stages);
     }
     if (!Config::kCooperative && t + gridDim.x < problem.tiles) {
       NamedBarrierArrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
@@ -199,11 +220,12 @@ __device__ __forceinline__ void ConsumeTf32(
 
 template <typename Config, int kSubs, typename EpilogueT>
 __global__ void __launch_bounds__(kThreads, 1)
-    ConvTf32Kernel(const __grid_constant__ ConvProblem<kSubs> problem,
+    ConvTf32Kernel(const __grid_constant__ Tf32ProblemOf<Config, kSubs> problem,
                    const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
+  if constexpr (Config::kSum == Sum::kPartial) LaunchDependents();
   if (threadIdx.x == 0) barriers.Init(2, Config::kWarps);
   __syncthreads();
 
@@ -217,7 +239,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    ConsumeTf32<Config>(problem, epilogue, warpgroup - 1, ring, barriers);
+    ConsumeTf32<Config, kSubs>(problem, epilogue, warpgroup - 1, ring,
+                               barriers);
   }
 }
 

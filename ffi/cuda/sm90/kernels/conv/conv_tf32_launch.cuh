@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/sm90/arch/wgmma_tf32_fprop.cuh"
+#include "cuda/sm90/epilogue/split_k_sum.h"
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32_kernel.cuh"
 
@@ -18,18 +19,59 @@ cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
                            const Activations& out, const Subproblems& subs,
                            int box_c, Stage stage, cudaStream_t stream,
                            const EpilogueT& epilogue) {
-  ConvProblem<kSubs> problem{};
+  constexpr bool kPartial = Config::kSum == Sum::kPartial;
+  Tf32ProblemOf<Config, kSubs> problem{};
   const ConvBoxes boxes = {Config::kBoxPixels, Config::kStorePixels, box_c,
-                           kTf32Output<Config, kSubs>};
+                           kTf32OutputOf<Config, kSubs>};
   if (!MakeConvProblem(call, in, out, subs, boxes, &problem)) {
     return cudaErrorInvalidValue;
   }
+  [[maybe_unused]] const int k_slices = call.plan.k_slices;
+  if constexpr (Config::kSum != Sum::kWhole) problem.count = k_slices;
+  if constexpr (kPartial) {
+    problem.k_slices = MakeKSlices(problem.sub[0], k_slices);
+    problem.slice_tiles = problem.tiles;
+    problem.tiles *= k_slices;
+  }
   const auto kernel = &ConvTf32Kernel<Config, kSubs, EpilogueT>;
-  const cudaError_t raised = RaiseSharedMemory(kernel, Config::kSharedBytes);
-  if (raised != cudaSuccess || stage == Stage::kPrepare) return raised;
-  kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
-           Config::kSharedBytes, stream>>>(problem, epilogue);
-  return cudaGetLastError();
+  cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
+  if (error == cudaSuccess && stage == Stage::kLaunch) {
+    kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
+             Config::kSharedBytes, stream>>>(problem, epilogue);
+    error = cudaGetLastError();
+  }
+  if constexpr (kPartial) {
+    if (error != cudaSuccess) return error;
+    return SplitKSum(call.type, k_slices,
+                     int64_t{problem.sub[0].pixels} * problem.channels,
+                     call.workspace, call.result, stage, stream);
+  }
+  return error;
+}
+
+// Of sums in K slices; kAddedKSlicePixels says which tiles leave partial sums.
+template <Contiguous kWeights, typename Launch>
+cudaError_t RunTf32KSlices(const Plan& plan, Launch launch) {
+  constexpr Schedule kCooperative = Schedule::kCooperative;
+  constexpr int kAdded = kAddedKSlicePixels;
+  const int m = plan.tile_m, n = plan.tile_n;
+  if (m == kAdded && n == 128) {
+    return launch(
+        InKSlices<Tf32Config<kAdded, 128, 5, kWeights, 1, kCooperative>>());
+  }
+  if (n != 64) return cudaErrorInvalidValue;
+  switch (m) {
+    case kAdded:
+      return launch(InKSlices<Tf32Config<kAdded, 64, 7, kWeights>>());
+    case 64:
+      return launch(Tf32Partial<Tf32Config<64, 64, 8, kWeights>>());
+    case 128:
+      return launch(Tf32Partial<Tf32Config<128, 64, 8, kWeights>>());
+    case 256:
+      return launch(Tf32Partial<Tf32Config<256, 64, 5, kWeights>>());
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 // The filter is copied in boxes of box_c input channels.
@@ -46,6 +88,13 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
                                                    stage, stream, epilogue);
   };
   const int m = call.plan.tile_m, n = call.plan.tile_n;
+  if (call.plan.k_slices > 1) {
+    if constexpr (kSubs == 1 && kWidth == kOneGroup && !EpilogueT::kPresent) {
+      return RunTf32KSlices<kWeights>(
+          call.plan, [&](auto config) { return launch(config, subs); });
+    }
+    return cudaErrorInvalidValue;
+  }
   // The same bits. Residual and z lie in memory without the columns that are
   // walked but not stored.
   bool walks = true;

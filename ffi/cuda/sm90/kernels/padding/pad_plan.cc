@@ -5,6 +5,7 @@
 
 #include "cuda/sm90/kernels/narrow_groups/group_tf32.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
+#include "cuda/sm90/problem/k_slices.h"
 
 namespace jax_convbatch::hopper {
 namespace {
@@ -68,6 +69,20 @@ struct Pads {
   int64_t bytes() const { return x_bytes + y_bytes + w_bytes; }
 };
 
+// Of samples that are as many as take turns, or fewer. Sums in K slices have
+// tiles that leave no partial sums: the workspace is the copies'.
+std::optional<Plan> PlanSlice(Op op, const ConvGeometry& g, Type type,
+                              int multiprocessors) {
+  auto plan = PlanCopies(op, g, type, multiprocessors);
+  if (plan && plan->k_slices > 1) {
+    plan->tile_m = kAddedKSlicePixels;
+    plan->tile_n = 64;
+    plan->kernel = TileKernel::kPingPong;
+    plan->workspace = 0;
+  }
+  return plan;
+}
+
 }  // namespace
 
 std::optional<Plan> PlanCopies(Op op, const ConvGeometry& g, Type type,
@@ -87,7 +102,7 @@ std::optional<Plan> PlanPads(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors) {
   Pads pads;
   if (!Pads::Make(op, g, type, &pads)) return std::nullopt;
-  std::optional<Plan> plan = PlanCopies(op, pads.g, type, multiprocessors);
+  std::optional<Plan> plan = PlanSlice(op, pads.g, type, multiprocessors);
   if (!plan) return std::nullopt;
   plan->workspace += pads.bytes();
   if (plan->workspace > kWorkspace) return std::nullopt;
@@ -127,7 +142,7 @@ cudaError_t RunPads(Op op, const ConvCall& call, int multiprocessors,
   for (int64_t first = 0; first < g.N; first += pads.g.N) {
     ConvGeometry slice = pads.g;
     slice.N = std::min(pads.g.N, g.N - first);
-    const auto plan = PlanCopies(op, slice, call.type, multiprocessors);
+    const auto plan = PlanSlice(op, slice, call.type, multiprocessors);
     if (!plan) return cudaErrorInvalidValue;
     const int64_t x_at = first * g.H * g.W * g.C * element;
     const int64_t y_at = first * g.P * g.Q * g.K * element;

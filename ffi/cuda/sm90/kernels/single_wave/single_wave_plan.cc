@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "cuda/common/left_out.h"
-#include "cuda/sm90/mainloop/k_slices.h"
+#include "cuda/sm90/problem/k_slices.h"
 
 namespace jax_convbatch::hopper {
 
@@ -22,7 +22,7 @@ Plan OrCluster(const Plan& plan, const Activations& in, const Activations& out,
       subs.size() != 1 || !SumsInKSlices(in, out, subs[0])) {
     return plan;
   }
-  const int64_t pixels = out.n * subs[0].h.count * subs[0].w.count;
+  const int64_t pixels = out.n * subs[0].pixels();
   auto tiles = [&](int m, int n) {
     return (pixels + m - 1) / m * ((out.c + n - 1) / n);
   };

@@ -136,23 +136,25 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == Config::kWarps) {
       if (ElectOne()) barriers.InitFirst();
       NamedBarrierArrive(kFirstBarrier, Config::kThreads);
-      const auto walk = KSliceWalk(sub, tile.pixel, k_slice);
-      if (ElectOne()) {
-        CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
-                                barriers.ring);
-      }
-      NamedBarrier(kRestBarrier, 64);
-      ClusterArrive();
-      CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
-                                          k_slice.count, shared, barriers.ring,
-                                          at);
-    } else {
-      const auto walk = KSliceWalk(sub, tile.pixel, k_slice);
-      NamedBarrier(kFirstBarrier, Config::kThreads);
-      ClusterArrive();
-      CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+      WithKSliceWalk<Config>(problem, tile, k_slice, [&](const auto& walk) {
+        if (ElectOne()) {
+          CopyFirstStages<Config>(problem, tile, walk, k_slice.count, shared,
+                                  barriers.ring);
+        }
+        NamedBarrier(kRestBarrier, 64);
+        ClusterArrive();
+        CopyStages<Config, Operand::kInput>(problem, tile, walk, kFirstStages,
                                             k_slice.count, shared,
                                             barriers.ring, at);
+      });
+    } else {
+      WithKSliceWalk<Config>(problem, tile, k_slice, [&](const auto& walk) {
+        NamedBarrier(kFirstBarrier, Config::kThreads);
+        ClusterArrive();
+        CopyStages<Config, Operand::kWeights>(problem, tile, walk, kFirstStages,
+                                              k_slice.count, shared,
+                                              barriers.ring, at);
+      });
     }
     ClusterWait();
     return;
