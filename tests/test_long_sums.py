@@ -70,7 +70,7 @@ FEW, SOME, MANY = "56x128", "64x128", "128x128"
 SLICES = {
     "8x8 3840 to 1280": (problem(4, (8, 8), 3840, 1280), 6, 2),
     "8x8 1280": (problem(4, (8, 8), 1280, 1280), 6, 6),
-    "16x16 1280": (problem(4, (16, 16), 1280, 1280), 2, 2),
+    "one slice an SM": (problem(4, (16, 16), 1280, 1280), 1, 1),
     "few stages of a slice": (problem(4, (7, 7), 736, 64), 6, 1),
     "few channels": (problem(4, (4, 4), 1280, 64), 8, 1),
     "4x8x8 320": (problem(4, (4, 8, 8), 320, 320), 6, 6),
@@ -105,7 +105,7 @@ def test_the_k_slices_of_f32_do_not_depend_on_the_batch(native, monkeypatch, nam
                 **dict.fromkeys(("160x64", "160x128"), 0),
             }
             assert not any(p["epilogue"] or p["signs"] for p in plans.values())
-            if n <= 2 and name != "16x16 1280":
+            if n <= 2:
                 assert next(iter(plans.values()))["workspace"] > 0
 
 
