@@ -110,14 +110,12 @@ def few_outputs_along_depth(problem: Problem) -> bool:
 
 
 def few_strided_outputs(problem: Problem) -> bool:
-    """Of three axes and a stride, so few outputs that columns are small: dgrad in f32,
-    fprop in 16 bits."""
-    g, dgrad = problem.geometry, problem.op == "dgrad"
+    """dx in f32 of three axes and a stride, from so few outputs that columns are
+    small."""
+    g = problem.geometry
     strided = g.stride != (1, 1, 1) and g.input_dilation == (1, 1, 1)
-    most_outputs, channels = (64, 128) if dgrad else (32, 256)
-    few = most_outputs >= g.O * g.P * g.Q and least(problem) >= channels
-    its = tf32(problem) if dgrad else half(problem)
-    return its and volumes(problem) and strided and few
+    few = g.O * g.P * g.Q <= 64 and least(problem) >= 128
+    return tf32(problem) and volumes(problem) and strided and few
 
 
 def one_output_of_volumes(problem: Problem) -> bool:
