@@ -52,11 +52,11 @@ LONG = {
 }
 # In f32, of fprop, dgrad or both.
 LONG_F32 = {
-    "both": problem(5, (8, 9), 712, 716),
-    "strided": problem(3, (15, 13), 716, 260, stride=2),
-    "1x1": problem(33, (4, 4), 6400, 24, (1, 1), pad=0),
-    "many tiles": problem(300, (7, 7), 712, 136),
-    "channels of no quad": problem(5, (9, 7), 250, 254, (5, 5), pad=2),
+    "both": problem(5, (8, 7), 1140, 1136),
+    "strided": problem(3, (15, 13), 1140, 260, stride=2),
+    "1x1": problem(33, (4, 4), 10240, 24, (1, 1), pad=0),
+    "many tiles": problem(200, (7, 7), 1136, 136),
+    "channels of no quad": problem(5, (9, 7), 250, 254, (7, 7), pad=3),
     "volumes": problem(2, (4, 8, 8), 256, 320),
     "strided volumes": problem(2, (4, 16, 16), 256, 320, stride=2),
     "volumes of few pixels": problem(5, (2, 3, 5), 252, 260),
@@ -70,13 +70,13 @@ FEW, SOME, MANY = "56x128", "64x128", "128x128"
 SLICES = {
     "8x8 3840 to 1280": (problem(4, (8, 8), 3840, 1280), 6, 2),
     "8x8 1280": (problem(4, (8, 8), 1280, 1280), 6, 6),
-    "one slice an SM": (problem(4, (16, 16), 1280, 1280), 1, 1),
-    "few stages of a slice": (problem(4, (7, 7), 736, 64), 6, 1),
+    "one slice an SM": (problem(4, (4, 8, 8), 320, 2048), 1, 6),
+    "few stages of a slice": (problem(4, (2, 5, 5), 256, 64), 6, 1),
     "few channels": (problem(4, (4, 4), 1280, 64), 8, 1),
     "4x8x8 320": (problem(4, (4, 8, 8), 320, 320), 6, 6),
     "strided volumes": (problem(4, (4, 16, 16), 256, 320, stride=2), 6, 1),
-    "many outputs": (problem(4, (16, 17), 1280, 1280), 1, 1),
-    "short": (problem(4, (7, 7), 512, 512), 1, 1),
+    "many outputs": (problem(4, (13, 5), 1280, 1280), 1, 1),
+    "short": (problem(4, (8, 8), 1120, 1120), 1, 1),
     "1x1": (problem(4, (8, 8), 1280, 1280, (1, 1), pad=0), 1, 1),
 }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jax_convbatch._native import targets
@@ -82,7 +83,7 @@ def _as_it_is(problem: Problem) -> Plan:
     if copies_slices(problem, native):
         return _of_whole_channels(problem) or _deep(problem)
     if _is_high(problem) and not _by_six_products(native):
-        return tf32x3.plan(problem, _as_it_is)
+        return tf32x3.plan(problem, partial(_one_of, problem))
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
     if isinstance(native, str):
@@ -233,6 +234,18 @@ def _of_whole_channels(problem: Problem) -> Plan | None:
     return padded.plan(problem, wanted, _as_it_is) if in_place else None
 
 
+def _one_of(several: Problem, one: Problem) -> Plan:
+    """A call of several, whose workspaces are counted together.
+
+    Under a limit one without a workspace, where there is one: some sums have one in
+    small batches alone, and the batch would decide whether all fit.
+    """
+    if several.workspace_limit is not None and several.op != "wgrad":
+        with contextlib.suppress(Unable):
+            return _as_it_is(replace(one, workspace_limit=0))
+    return _as_it_is(replace(one, workspace_limit=None))
+
+
 def _deep(problem: Problem) -> Plan:
     """Of three spatial axes."""
     op, geometry, dtype = problem.op, problem.geometry, problem.dtype
@@ -248,7 +261,7 @@ def _deep(problem: Problem) -> Plan:
         """The pieces' plans, and the bytes of their copies and workspaces."""
         g = geometry._replace(N=samples)
         plans = tuple(
-            two and _as_it_is(replace(problem, geometry=two, workspace_limit=None))
+            two and _one_of(problem, replace(problem, geometry=two))
             for two in depth.convolutions(op, g, dtype.itemsize)
         )
         extra = depth.extra_bytes(op, g, dtype.itemsize)

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cuda/common/memo.h"
+#include "cuda/sm90/kernels/padding/pad_plan.h"
 
 namespace jax_convbatch {
 namespace {
@@ -53,7 +54,8 @@ std::optional<PointwisePlans> PlanPointwise(Operation operation,
   PointwisePlans plans{};
   plans.multiprocessors = multiprocessors;
   plans.transposes = fprop && tf32 && one->path == hopper::Path::kCopies;
-  plans.adds_bias = fprop && hopper::HasEpilogue(*one, sample, type);
+  plans.adds_bias =
+      plans.transposes || (fprop && hopper::HasEpilogue(*one, sample, type));
   auto plan = [&](int64_t samples, PointwisePlans::Product* product) {
     if (samples == 0) return true;
     const ConvGeometry images = Images(g, samples);
@@ -63,8 +65,9 @@ std::optional<PointwisePlans> PlanPointwise(Operation operation,
     }
     const auto found = hopper::PlanPath(op, images, type, multiprocessors);
     if (!found) return false;
-    product->plan = *found;
-    plans.workspace = std::max(plans.workspace, found->workspace);
+    // The workspace is the same for any number of samples.
+    product->plan = hopper::WithoutPartials(*found);
+    plans.workspace = std::max(plans.workspace, product->plan.workspace);
     return true;
   };
   if (!plan(slice, &plans.whole)) return std::nullopt;

@@ -242,10 +242,15 @@ bool SumsInKSlices(const Activations& in, const Activations& out,
 
 int Tf32KSlices(const Activations& in, const Activations& out,
                 const SubproblemAxes& sub) {
-  constexpr int64_t kMostOutputs = 256, kLeastStages = 200, kLeastOfSlice = 32;
+  // Images come in larger batches than volumes, which have faster tiles for
+  // whole sums.
+  const bool images = in.d == 1 && out.d == 1 && sub.d.taps.count == 1;
+  const int64_t most_outputs = images ? 64 : 256;
+  const int64_t least_stages = images ? 320 : 200;
+  constexpr int64_t kLeastOfSlice = 32;
   const int64_t stages = sub.taps() * ((in.c + 31) / 32);
   const int64_t outputs = out.d * out.h * out.w;
-  if (stages < kLeastStages || outputs > kMostOutputs) return 1;
+  if (stages < least_stages || outputs > most_outputs) return 1;
   // As many as give the SMs of an H200 a block each of two samples' tiles of
   // 128x64. Where that is one, other tiles of whole sums are faster.
   constexpr int64_t kSamples = 2, kBlocks = 132;

@@ -69,21 +69,23 @@ struct Pads {
   int64_t bytes() const { return x_bytes + y_bytes + w_bytes; }
 };
 
-// Of samples that are as many as take turns, or fewer. Sums in K slices have
-// tiles that leave no partial sums: the workspace is the copies'.
+// Of samples that are as many as take turns, or fewer. The workspace is the
+// copies'.
 std::optional<Plan> PlanSlice(Op op, const ConvGeometry& g, Type type,
                               int multiprocessors) {
-  auto plan = PlanCopies(op, g, type, multiprocessors);
-  if (plan && plan->k_slices > 1) {
-    plan->tile_m = kAddedKSlicePixels;
-    plan->tile_n = 64;
-    plan->kernel = TileKernel::kPingPong;
-    plan->workspace = 0;
-  }
-  return plan;
+  const auto plan = PlanCopies(op, g, type, multiprocessors);
+  return plan ? std::optional(WithoutPartials(*plan)) : plan;
 }
 
 }  // namespace
+
+Plan WithoutPartials(Plan plan) {
+  if (plan.k_slices == 1) return plan;
+  plan.tile_m = kAddedKSlicePixels;
+  plan.tile_n = 64;
+  plan.workspace = 0;
+  return WithKernel(plan, TileKernel::kPingPong);
+}
 
 std::optional<Plan> PlanCopies(Op op, const ConvGeometry& g, Type type,
                                int multiprocessors) {

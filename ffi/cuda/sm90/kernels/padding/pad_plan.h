@@ -17,6 +17,10 @@ std::optional<Plan> PlanCopies(Op op, const ConvGeometry& g, Type type,
 cudaError_t RunCopies(Op op, const ConvCall& call, Stage stage,
                       cudaStream_t stream);
 
+// The same sums by tiles that leave no partial sums of K slices, for who has no
+// workspace for them.
+Plan WithoutPartials(Plan plan);
+
 // Nothing where the padded copies would be large, or of no help. The samples
 // of fprop and dgrad take turns in a workspace of limited size.
 std::optional<Plan> PlanPads(Op op, const ConvGeometry& g, Type type,
