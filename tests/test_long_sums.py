@@ -22,7 +22,8 @@ from promises import (
 )
 
 import jax_convbatch as jc
-from jax_convbatch._native import targets
+from jax_convbatch._native import hopper, targets
+from jax_convbatch._select.plan import make_plan
 
 
 def problem(n, size, c, k, taps=None, stride=1, pad=1):
@@ -107,6 +108,34 @@ def test_the_k_slices_of_f32_do_not_depend_on_the_batch(native, monkeypatch, nam
             assert not any(p["epilogue"] or p["signs"] for p in plans.values())
             if n <= 2:
                 assert next(iter(plans.values()))["workspace"] > 0
+
+
+def test_columns_of_samples_are_multiplied_with_one_workspace(native, monkeypatch):
+    """Of deformable dx, which asks for that of one sample."""
+    on(monkeypatch, "9.0")
+    case = problem(8, (8, 8), 64, 10240)
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in (case.x, case.w))
+    g = params_of(case, x, w).geometry
+    sizes = {hopper.column_plan("dgrad", g, "float32", n)["workspace"] for n in (1, 8)}
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20, 16 << 20])
+def test_the_batch_does_not_decide_whether_pieces_of_volumes_fit(
+    native, monkeypatch, limit
+):
+    """Pieces that would have partial sums in small batches."""
+    on(monkeypatch, "9.0")
+    case = problem(1, (8, 7, 7), 1280, 320, (1, 3, 3), pad=0)
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in (case.x, case.w))
+    g = params_of(case, x, w).geometry
+    f32 = np.dtype("float32")
+    for n in (1, 4, 64):
+        chosen = make_plan(
+            *("fprop", g._replace(N=n), f32, f32, "cuda", "implicit_gemm"),
+            workspace_limit=limit,
+        )
+        assert chosen.workspace_bytes <= limit
 
 
 @pytest.mark.parametrize(
