@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """dx of patches as a product (`_plans/patches.py`)."""
 
+import functools
 from dataclasses import replace
 
 import fake_gpus
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from promises import (
     params_of,
 )
 
+import jax_convbatch as jc
 from jax_convbatch._plans import patches, planners
 from jax_convbatch._plans.kinds import InXla
 from jax_convbatch._plans.params import OPS
@@ -111,6 +114,16 @@ def test_more_steps_than_tma_takes_are_one(native, monkeypatch):
     assert "patches by a product" in plan.reason
 
 
+@pytest.mark.parametrize("op", ["fprop", "wgrad"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_x_is_read_in_place_by_rows_of_patches(native, monkeypatch, op, dtype):
+    fake_gpus.on(monkeypatch, "9.0")
+    g = geometry_of(CASES["colours"])
+    plan = make_plan(op, g, dtype, dtype, "cuda", "implicit_gemm")
+    assert "tiles of" in plan.reason and "padded" not in plan.reason
+    assert plan.workspace_bytes == 0 or op == "wgrad"
+
+
 def test_the_patches_count():
     g = geometry_of(CASES["small"])
     one = planners.Problem("dgrad", g, *[jnp.dtype("float32")] * 2, "cuda")
@@ -152,3 +165,16 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper):
 def test_bits(hopper, dtype):
     assert_batch_invariant(CASES["colours"], dtype, "auto")
     assert_a_hundred_runs_agree(CASES["colours"], dtype)
+
+
+@pytest.mark.gpu
+def test_a_layer_of_f32_is_its_convolution_bias_and_relu(hopper):
+    case = CASES["colours"]
+    x, w, _ = arrays(case, normal, "float32")
+    bias = normal(3, case.w[-1:], "float32")
+    layer_of = functools.partial(
+        jc.conv_bias_act, strides=case.conv.strides, padding="VALID", activation="relu"
+    )
+    y = jax.jit(functools.partial(jc.conv_general_dilated, **case.kwargs))(x, w)
+    got = jax.jit(layer_of)(x, w, bias)
+    np.testing.assert_allclose(got, jnp.maximum(y + bias, 0), 1e-5, 1e-4)
