@@ -162,6 +162,11 @@ def whole(seed, shape, dtype="float64", most=3):
     return numbers.astype(jnp.dtype(dtype))
 
 
+def tf32(a):
+    """f32 rounded to the nearest number of 11 significant bits."""
+    return ((a.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
 class Results(NamedTuple):
     y: Any
     dx: Any

@@ -10,7 +10,7 @@ import pytest
 import tiles
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import Problem, exact, normal, run, terms, whole
+from problems import Problem, exact, normal, run, terms, tf32, whole
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -214,11 +214,6 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):
 def without_ties(a):
     """f32 of which none lies half-way between two numbers of fewer bits."""
     return (a.view(np.uint32) | 1).view(np.float32)
-
-
-def tf32(a):
-    """f32 rounded to the nearest number of 11 significant bits."""
-    return ((a.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from fake_gpus import on
-from problems import CHANNELS_LAST, Problem, exact, normal, run
+from problems import CHANNELS_LAST, Problem, exact, normal, run, tf32
 from promises import (
     arrays,
     assert_a_hundred_runs_agree,
@@ -219,17 +219,13 @@ def test_whole_numbers_are_exact_in_f32(hopper, name):
 def test_real_numbers_are_right_in_f32(hopper, name):
     """As TF32 holds them."""
     case = LONG_F32[name]
-    x, w, dy = (_as_tf32(a) for a in arrays(case, normal, "float32"))
+    x, w, dy = (tf32(a) for a in arrays(case, normal, "float32"))
     got = run(case, x, w, dy, algorithm="implicit_gemm")
     right = exact(case, x, w, dy)
     size = exact(case, *(abs(oracle.float64(a)) for a in (x, w, dy)))
     for a, b, magnitude in zip(got, right, size, strict=True):
         # The multiplier cuts off what it adds.
         assert np.all(abs(oracle.float64(a) - b) <= 2.0**-12 * magnitude)
-
-
-def _as_tf32(a):
-    return (np.asarray(a).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @pytest.mark.gpu

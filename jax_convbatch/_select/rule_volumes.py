@@ -158,6 +158,6 @@ def deep_patches(problem: Problem) -> bool:
 
 
 def wgrad_of_deep_patches(problem: Problem) -> bool:
-    """But for f32 ones that overlap, to few channels."""
+    """Whole ones, and of f32 ones that overlap those to many channels."""
     whole = patches(problem) or problem.geometry.K >= 192
     return whole and deep_patches(problem)

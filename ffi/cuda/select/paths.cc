@@ -109,8 +109,8 @@ cudaError_t RunSmall(Op op, const ConvCall& call, Stage stage,
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type) {
   // Patches are folded where their pixels are read; dgrad writes them. In f32
   // FoldColumns has those of no more rows than TMA steps over.
-  const bool far = type != Type::kTf32 || g.stride.h > kMostSteps;
-  if (Is3d(g) || !far || !IsPatches(g)) return FoldColumns(g, type);
+  const bool near = type == Type::kTf32 && g.stride.h <= kMostSteps;
+  if (Is3d(g) || near || !IsPatches(g)) return FoldColumns(g, type);
   return op == Op::kDgrad ? g : FoldPatches(g, type);
 }
 

@@ -64,8 +64,9 @@ struct Plan {
   Pair pair = Pair::kNone;
   // Of fprop and dgrad, where the path is kCopies or kPads.
   TileKernel kernel = TileKernel::kPingPong;
-  // The same of f32: how many parts each sum has, whatever the tile. They are
-  // added from the workspace, or where it has none, by the block.
+  // Of fprop and dgrad of f32: in how many K slices each sum is formed,
+  // whatever the tile. They are added from the workspace or, where there is
+  // none, by the block.
   int k_slices = 1;
 };
 

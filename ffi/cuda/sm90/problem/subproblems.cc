@@ -232,19 +232,27 @@ Walk3d OutputWalk3d(const Activations& out, const SubproblemAxes& sub,
           OutputUpper(sub.d, out.d), sub.d.output_step};
 }
 
+namespace {
+
+bool AreImages(const Activations& in, const Activations& out,
+               const SubproblemAxes& sub) {
+  return in.d == 1 && out.d == 1 && sub.d.taps.count == 1;
+}
+
+}  // namespace
+
 bool SumsInKSlices(const Activations& in, const Activations& out,
                    const SubproblemAxes& sub) {
-  const bool one_slice = in.d == 1 && out.d == 1 && sub.d.taps.count == 1;
   const int64_t stages = sub.taps() * ((in.c + 63) / 64);
-  return one_slice ? stages >= 64 && out.h * out.w <= 64
-                   : stages >= 96 && out.d * out.h * out.w <= 256;
+  return AreImages(in, out, sub) ? stages >= 64 && out.h * out.w <= 64
+                                 : stages >= 96 && out.d * out.h * out.w <= 256;
 }
 
 int Tf32KSlices(const Activations& in, const Activations& out,
                 const SubproblemAxes& sub) {
   // Images come in larger batches than volumes, which have faster tiles for
   // whole sums.
-  const bool images = in.d == 1 && out.d == 1 && sub.d.taps.count == 1;
+  const bool images = AreImages(in, out, sub);
   const int64_t most_outputs = images ? 64 : 256;
   const int64_t least_stages = images ? 320 : 200;
   constexpr int64_t kLeastOfSlice = 32;
