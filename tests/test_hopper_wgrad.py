@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from problems import normal, run, whole
+from problems import layer, normal, run, whole
 from promises import arrays, bits
 from test_implicit_gemm import SAME, problem
 
@@ -193,6 +193,18 @@ SPLITS = {
     "the same, some blocks share none, a last step of 16 pixels": (
         problem(33, (7, 7), 456, 768, (5, 5), (2, 2), ((2, 2), (2, 2))),
         "256x128/132",
+    ),
+    "whole tiles and shares, three warpgroups, in pairs": (
+        problem(1, (32, 32), 1032, 968, (3, 3), padding=SAME),
+        "192x128/132px",
+    ),
+    "whole tiles and shares, 128x256": (
+        problem(1, (32, 32), 1928, 1304, (3, 3), padding=SAME),
+        "128x256/132",
+    ),
+    "slices of padding": (
+        layer(1, (2, 32, 40), 520, 520, (3, 3, 3), ((1, 1), *SAME)),
+        "128x256/122",
     ),
     "tiles that are left are shared, three warpgroups": (
         problem(8, (5, 5), 456, 1000, (3, 3), (2, 2), SAME),

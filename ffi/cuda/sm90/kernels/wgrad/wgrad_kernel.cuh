@@ -66,7 +66,10 @@ struct WgradConfig {
   static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
   static constexpr int kMaxCluster = kSmall ? 8 : 2;
   static constexpr bool kWhole = !kSmall;  // PartialWalk's
-  static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 1024;
+  // Where transposed sums of a tile that is not the block's last pass.
+  static constexpr int kRowBytes = kTransposed ? kGroups_ * kRowsBytes : 0;
+  static constexpr int kSharedBytes =
+      kStages * kStageBytes + kSumBytes + kRowBytes + 1024;
   static constexpr int kIssuers = 4;
   static constexpr int kGroups = kGroups_;
   // Two warpgroups that have the same rows take stages in turns, each from a
@@ -338,7 +341,7 @@ __device__ __forceinline__ void ConsumeWgrad(
       }
     } else {
       WritePartial<Config>(problem, share, partial, walk.whole() == 0, thread,
-                           ring, quad_of);
+                           ring, quad_of, Config::kTransposed ? sums : 0);
     }
   }
 }

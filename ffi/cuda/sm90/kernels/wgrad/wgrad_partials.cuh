@@ -161,12 +161,14 @@ inline constexpr bool kStoresBlocks<Config, float> = false;
 // A warpgroup's accumulators, on their way to dw or to the partials. Config
 // says how a tile's accumulators lie: in kQuads quads for each of kConsumed
 // threads; Has() says whether a block of eight is in dw, Origin() where.
-// `is_last`: nobody uses the ring from `ring` on any more.
+// `is_last`: nobody uses the ring from `ring` on any more. `rows`: kRowsBytes
+// of each warpgroup, for kTransposed sums of tiles before the last, or 0.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void WritePartial(const WgradTiles& tiles, int share,
                                              const WgradPartial& partial,
                                              bool is_last, int thread,
-                                             uint32_t ring, Quad quad_of) {
+                                             uint32_t ring, Quad quad_of,
+                                             uint32_t rows = 0) {
   // Two loops: the short one should not be scattered over the other's code.
   if (partial.end - partial.begin == tiles.classes) {
     if constexpr (kStoresBlocks<Config>) {
@@ -175,16 +177,28 @@ __device__ __forceinline__ void WritePartial(const WgradTiles& tiles, int share,
         StoreBlocks<Config>(tiles, partial.tile, thread, ring, quad_of);
         return;
       }
+      if constexpr (Config::kTransposed) {
+        if (rows != 0) {
+          StoreRows<Config>(tiles, partial.tile, thread, rows, quad_of);
+          return;
+        }
+      }
     }
 #pragma unroll
     for (int block = 0; block < Config::kQuads / 8; ++block) {
       if (!Config::Has(tiles, partial.tile, block, thread)) continue;
       const auto place = PlaceOf<Config>(tiles, partial.tile, block, thread);
+      if constexpr (kStoresBlocks<Config> && !Config::kTransposed) {
+        auto of_block = [&](int i) { return quad_of(block * 8 + i); };
+        WriteFourQuads<Config>(place, 0, of_block);
+        WriteFourQuads<Config>(place, 4, of_block);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (!HasQuad<Config>(tiles, partial.tile, block * 8 + i, thread))
-          continue;
-        WriteQuad<Config>(place, i, quad_of(block * 8 + i));
+        for (int i = 0; i < 8; ++i) {
+          if (!HasQuad<Config>(tiles, partial.tile, block * 8 + i, thread))
+            continue;
+          WriteQuad<Config>(place, i, quad_of(block * 8 + i));
+        }
       }
     }
     return;

@@ -149,6 +149,50 @@ __device__ __forceinline__ void WriteQuad(
   }
 }
 
+// A 4 x 4 transposition: of what the four lanes of a row have of four words,
+// each lane gets its word of all, those of lane 0 first. By whole warps.
+__device__ __forceinline__ uint4 TransposeInFours(uint32_t w0, uint32_t w1,
+                                                  uint32_t w2, uint32_t w3) {
+  const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x % 4 >= 2;
+  const uint32_t own01 = odd ? w1 : w0, own23 = odd ? w3 : w2;
+  const uint32_t other01 = __shfl_xor_sync(~0u, odd ? w0 : w1, 1);
+  const uint32_t other23 = __shfl_xor_sync(~0u, odd ? w2 : w3, 1);
+  const uint2 of01 =
+      odd ? make_uint2(other01, own01) : make_uint2(own01, other01);
+  const uint2 of23 =
+      odd ? make_uint2(other23, own23) : make_uint2(own23, other23);
+  const uint32_t x = __shfl_xor_sync(~0u, high ? of01.x : of23.x, 2);
+  const uint32_t y = __shfl_xor_sync(~0u, high ? of01.y : of23.y, 2);
+  return high ? make_uint4(x, y, of23.x, of23.y)
+              : make_uint4(of01.x, of01.y, x, y);
+}
+
+// Four quads from `quad` on, 16 bytes a lane: by WriteQuad, which stores four,
+// half of each sector of the L2 would be written at a time. Of sums that are
+// not kTransposed, nor of narrow groups. By whole warps.
+template <typename Config, typename Quad>
+__device__ __forceinline__ void WriteFourQuads(
+    const QuadsPlace<typename Config::T>& place, int quad, Quad quad_of) {
+  using T = typename Config::T;
+  static_assert(!Config::kTransposed);
+  const int lane = threadIdx.x % 4;
+  const float4 v[] = {quad_of(quad), quad_of(quad + 1), quad_of(quad + 2),
+                      quad_of(quad + 3)};
+  const uint4 first =
+      TransposeInFours(Pack<T>(v[0].x, v[0].y), Pack<T>(v[1].x, v[1].y),
+                       Pack<T>(v[2].x, v[2].y), Pack<T>(v[3].x, v[3].y));
+  const uint4 second =
+      TransposeInFours(Pack<T>(v[0].z, v[0].w), Pack<T>(v[1].z, v[1].w),
+                       Pack<T>(v[2].z, v[2].w), Pack<T>(v[3].z, v[3].w));
+  if (quad + lane >= place.quads) return;
+  // The row's eight channels of this quad, from the first lane's on.
+  T* const to = place.first - lane * 2 + (quad + lane) * place.quad_stride;
+  if (place.has_first) *reinterpret_cast<uint4*>(to) = first;
+  if (place.has_second) {
+    *reinterpret_cast<uint4*>(to + place.row_stride) = second;
+  }
+}
+
 // To shared memory, of two quads of each thread's sums, 16 filter rows of a
 // warp's output channels: lanes 8 j to 8 j + 7 say where the rows of matrix j
 // are.
@@ -233,6 +277,7 @@ __device__ __forceinline__ void StoreRows(const WgradTiles& tiles, int tile,
   const int row = thread % kWarpgroup / 8, chunk = thread % 8;
 #pragma unroll
   for (int quad = 0; quad < Config::kQuads; quad += 4) {
+    if (!Config::Has(tiles, tile, quad / 8, thread)) continue;
     NamedBarrier(2 + group, kWarpgroup);  // what was there has been read
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
