@@ -23,6 +23,17 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 
 }  // namespace
 
+double PaddingInDepth(const ConvGeometry& g) {
+  int64_t read = 0;
+  for (int64_t t = 0; t < g.T; ++t) {
+    for (int64_t o = 0; o < g.O; ++o) {
+      const int64_t d = o * g.stride.d - g.pad.d + t * g.filter_dilation.d;
+      read += d >= 0 && d < g.D;
+    }
+  }
+  return 1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
+}
+
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
                                 int multiprocessors) {
   if (g.T == 1 || !IsPlain(g, type) ||

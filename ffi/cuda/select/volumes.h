@@ -16,6 +16,10 @@ namespace jax_convbatch::hopper {
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
                                 int multiprocessors);
 
+// What part of the slices that taps of depth read is padding. TMA takes many
+// times as long to fill a box with zeros as to load it.
+double PaddingInDepth(const ConvGeometry& g);
+
 }  // namespace jax_convbatch::hopper
 
 #endif  // JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_
