@@ -4,6 +4,7 @@
 Tensor cores and TMA want rows of 64 to 128 bytes, in multiples of 16. Where the
 channels of a pixel are less, `fold` neighboring pixels of y become one pixel, and so do
 the pixels of x that they step over ("space to depth" along one axis, of both arrays).
+All pixels of a sample are one row for a filter of one tap.
 Nothing moves in memory, but where rows are no multiples: a copy of those of x, and of
 dy, ends in zeros then, and of those of y the beginning is kept. The filter becomes a
 larger one, in which zeros stand between:
@@ -66,8 +67,24 @@ def row(g: ConvGeometry, fold: int) -> Row:
     return Row(step, last // step + pad + 1, pad, starts)
 
 
+def is_pointwise(g: ConvGeometry) -> bool:
+    """Whether each pixel of y is of one of x, the same, so that their order is
+    nothing."""
+    one_step = g.taps == g.stride == g.input_dilation == (1, 1, 1)
+    return one_step and g.pad == (0, 0, 0) and g.inputs == g.outputs
+
+
+def one_row(g: ConvGeometry) -> ConvGeometry:
+    """`g`, with all pixels of a sample in one row where their order is nothing."""
+    if not is_pointwise(g):
+        return g
+    pixels = g.D * g.H * g.W
+    return g._replace(D=1, H=1, W=pixels, O=1, P=1, Q=pixels)
+
+
 def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
     """The convolution of folded pixels, or None where there is none."""
+    g = one_row(g)
     its = row(g, fold)
     if g.groups > 1 or g.input_dilation[2] != 1 or min(g.W, g.Q, g.S) < 1:
         return None
@@ -85,6 +102,7 @@ def geometry(g: ConvGeometry, fold: int) -> ConvGeometry | None:
 
 def row_ends(g: ConvGeometry, fold: int) -> dict[str, int]:
     """Pixels after a row of x and y, which are copied where there are some."""
+    g = one_row(g)
     return {"x": -g.W % row(g, fold).step, "y": -g.Q % fold}
 
 
@@ -151,12 +169,14 @@ class OfFolded(OfAnother):
         g, other = params.geometry, geometry(params.geometry, self.fold)
         assert other is not None  # `of` is its plan
         own = canonical.params_of(params, g)
+        in_rows = canonical.params_of(params, one_row(g))
         theirs = canonical.params_of(params, other)
         ends = row_ends(g, self.fold)
 
         def folded(role: str, a: jax.Array) -> jax.Array:
             if role == "w":
                 return filter_of(a, g, self.fold)
+            a = a.reshape(in_rows.shape(role))
             a = canonical.widened(a, 3, a.shape[3] + ends[role])
             return a.reshape(theirs.shape(role))
 
@@ -172,9 +192,9 @@ class OfFolded(OfAnother):
             (dw,) = unfold(out.astype(np.float32))
             out = dw.astype(out_dtype)
         else:
-            n, d, h, width, channels = own.shape(op.result)
+            n, d, h, width, channels = in_rows.shape(op.result)
             rows = out.reshape(n, d, h, -1, channels)[:, :, :, :width]
-            out = _mended(op, rows, a, b, own)
+            out = _mended(op, rows.reshape(own.shape(op.result)), a, b, own)
         return canonical.as_kept(out, params, op.result)
 
 

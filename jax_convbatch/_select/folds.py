@@ -35,6 +35,8 @@ def fold_of(problem: Problem) -> int:
     g, op, item = problem.geometry, problem.op, problem.dtype.itemsize
     if _has_residues(problem):
         return _fold_of_residues(g)
+    if _is_pointwise(problem):
+        return _fold_of_pointwise(g)
     cost = fold_cost.cost if item == 4 else _cost_of_half
     costs = {1: cost(op, g, 1)}
     for fold in folded.FOLDS:
@@ -79,7 +81,7 @@ def _may(problem: Problem) -> bool:
     plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1)
     if min(g.H, g.W, g.P, g.Q, g.R, g.S) < 1:  # nothing to sum, or nowhere
         return False
-    if _has_residues(problem):
+    if _has_residues(problem) or _is_pointwise(problem):
         return True
     if not plain or not classes.tensor_cores(problem):
         return False
@@ -124,6 +126,29 @@ def _fold_of_residues(g: ConvGeometry) -> int:
     if folded.geometry(g, fold) is None or any(folded.row_ends(g, fold).values()):
         return 1
     return fold
+
+
+def _is_pointwise(problem: Problem) -> bool:
+    """fprop and dgrad of one tap in f32, of few and odd channels and many pixels."""
+    g = problem.geometry
+    its = classes.odd(problem) and problem.op != "wgrad" and folded.is_pointwise(g)
+    few = g.groups == 1 and min(g.C, g.K) <= 12 and max(g.C, g.K) <= 34
+    return its and few and g.D * g.H * g.W >= 1 << 12
+
+
+def _fold_of_pointwise(g: ConvGeometry) -> int:
+    """So many pixels that their channels are fours, and 16 on one side; four, where
+    one side has many."""
+    most = max(g.C, g.K)
+    for fold in folded.FOLDS:
+        fours = fold * g.C % 4 == fold * g.K % 4 == 0
+        enough = fold * most >= 16 and (most < 30 or fold >= 4)
+        largest = 2 * fold * most > 136 or g.D * g.H * g.W % (2 * fold)
+        if g.D * g.H * g.W % fold:
+            break
+        if fours and (enough or largest):
+            return fold
+    return 1
 
 
 def _has_columns(problem: Problem) -> bool:

@@ -187,7 +187,7 @@ def thin_patches(problem: Problem) -> bool:
     g = problem.geometry
     its = half(problem) or (tf32(problem) and problem.op == "wgrad")
     small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
-    one = g.C == 1 and sums(problem) >= 64 and half(problem)
+    one = g.C == 1 and sums(problem) >= 64 and half(problem) and not depth.is_deep(g)
     return its and patches(problem) and (small or one)
 
 
@@ -219,16 +219,25 @@ def strided_images(problem: Problem) -> bool:
 
 def to_few_outputs(problem: Problem) -> bool:
     """fprop of so many inputs that columns of outputs (`_plans/columns.py`) are fewer
-    than x; in 16 bits, of more than ours serve well. Not small images."""
+    than x, or not many more; in 16 bits, of more than ours serve well. Not small
+    images, and not large ones in 16 bits."""
     g = problem.geometry
-    others = problem.dtype.itemsize == 2 and g.C % 8 == 0
-    deep = volumes(problem)  # our own kernels copy x for taps of depth
-    many = (64 if deep else 192) <= g.C or (g.C >= 32 and not others)
-    room = g.C * 7 // 4 if deep else g.C
-    narrow = g.K <= 8 and taps(problem) > 1 and taps(problem) * g.K <= room
-    large = g.C * g.O * g.P * g.Q >= 1 << 18
-    few = tensor_cores(problem) and plain(problem) and many and narrow and large
-    return few and columns.columns_of_outputs(problem) is not None
+    if not tensor_cores(problem) or not plain(problem) or taps(problem) == 1:
+        return False
+    f32, deep = tf32(problem), volumes(problem)
+    others = not f32 and g.C % 8 == 0
+    least_channels, room, elements = 192, g.C, 1 << 18
+    if deep and f32:  # our own kernels copy x for taps of depth
+        least_channels, room, elements = 16 if g.K == 1 else 32, 4 * g.C, 1 << 16
+    elif deep:
+        least_channels, room = 48, g.C * 7 // 4
+    many = least_channels <= g.C or (g.C >= 32 and not others)
+    narrow = (16 if f32 and not deep else 8) >= g.K and taps(problem) * g.K <= room
+    pixels = g.O * g.P * g.Q
+    large = g.C * pixels >= elements
+    ours = others and not deep and g.C < 320 and pixels >= 1 << 16
+    found = many and narrow and large and not ours
+    return found and columns.columns_of_outputs(problem) is not None
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:
@@ -271,6 +280,19 @@ def patches_of_some_channels(problem: Problem) -> bool:
     g = problem.geometry
     some = 8 <= g.C <= 16 and taps(problem) > 1 and g.T == 1 and g.R > 1
     return tf32(problem) and patches(problem) and some
+
+
+def small_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of small images, few channels on one side and many on the other:
+    our kernel for them (kernels/skinny) takes longer to begin, the more so the more
+    it sums over."""
+    g = problem.geometry
+    pixels = g.O * g.P * g.Q
+    inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
+    small = pixels <= (784 if inner > outer else 256 if problem.op == "dgrad" else 0)
+    some = least(problem) <= 32 and 96 <= most(problem) <= 192
+    its = half(problem) and taps(problem) == 1 and plain(problem) and small and some
+    return its and g.C % 8 == g.K % 8 == 0
 
 
 def dx_of_scalars(problem: Problem) -> bool:

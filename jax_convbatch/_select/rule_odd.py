@@ -40,3 +40,10 @@ def dx_of_one_input(problem: Problem) -> bool:
     g = problem.geometry
     few = g.C == 1 and g.K % 4 == 0 and 16 <= g.K <= 64
     return tf32(problem) and images(problem, 1) and few
+
+
+def wgrad_to_one(problem: Problem) -> bool:
+    """f32 of one tap, from several channels to one."""
+    g = problem.geometry
+    pointwise = plain(problem) and taps(problem) == 1 and g.C > 1 == g.K
+    return tf32(problem) and problem.op == "wgrad" and pointwise

@@ -118,13 +118,6 @@ def few_strided_outputs(problem: Problem) -> bool:
     return tf32(problem) and volumes(problem) and strided and few
 
 
-def one_output_of_volumes(problem: Problem) -> bool:
-    """f32, of some channels: columns of outputs are not many more."""
-    g = problem.geometry
-    few = g.K == 1 and g.C >= 16 and g.T * g.R * g.S <= 4 * g.C
-    return tf32(problem) and volumes(problem) and few
-
-
 def wgrad_of_volumes(problem: Problem) -> bool:
     """In 16 bits; taps and a stride along depth alone are among them."""
     g = problem.geometry
@@ -140,21 +133,25 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         whole = g.C % 64 == g.K % 64 == 0
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
-        halves = least(problem) >= 96 and (g.C % 128 != 0 or g.K % 128 != 0)
-        copied, wide = 32 <= least(problem) < 48, least(problem) >= 128 or halves
-        return (pixels >= 4096 and (copied or wide)) or (g.K <= 4 and g.C >= 128)
+        some = least(problem) >= 96 and (g.C % 64 != 0 or g.K % 64 != 0)
+        copied = 32 <= least(problem) < 48
+        return (pixels >= 4096 and (copied or some)) or (g.K <= 4 and g.C >= 128)
     whole = g.C % 64 == 0 and g.K % 64 == 0 and 256 <= least(problem) <= 512
-    # What blocks read at a time, which a large image takes out of the L2.
+    # What blocks read at a time, which a large image takes out of the L2. Not of
+    # three slices, which have tiles that copy less of x (select/wgrad_plan.cc).
     read = 2 * (g.T * g.C + g.K) * g.P * g.Q
-    return whole and (4096 <= pixels <= 8192 or read >= 1 << 26)
+    return whole and (4096 <= pixels <= 8192 or (read >= 1 << 26 and g.O > 3))
 
 
 def deep_patches(problem: Problem) -> bool:
-    """Of several frames and few channels; in f32 ones that overlap, too."""
+    """Of several frames and few channels; in f32 ones that overlap, too. Not whole ones
+    of more steps than TMA takes, which a kernel of ours reads in place."""
     g = problem.geometry
     few = g.T > 1 and g.R * g.S > 1 and g.C <= 4 and g.stride[0] == g.T
-    whole = patches(problem) or (tf32(problem) and g.stride[1] > 2)
-    return tensor_cores(problem) and few and whole and sums(problem) >= 256
+    whole = patches(problem) and max(g.stride) <= 8
+    overlapping = tf32(problem) and g.stride[1] > 2 and not patches(problem)
+    its = few and (whole or overlapping)
+    return tensor_cores(problem) and its and sums(problem) >= 256
 
 
 def wgrad_of_deep_patches(problem: Problem) -> bool:

@@ -43,15 +43,10 @@ CUDA = (
         FPROP,
         classes.to_few_outputs,
         "columns of outputs: 32x32 1280->3 3x3 in f32 at batch 2 20 us, ours 74, cuDNN "
-        "256; 512x512 128->3 at batch 4 269, 775, 676; bf16 32x32 512->8 at batch 16 "
-        "12, 47, 38; 5x180x256 64->3 3x3x3 116, 177, 148; f32 3x128x160 48->3 30, 51, "
-        "69",
-    ),
-    columns_first(
-        FPROP,
-        three_axes.one_output_of_volumes,
-        "34x34x34 50->1 5x5x5 in f32 at batch 8 202 us, ours 361, cuDNN 1335; 66->1 "
-        "3x3x3 at batch 1 16, 50, 82; 18x18x18 50->1 9, 22, 54",
+        "256; 16x16 1280->16 at batch 8 26, 42, 40; 512x512 128->3 at batch 4 269, "
+        "775, 676; bf16 32x32 512->8 at batch 16 12, 47, 38; 5x180x256 64->3 3x3x3 "
+        "116, 177, 148; f32 3x128x160 48->3 30, 51, 69; 34x34x34 50->1 5x5x5 at batch "
+        "8 202, 361, 1335",
     ),
     columns_first(
         DGRAD,
@@ -64,6 +59,12 @@ CUDA = (
         classes.dx_of_scalars,
         "512x512 1->1 3x3 in f32 at batch 8 8.6 us, ours 15.5; 66x66 5x5 at batch 20 "
         "3.0, 7.0; 512 steps of 3->1 at batch 32 2.9, 4.7",
+    ),
+    cudnn_first(
+        WGRAD,
+        odd.wgrad_to_one,
+        "34x34x34 1x1x1 5->1 at batch 8 7.8 us, ours 16.8; 30->1 17.7, 34; 128x128 "
+        "34->1 11.5, 16.7",
     ),
     ours_first(
         ALL,
@@ -202,9 +203,9 @@ CUDA = (
     cudnn_first(
         WGRAD,
         three_axes.wgrad_of_volumes,
-        "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x180x160 256->512 1279, 846; "
-        "2x128x160 192 s1x2x2 80, 58; 3x32x160 512 3x1x1 s2x1x1 at batch 2 69, 55; "
-        "48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 84, 68",
+        "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x32x160 512 3x1x1 s2x1x1 at batch 2 "
+        "69, 55; 48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 "
+        "84, 68",
     ),
     cudnn_first(
         BOTH,
@@ -243,6 +244,12 @@ CUDA = (
         BOTH,
         classes.huge_images,
         "x read for each tap: 512x512 128->64 at batch 8 746 us, cuDNN 611 (PyTorch's)",
+    ),
+    cudnn_first(
+        BOTH,
+        classes.small_products,
+        "14x14 192->32 at batch 16 3.1 us, ours 4.9, dgrad 3.6, 6.4; 28x28 at batch "
+        "128 13.1, 16.5",
     ),
     columns_first(
         FPROP,
