@@ -117,8 +117,9 @@ Plan KSliceTile(const Activations& out, int multiprocessors) {
   auto length = [&](int m) {
     return static_cast<double>((tiles(m, 128) - 1) / multiprocessors + 1) * m;
   };
-  const bool large = tiles(128, 128) >= 2 * multiprocessors &&
-                     kSlower * length(64) >= length(128);
+  const bool one_round = tiles(128, 128) <= multiprocessors;
+  const bool many = tiles(128, 128) >= 2 * multiprocessors;
+  const bool large = (many || one_round) && kSlower * length(64) >= length(128);
   return {large ? 128 : 64, 128, multiprocessors, 0};
 }
 

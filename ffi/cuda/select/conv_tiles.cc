@@ -105,12 +105,12 @@ bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
   return conv.tf32_k_slices() > 1 && tile.m != kAddedKSlicePixels;
 }
 
-// How much longer than others boxes of pixels take for those in the padding
-// before and after a short volume: 3x90x320 1024->512 3x3x3 s2, a third of
-// whose boxes are zeros, 909 us by 128x128 and 539 by 128x256, which copies
-// half as many (H200). Of f32, and of longer volumes, the fit found nothing.
+// Times as long as others that boxes of pixels take, for padding before and
+// after a short volume: 3x90x320 1024->512 3x3x3 s2, a third of whose boxes are
+// zeros, 909 us by 128x128 and 539 by 128x256, which copies half as many
+// (H200). Of f32, and of longer volumes, the fit found nothing.
 double WithPadding(const TiledConv& conv) {
-  constexpr double kZeros = 12, kLittle = 0.2;
+  constexpr double kZeros = 12, kLittle = 0.21;
   const bool fprop = conv.op == Op::kFprop;
   if (conv.type == Type::kTf32 || (!fprop && !conv.g.stride.all(1))) return 1;
   const double padding = PaddingInDepth(fprop ? conv.g : DgradAsFprop(conv.g));
@@ -194,12 +194,16 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   const double elements = static_cast<double>(g.x_size()) +
                           static_cast<double>(g.w_size()) +
                           static_cast<double>(g.y_size());
+  // Nothing is copied while two warpgroups store a tile together: f32 384->128
+  // 1x1 of 256x256 at batch 8 283 us by 256x128, 250 by 256x64 (H200).
+  const bool together = conv.type == Type::kTf32 && tile.kernel == kCooperative;
+  const double idle = together ? 1.2 : 1;
   TileWork work = {tile.m * tile.n / (128.0 * 128),
                    (WithPadding(conv) * pixels + tile.n) / 256,
                    tiles,
                    sum / std::max(tiles, 1.0),
                    longest,
-                   elements * ElementBytes(conv.type),
+                   elements * ElementBytes(conv.type) * idle,
                    static_cast<double>(WorkspaceOf(conv, tile)),
                    conv.tf32_k_slices()};
   if (LeavesPartials(conv, tile)) {

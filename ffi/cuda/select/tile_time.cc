@@ -38,11 +38,6 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
   constexpr double kOtherLaunch = 2;  // that fills or reads it
   const TileConstants& c = ConstantsOf(conv.op, conv.type);
   const auto& kernel = c.kernel[static_cast<int>(tile.kernel)];
-  // Nothing is copied while the two warpgroups of a tile store it together:
-  // f32 384->128 1x1 of 256x256 at batch 8 283 us by 256x128, by most others
-  // 265 (H200).
-  constexpr double kStoredTogether = 1.2;
-  const bool together = tile.kernel == TileKernel::kCooperative;
   const bool single = tile.kernel == TileKernel::kSingleWave;
   const double busy = work.tiles / multiprocessors;
   const double part = single ? 1 : c.whole_waves;
@@ -66,9 +61,7 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
       busy * work.stages *
       (c.power_products * work.products +
        c.power_boxes * work.boxes * (1 + c.long_power * length));
-  const double memory =
-      work.bytes / kBytesPerUs * (together ? kStoredTogether : 1);
-  double time = Hidden({tiles, power, memory}, 6) + c.launch;
+  double time = Hidden({tiles, power, work.bytes / kBytesPerUs}, 6) + c.launch;
   if (work.workspace > 0) {
     time += work.workspace / kWorkspacePerUs + kOtherLaunch;
   }

@@ -24,6 +24,7 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 }  // namespace
 
 double PaddingInDepth(const ConvGeometry& g) {
+  if (g.T * g.O == 0) return 0;
   int64_t read = 0;
   for (int64_t t = 0; t < g.T; ++t) {
     for (int64_t o = 0; o < g.O; ++o) {

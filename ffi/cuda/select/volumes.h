@@ -16,7 +16,7 @@ namespace jax_convbatch::hopper {
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
                                 int multiprocessors);
 
-// What part of the slices that taps of depth read is padding. TMA takes many
+// The share of padding among the slices that taps of depth read. TMA takes many
 // times as long to fill a box with zeros as to load it.
 double PaddingInDepth(const ConvGeometry& g);
 

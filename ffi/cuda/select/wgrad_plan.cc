@@ -96,7 +96,7 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   // 3x3x3 1024, a third of the boxes of x are zeros: 256x128 in pairs 725 us,
   // 128x256, which copies half as many of x, 475 (H200). What little padding
   // longer volumes have is in the other constants.
-  constexpr double kZeros = 4, kLittle = 0.2;
+  constexpr double kZeros = 4, kLittle = 0.21;
   const double padding = PaddingInDepth(g);
   const double zeros =
       tiles.copied_bytes > 0 && padding > kLittle

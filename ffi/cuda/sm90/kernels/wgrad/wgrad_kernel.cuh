@@ -66,7 +66,7 @@ struct WgradConfig {
   static constexpr int kSumBytes = kSmall ? kM * kN * 4 : 0;
   static constexpr int kMaxCluster = kSmall ? 8 : 2;
   static constexpr bool kWhole = !kSmall;  // PartialWalk's
-  // Where transposed sums of a tile that is not the block's last pass.
+  // Transposed sums go through it, of tiles before a block's last.
   static constexpr int kRowBytes = kTransposed ? kGroups_ * kRowsBytes : 0;
   static constexpr int kSharedBytes =
       kStages * kStageBytes + kSumBytes + kRowBytes + 1024;

@@ -149,8 +149,8 @@ __device__ __forceinline__ void WriteQuad(
   }
 }
 
-// A 4 x 4 transposition: of what the four lanes of a row have of four words,
-// each lane gets its word of all, those of lane 0 first. By whole warps.
+// A 4 x 4 transposition: lane i of a row's four gets word i of each lane, lane
+// 0's first. By whole warps.
 __device__ __forceinline__ uint4 TransposeInFours(uint32_t w0, uint32_t w1,
                                                   uint32_t w2, uint32_t w3) {
   const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x % 4 >= 2;
@@ -167,9 +167,9 @@ __device__ __forceinline__ uint4 TransposeInFours(uint32_t w0, uint32_t w1,
               : make_uint4(of01.x, of01.y, x, y);
 }
 
-// Four quads from `quad` on, 16 bytes a lane: by WriteQuad, which stores four,
-// half of each sector of the L2 would be written at a time. Of sums that are
-// not kTransposed, nor of narrow groups. By whole warps.
+// Four quads from `quad` on, 16 bytes a lane. WriteQuad stores 4 bytes a lane,
+// half a sector of the L2 at a time. Of sums that are not kTransposed, nor of
+// narrow groups. By whole warps.
 template <typename Config, typename Quad>
 __device__ __forceinline__ void WriteFourQuads(
     const QuadsPlace<typename Config::T>& place, int quad, Quad quad_of) {
