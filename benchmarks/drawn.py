@@ -122,7 +122,8 @@ class DrawnCase(Operation):
         return values * jnp.dtype(self.dtype).itemsize
 
     def pairs(self, platform: str) -> list[tuple[int, int]]:
-        """As `calls.pairs_of`, with no more sets and calls than times need.
+        """As `calls.pairs_of`, with no more sets and calls than times need; of short
+        calls, as many sets as make all pairs different.
 
         A draw may take gigabytes, and a table of hundreds a minute for each side
         if every round were as long as that of a small convolution.

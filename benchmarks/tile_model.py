@@ -115,8 +115,7 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     computed = factor * (of_block * stage + waves * (begin + end * products))
     power_boxes = shared["power_boxes"] * (1 + shared["long_power"] * length)
     power = shared["power_products"] * products + power_boxes * boxes
-    memory = moved / 2.7e6 * np.where(kernel == KERNELS.index("kCooperative"), 1.2, 1)
-    hidden = computed**6 + (busy * stages * power) ** 6 + memory**6
+    hidden = computed**6 + (busy * stages * power) ** 6 + (moved / 2.7e6) ** 6
     first = np.where(transposed > 0, transposed / 1e6 + 2, 0)
     return np.log(hidden ** (1 / 6) + shared["launch"] + first)
 

@@ -249,7 +249,10 @@ def test_right_but_for_rounding(hopper, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "name",
-    ("8->8", "odd", "a sequence", "dilated", "from one", "to one", *ROWS, "volumes"),
+    (
+        *("8->8", "odd", "a sequence", "dilated", "from one", "to one"),
+        *(*ROWS, "volumes", "1x1, fours", "1x1, volume"),
+    ),
 )
 @each_dtype
 def test_what_is_not_finite_stays_where_it_belongs(hopper, name, dtype):
@@ -275,6 +278,6 @@ def test_a_result_that_overflows_is_infinite(hopper):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits(hopper, dtype):
     assert_batch_invariant(CASES["8->8"][0], dtype)
-    for name in ("from one", "volumes"):
+    for name in ("from one", "volumes", "1x1, fours"):
         assert_batch_invariant(CASES[name][0], dtype, batches=(1, 3, 8))
     assert_a_hundred_runs_agree(CASES["5x5"][0], dtype)

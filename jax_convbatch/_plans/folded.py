@@ -67,16 +67,9 @@ def row(g: ConvGeometry, fold: int) -> Row:
     return Row(step, last // step + pad + 1, pad, starts)
 
 
-def is_pointwise(g: ConvGeometry) -> bool:
-    """Whether each pixel of y is of one of x, the same, so that their order is
-    nothing."""
-    one_step = g.taps == g.stride == g.input_dilation == (1, 1, 1)
-    return one_step and g.pad == (0, 0, 0) and g.inputs == g.outputs
-
-
 def one_row(g: ConvGeometry) -> ConvGeometry:
-    """`g`, with all pixels of a sample in one row where their order is nothing."""
-    if not is_pointwise(g):
+    """`g`, with all pixels of a sample in one row where their order does not matter."""
+    if not g.is_pointwise:
         return g
     pixels = g.D * g.H * g.W
     return g._replace(D=1, H=1, W=pixels, O=1, P=1, Q=pixels)
@@ -193,7 +186,9 @@ class OfFolded(OfAnother):
             out = dw.astype(out_dtype)
         else:
             n, d, h, width, channels = in_rows.shape(op.result)
-            rows = out.reshape(n, d, h, -1, channels)[:, :, :, :width]
+            all_pixels = theirs.shape(op.result)[3] * theirs.shape(op.result)[4]
+            rows = out.reshape(n, d, h, all_pixels // channels, channels)
+            rows = rows[:, :, :, :width]
             out = _mended(op, rows.reshape(own.shape(op.result)), a, b, own)
         return canonical.as_kept(out, params, op.result)
 

@@ -131,14 +131,15 @@ def _fold_of_residues(g: ConvGeometry) -> int:
 def _is_pointwise(problem: Problem) -> bool:
     """fprop and dgrad of one tap in f32, of few and odd channels and many pixels."""
     g = problem.geometry
-    its = classes.odd(problem) and problem.op != "wgrad" and folded.is_pointwise(g)
-    few = g.groups == 1 and min(g.C, g.K) <= 12 and max(g.C, g.K) <= 34
-    return its and few and g.D * g.H * g.W >= 1 << 12
+    its = classes.odd(problem) and problem.op != "wgrad" and g.is_pointwise
+    few = g.groups == 1 and 0 < min(g.C, g.K) <= 12 and max(g.C, g.K) <= 34
+    same = problem.out_dtype == problem.dtype
+    return its and few and same and g.D * g.H * g.W >= 1 << 12
 
 
 def _fold_of_pointwise(g: ConvGeometry) -> int:
-    """So many pixels that their channels are fours, and 16 on one side; four, where
-    one side has many."""
+    """The least fold with channels in fours, and with 16 of them on one side. At least
+    four pixels where one side has many channels."""
     most = max(g.C, g.K)
     for fold in folded.FOLDS:
         fours = fold * g.C % 4 == fold * g.K % 4 == 0

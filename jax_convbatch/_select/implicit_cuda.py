@@ -21,6 +21,7 @@ from jax_convbatch._plans import (
     dual,
     folded,
     multipliers,
+    one_output,
     padded,
     patches,
     tap_columns,
@@ -66,14 +67,20 @@ def planned(problem: Problem) -> Plan:
     if patches.is_product(problem) and not problem.config:
         with contextlib.suppress(Unable):
             return patches.plan(problem, _as_it_is)
+    if _is_sum(problem) and not problem.config:
+        return one_output.Sum()
     return _as_it_is(problem)
 
 
 def is_another(problem: Problem) -> bool:
     """Whether another convolution takes a problem's place, which has configurations of
     its own."""
-    taps = folds.has_tap_columns(problem)
-    return taps or folds.folds(problem) or patches.is_product(problem)
+    sums = folds.has_tap_columns(problem) or _is_sum(problem)
+    return sums or folds.folds(problem) or patches.is_product(problem)
+
+
+def _is_sum(problem: Problem) -> bool:
+    return targets.is_hopper() and one_output.covers(problem)
 
 
 def _as_it_is(problem: Problem) -> Plan:

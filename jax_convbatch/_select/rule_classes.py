@@ -141,8 +141,10 @@ def wgrad_of_some_products(problem: Problem) -> bool:
 def wgrad_of_few_pixels(problem: Problem) -> bool:
     """Of many channels, so that dw is most of what moves."""
     g = problem.geometry
-    few = g.N * g.O * g.P * g.Q <= 256 and taps(problem) > 1
-    return tensor_cores(problem) and few and least(problem) >= 512
+    pixels = g.N * g.O * g.P * g.Q
+    many = pixels <= 256 and least(problem) >= 512
+    volume = tf32(problem) and volumes(problem) and pixels <= 64 <= least(problem) // 4
+    return tensor_cores(problem) and taps(problem) > 1 and (many or volume)
 
 
 def huge_images(problem: Problem) -> bool:
@@ -183,11 +185,13 @@ def f32_patches(problem: Problem) -> bool:
 
 def thin_patches(problem: Problem) -> bool:
     """Of few elements to many channels, or in 16 bits of one channel; in f32 wgrad
-    alone."""
+    alone. Not of several frames, one channel and far steps."""
     g = problem.geometry
     its = half(problem) or (tf32(problem) and problem.op == "wgrad")
     small = taps(problem) > 1 and sums(problem) <= 16 and g.K >= 512
-    one = g.C == 1 and sums(problem) >= 64 and half(problem) and not depth.is_deep(g)
+    # Several frames of far steps are read in place.
+    several = g.T > 1 and max(g.stride[1:]) > 8
+    one = g.C == 1 and sums(problem) >= 64 and half(problem) and not several
     return its and patches(problem) and (small or one)
 
 
@@ -219,24 +223,27 @@ def strided_images(problem: Problem) -> bool:
 
 def to_few_outputs(problem: Problem) -> bool:
     """fprop of so many inputs that columns of outputs (`_plans/columns.py`) are fewer
-    than x, or not many more; in 16 bits, of more than ours serve well. Not small
-    images, and not large ones in 16 bits."""
+    than x, or in volumes not many more. Not small images; in 16 bits, more outputs
+    than ours serve well, and no large images of some inputs."""
     g = problem.geometry
     if not tensor_cores(problem) or not plain(problem) or taps(problem) == 1:
         return False
-    f32, deep = tf32(problem), volumes(problem)
-    others = not f32 and g.C % 8 == 0
-    least_channels, room, elements = 192, g.C, 1 << 18
-    if deep and f32:  # our own kernels copy x for taps of depth
-        least_channels, room, elements = 16 if g.K == 1 else 32, 4 * g.C, 1 << 16
-    elif deep:
-        least_channels, room = 48, g.C * 7 // 4
-    many = least_channels <= g.C or (g.C >= 32 and not others)
-    narrow = (16 if f32 and not deep else 8) >= g.K and taps(problem) * g.K <= room
-    pixels = g.O * g.P * g.Q
-    large = g.C * pixels >= elements
-    ours = others and not deep and g.C < 320 and pixels >= 1 << 16
-    found = many and narrow and large and not ours
+    f32, pixels = tf32(problem), g.O * g.P * g.Q
+    outputs = taps(problem) * g.K  # of the product that makes columns
+    if volumes(problem):  # our own kernels copy x for taps of depth
+        small = f32 and g.K > 1 and outputs * pixels * 4 <= 1 << 26
+        most_outputs = g.C * 7 // 2 if small and g.K <= 4 else g.C * 7 // 4
+        fewest = 32 if f32 else 48
+        many = fewest <= g.C and g.K <= 8
+    else:
+        others = f32 or g.C % 8 != 0
+        several = f32 and 8 < g.K <= 16 and g.C >= 256
+        most_outputs = g.C * 5 // 8 if several else g.C
+        fewest = 32 if others else 192
+        many = several or (fewest <= g.C and g.K <= 8)
+        if not others and g.C < 320 and pixels >= 1 << 16:
+            return False
+    found = many and outputs <= most_outputs and g.C * pixels >= 1 << 18
     return found and columns.columns_of_outputs(problem) is not None
 
 
@@ -283,13 +290,14 @@ def patches_of_some_channels(problem: Problem) -> bool:
 
 
 def small_products(problem: Problem) -> bool:
-    """1x1 in 16 bits of small images, few channels on one side and many on the other:
-    our kernel for them (kernels/skinny) takes longer to begin, the more so the more
-    it sums over."""
+    """1x1 in 16 bits of small images, few channels on one side and many on the other.
+    Our kernel for them (kernels/skinny) takes longer to begin, and the more, the more
+    channels it sums over."""
     g = problem.geometry
     pixels = g.O * g.P * g.Q
     inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
-    small = pixels <= (784 if inner > outer else 256 if problem.op == "dgrad" else 0)
+    largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
+    small = 49 <= pixels <= largest
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
     its = half(problem) and taps(problem) == 1 and plain(problem) and small and some
     return its and g.C % 8 == g.K % 8 == 0

@@ -45,5 +45,5 @@ def dx_of_one_input(problem: Problem) -> bool:
 def wgrad_to_one(problem: Problem) -> bool:
     """f32 of one tap, from several channels to one."""
     g = problem.geometry
-    pointwise = plain(problem) and taps(problem) == 1 and g.C > 1 == g.K
-    return tf32(problem) and problem.op == "wgrad" and pointwise
+    pointwise = plain(problem) and taps(problem) == 1 and g.O * g.P * g.Q >= 512
+    return tf32(problem) and pointwise and 1 < g.C <= 66 and g.K == 1

@@ -48,8 +48,8 @@ def _pads_unevenly(problem: Problem) -> bool:
 def copied_volumes(problem: Problem) -> bool:
     """In 16 bits, channels that our kernels do not read in place or of which they fill
     boxes up with zeros, in all but small images; dx of transposed layers; taps along
-    depth alone of 16 to 31 channels on one side; 48 channels to colours, and 32 to 16
-    of a stride."""
+    depth alone of 16 to 31 channels on one side; 48 channels to colours, and 32 or 48
+    to fewer of a stride."""
     g = problem.geometry
     fprop, one_step = problem.op == "fprop", g.stride == (1, 1, 1)
     along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g) and one_step
@@ -58,7 +58,7 @@ def copied_volumes(problem: Problem) -> bool:
     if not three_axes(problem) or not half(problem):
         return False
     outputs = g.O * g.P * g.Q
-    if fprop and not one_step and g.C == 32 and g.K == 16:
+    if fprop and not one_step and g.C in (32, 48) and 16 <= g.K < 32:
         return outputs > 3000
     if fprop and one_step and g.C == 48 and g.K <= 4:
         return True
@@ -118,6 +118,13 @@ def few_strided_outputs(problem: Problem) -> bool:
     return tf32(problem) and volumes(problem) and strided and few
 
 
+def one_output_of_volumes(problem: Problem) -> bool:
+    """f32, of some channels: columns of outputs are not many more."""
+    g = problem.geometry
+    few = g.K == 1 and g.C >= 16 and g.T * g.R * g.S <= 4 * g.C
+    return tf32(problem) and volumes(problem) and few
+
+
 def wgrad_of_volumes(problem: Problem) -> bool:
     """In 16 bits; taps and a stride along depth alone are among them."""
     g = problem.geometry
@@ -130,7 +137,9 @@ def wgrad_of_volumes(problem: Problem) -> bool:
     pixels = g.N * g.O * g.P * g.Q
     transposed, strided = g.input_dilation != (1, 1, 1), g.stride != (1, 1, 1)
     if transposed:
-        whole = g.C % 64 == g.K % 64 == 0
+        # Of two boxes by one, dw is few tiles.
+        few = most(problem) == 2 * least(problem) == 128
+        whole = g.C % 64 == g.K % 64 == 0 and not few
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
         some = least(problem) >= 96 and (g.C % 64 != 0 or g.K % 64 != 0)
@@ -145,7 +154,8 @@ def wgrad_of_volumes(problem: Problem) -> bool:
 
 def deep_patches(problem: Problem) -> bool:
     """Of several frames and few channels; in f32 ones that overlap, too. Not whole ones
-    of more steps than TMA takes, which a kernel of ours reads in place."""
+    of more steps than TMA takes: of these one copy of x makes patches of two axes,
+    which ours are fast for."""
     g = problem.geometry
     few = g.T > 1 and g.R * g.S > 1 and g.C <= 4 and g.stride[0] == g.T
     whole = patches(problem) and max(g.stride) <= 8

@@ -45,8 +45,13 @@ CUDA = (
         "columns of outputs: 32x32 1280->3 3x3 in f32 at batch 2 20 us, ours 74, cuDNN "
         "256; 16x16 1280->16 at batch 8 26, 42, 40; 512x512 128->3 at batch 4 269, "
         "775, 676; bf16 32x32 512->8 at batch 16 12, 47, 38; 5x180x256 64->3 3x3x3 "
-        "116, 177, 148; f32 3x128x160 48->3 30, 51, 69; 34x34x34 50->1 5x5x5 at batch "
-        "8 202, 361, 1335",
+        "116, 177, 148; f32 3x128x160 48->3 30, 51, 69, 32->4 27, 32, 44",
+    ),
+    columns_first(
+        FPROP,
+        three_axes.one_output_of_volumes,
+        "34x34x34 50->1 5x5x5 in f32 at batch 8 202 us, ours 361, cuDNN 1335; 66->1 "
+        "3x3x3 at batch 1 16, 50, 82; 18x18x18 50->1 9, 22, 54",
     ),
     columns_first(
         DGRAD,
@@ -134,15 +139,14 @@ CUDA = (
     columns_first(
         FPROP,
         three_axes.deep_patches,
-        "8x448x448 2x14x14 3->1024 at batch 4 in bf16 122 us, ours 228; f32 "
-        "16x512x512 2x7x7s2x4x4 3->128 248, ours 325, cuDNN 280",
+        "f32 16x512x512 2x7x7s2x4x4 3->128 248 us, ours 325, cuDNN 280; whole patches "
+        "of short steps are as many columns, and were not timed apart",
     ),
     columns_first(
         WGRAD,
         three_axes.wgrad_of_deep_patches,
-        "8x448x448 2x14x14 3->1024 at batch 4 in bf16 137 us, cuDNN 637; f32 "
-        "2x512x512 2x32x32 3->128 55, 104; 2x7x7s2x4x4 3->192 at batch 4 357, ours "
-        "637, cuDNN 509",
+        "f32 2x512x512 2x7x7s2x4x4 3->192 at batch 4 357 us, ours 637, cuDNN 509; "
+        "whole patches of short steps as above",
     ),
     columns_first(
         DGRAD,
@@ -186,7 +190,7 @@ CUDA = (
         three_axes.copied_volumes,
         "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of 64x64x64 64->32 183, 135 "
         "(H200); of a transposed 48x48x48 192->96 169, 163; 17x180x32 32->16 3x1x1 "
-        "10, 4; 9x64x64 48->3 at batch 2 81, 52",
+        "10, 4; 9x64x64 48->3 at batch 2 81, 52; 17x128x256 48->24 s1x2x2 207, 164",
     ),
     cudnn_first(
         BOTH,
@@ -205,7 +209,7 @@ CUDA = (
         three_axes.wgrad_of_volumes,
         "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x32x160 512 3x1x1 s2x1x1 at batch 2 "
         "69, 55; 48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 "
-        "84, 68",
+        "84, 68, 64x64x64 128->64 at batch 2 195, 172",
     ),
     cudnn_first(
         BOTH,
@@ -238,7 +242,8 @@ CUDA = (
     cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
-        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18",
+        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18; f32 4x8x8 320 s2 at batch "
+        "2 13.3, 11.9",
     ),
     cudnn_first(
         BOTH,
@@ -278,7 +283,8 @@ CUDA = (
         classes.far_strides,
         "128x128 11x11s10 64->64 at batch 16 by columns 36 us, cuDNN 33 (PyTorch's), "
         "dgrad 81, 112, wgrad 46, 64; dgrad of 224x224 16x16s16 3->768 at batch 256, "
-        "which has a kernel, 773, 7510",
+        "which has a kernel, 773, 7510; f32 16x224x224 2x16x16 3->768 at batch 2, by "
+        "ours, 45, columns 90, cuDNN 333, wgrad 60, 108, 164",
     ),
     Line(
         "hopper",
