@@ -136,7 +136,8 @@ def test_products_are_added_in_order_in_f32(dtype):
 @each_case
 @each_half
 def test_exact(hopper, name, dtype):
-    assert_exact(CASES[name], dtype)
+    # implicit_gemm has no dx and dw of volumes and of one tap.
+    assert_exact(CASES[name], dtype, algorithm="auto")
 
 
 @pytest.mark.gpu

@@ -43,7 +43,8 @@ def dx_of_one_input(problem: Problem) -> bool:
 
 
 def wgrad_to_one(problem: Problem) -> bool:
-    """f32 of one tap, from several channels to one."""
+    """f32 of one tap to one channel."""
     g = problem.geometry
-    pointwise = plain(problem) and taps(problem) == 1 and g.O * g.P * g.Q >= 512
-    return tf32(problem) and pointwise and 1 < g.C <= 66 and g.K == 1
+    pointwise = plain(problem) and taps(problem) == 1
+    many = g.C == 1 or (g.C <= 66 and g.O * g.P * g.Q >= 512)
+    return tf32(problem) and pointwise and many and g.K == 1
