@@ -14,6 +14,7 @@ from rich.progress import Progress
 import jax_convbatch as jcb
 from benchmarks.cases import Operation
 from benchmarks.window import Window
+from jax_convbatch._native import targets
 from jax_convbatch._select import choices
 from jax_convbatch._tune import timing
 from jax_convbatch._tune.calls import Calls
@@ -120,6 +121,8 @@ class JaxSide(Calls):
         pattern = _STOCK if self.name == "xla" else _OURS
         found = len(pattern.findall(self.program.as_text()))
         if found < self.calls:
+            built = targets.problem(targets.default_platform())
             raise RuntimeError(
                 f"{self.name}: {found} convolutions in a program of {self.calls}"
+                + (f": {built} (pip install -e . builds it here)" if built else "")
             )

@@ -134,7 +134,7 @@ def test_jax_lax_itself_is_seen(platform):
     (row,) = jc.explain(
         fun, jnp.ones((1, 2, 5)), jnp.ones((3, 2, 3)), platform=platform
     )
-    assert (row.engine, row.geometry) == ("xla", "1x2x5 * 3x2x3 -> 1x3x5")
+    assert (row.engine, row.geometry) == ("xla", "1x5x2 * 3x2x3 -> 1x5x3, pad 1")
     assert "jax.lax was called" in row.reason
 
 

@@ -128,3 +128,37 @@ def test_gradients_name_them_too():
     ):
         message = refused(ValueError, function, dy, wrong)
         assert message.startswith("w must have 4 input channels, got 5")
+
+
+@pytest.mark.parametrize(
+    ("w", "groups", "hint"),
+    [
+        ((3, 3, 1, 4), 1, "For a depthwise convolution pass groups=4"),
+        ((3, 3, 4, 1), 4, "The filter of a depthwise convolution has axes of 1 and 4"),
+    ],
+)
+def test_depthwise_filters_are_recognized(w, groups, hint):
+    assert hint in refused(ValueError, jc.conv, X, shaped(*w), groups=groups)
+
+
+def test_the_filter_of_what_is_transposed_is_recognized():
+    transposed = functools.partial(jc.conv_transpose, strides=2)
+    message = refused(ValueError, transposed, X, shaped(2, 2, 16, 4))
+    assert message.endswith("pass transpose_kernel=True")
+    fits = jax.eval_shape(
+        functools.partial(transposed, transpose_kernel=True), X, shaped(2, 2, 16, 4)
+    )
+    assert fits.shape[-1] == 16
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "hint"),
+    [
+        ("uint8", "float32", "pass x.astype(w.dtype)"),
+        ("float32", "int32", "pass w.astype(x.dtype)"),
+        ("float32", "bfloat16", "cast one of them"),
+    ],
+)
+def test_the_array_to_cast_is_named(x, w, hint):
+    w = shaped(3, 3, 4, 6, dtype=w)
+    assert refused(TypeError, jc.conv, shaped(*X.shape, dtype=x), w).endswith(hint)

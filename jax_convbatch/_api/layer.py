@@ -315,7 +315,7 @@ def per_channel(
     _check_shape(name, a, (channels,), wanted)
     floats = jnp.issubdtype(a.dtype, np.floating) and jnp.issubdtype(dtype, np.inexact)
     if a.dtype != dtype and not floats:
-        raise _other_dtype(name, a, dtype)
+        raise _other_dtype(name, a, dtype, ", or another floating dtype")
     return primitives.cast(a, dtype)
 
 
@@ -325,8 +325,11 @@ def _check_shape(name: str, a: jax.Array, shape: Sequence[int], wanted: str) -> 
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(a.shape)}")
 
 
-def _other_dtype(name: str, a: jax.Array, dtype: DTypeLike) -> TypeError:
+def _other_dtype(
+    name: str, a: jax.Array, dtype: DTypeLike, others: str = ""
+) -> TypeError:
+    others = others if jnp.issubdtype(dtype, np.inexact) else ""
     return TypeError(
-        f"{name} must have the result's dtype {np.dtype(dtype).name}, "
+        f"{name} must have the result's dtype {np.dtype(dtype).name}{others}, "
         f"got {np.dtype(a.dtype).name}"
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_convbatch._api.arguments import CHANNELS_LAST
 
@@ -22,13 +23,14 @@ def named(
     w: jax.Array,
     dimension_numbers: Any,
     groups: int = 1,
-    transpose_kernel: bool = False,
+    transpose_kernel: bool | None = None,
 ) -> Iterator[None]:
     """What is refused within because x and w do not fit is refused in their names.
 
     Args:
       x, w, dimension_numbers, groups: of a convolution.
-      transpose_kernel: whether C and K of w have each other's place.
+      transpose_kernel: of a transposed convolution, whether C and K of w have each
+        other's place.
 
     Raises:
       ValueError: channels that do not fit. TypeError: dtypes that differ.
@@ -48,13 +50,18 @@ def named(
 def _dtypes(x: jax.Array, w: jax.Array) -> TypeError | None:
     if x.dtype == w.dtype:
         return None
+    floats = [jnp.issubdtype(a.dtype, jnp.floating) for a in (x, w)]
+    cast = {
+        (False, True): "pass x.astype(w.dtype)",
+        (True, False): "pass w.astype(x.dtype)",
+    }.get((floats[0], floats[1]), "cast one of them")
     return TypeError(
-        f"x and w must have one dtype, got {x.dtype} and {w.dtype}; cast one of them"
+        f"x and w must have one dtype, got {x.dtype} and {w.dtype}; {cast}"
     )
 
 
 def _channels(
-    x: jax.Array, w: jax.Array, numbers: Any, groups: int, transpose_kernel: bool
+    x: jax.Array, w: jax.Array, numbers: Any, groups: int, transpose_kernel: bool | None
 ) -> ValueError | None:
     try:
         specs = jax.lax.conv_dimension_numbers(x.shape, w.shape, numbers)
@@ -81,12 +88,20 @@ def _channels(
         problem = f"groups={groups} must divide the {K} output channels of w"
     else:
         return None
-    hint = _other_order(x, w, numbers, groups, transpose_kernel)
+    if transpose_kernel is False and K == C:
+        hint = ". If w is the filter of the convolution that this one transposes, "
+        hint += "pass transpose_kernel=True"
+    elif groups == wanted == 1 and K % C == 0:
+        hint = f". For a depthwise convolution pass groups={C}"
+    elif groups == C == wanted and K == 1:
+        hint = f". The filter of a depthwise convolution has axes of 1 and {C} there"
+    else:
+        hint = _other_order(x, w, numbers, groups, transpose_kernel)
     return ValueError(problem + hint)
 
 
 def _other_order(
-    x: jax.Array, w: jax.Array, numbers: Any, groups: int, transpose_kernel: bool
+    x: jax.Array, w: jax.Array, numbers: Any, groups: int, transpose_kernel: bool | None
 ) -> str:
     """The dimension numbers that would fit, where those of channels last do not."""
     rank = len(x.shape) - 2

@@ -306,27 +306,35 @@ def _stock_row(eqn: Any, operands: Any, dtype: str) -> Row:
     known = all(map(_compat.is_constant_shape, shapes))
     if not reason and not known:
         reason = "symbolic sizes"
+    described, flops = f"{sizes[0]} * {sizes[1]} -> {sizes[2]}", 0
+    if known and rank <= geo.MAX_SPATIAL:
+        geometry = _stock_geometry(shapes, eqn.params)
+        batch_groups = eqn.params["batch_group_count"]
+        # Each group of the batch has output channels of its own.
+        flops = geometry._replace(N=geometry.N // batch_groups).flops
+        if batch_groups == 1:
+            described = geometry.describe(numbers)
+        else:
+            described += f", batch groups {batch_groups}"
     return Row(
         "fprop",
-        f"{sizes[0]} * {sizes[1]} -> {sizes[2]}",
+        described,
         dtype,
         "xla",
         reason or "algorithm='xla', or jax.lax was called",
         0,
         0,
         "rule" if reason else "name",
-        _stock_flops(shapes, eqn.params) if known and rank <= geo.MAX_SPATIAL else 0,
+        flops,
     )
 
 
-def _stock_flops(shapes: Any, params: dict[str, Any]) -> int:
+def _stock_geometry(shapes: Any, params: dict[str, Any]) -> geo.ConvGeometry:
     names = (
         *("window_strides", "padding", "lhs_dilation", "rhs_dilation"),
         *("dimension_numbers", "feature_group_count"),
     )
-    geometry = geo.from_lax(*shapes, **{name: params[name] for name in names})
-    # Each group of the batch has output channels of its own.
-    return geometry._replace(N=geometry.N // params["batch_group_count"]).flops
+    return geo.from_lax(*shapes, **{name: params[name] for name in names})
 
 
 def _bgrad_row(op: str, eqn: Any, dy: Any, dtype: str, platform: str) -> Row:

@@ -238,7 +238,7 @@ def _by_rule(problem: Problem, planned: Callable[[str], Plan]) -> Plan:
             continue
         reasons = [chosen.reason, *refusals]
         if chosen.engine == "im2col_gemm" and not refusals:  # they take memory
-            reasons.append(f"columns are faster: {rules.line(problem).why}")
+            reasons.append(f"columns are faster: {rules.why(problem)}")
         return replace(chosen, reason="; ".join(reasons))
     return InXla(reason="; ".join(refusals) or _no_code(problem.platform))
 

@@ -324,6 +324,19 @@ def odd_width(problem: Problem) -> bool:
     return half(problem) and many and 32 < problem.geometry.C < 64
 
 
+def cpu_products(problem: Problem) -> bool:
+    """1x1 of few channels on the CPU, of several pixels, whose product reads x once."""
+    g = problem.geometry
+    several = g.is_pointwise and g.output_pixels > 1
+    if not several or g.groups > 1 or problem.dtype.itemsize > 4:
+        return False
+    if problem.op == "fprop":
+        return most(problem) <= 40 and g.K >= 5
+    if problem.op == "dgrad":
+        return most(problem) <= 40 and 5 <= least(problem) <= 24
+    return most(problem) <= 40
+
+
 def narrow_products(problem: Problem) -> bool:
     """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
     g = problem.geometry
