@@ -19,6 +19,7 @@ from promises import (
     params_of,
 )
 
+import jax_convbatch as jc
 from jax_convbatch._plans import one_output, planners
 from jax_convbatch._plans.params import OPS
 from jax_convbatch._select.plan import configs, make_plan
@@ -129,6 +130,14 @@ def test_products_are_added_in_order_in_f32(dtype):
     np.testing.assert_array_equal(bits(got)[:, 0], bits(total.astype(x.dtype)))
 
 
+@each_half
+def test_the_smallest_numbers_are_there(dtype):
+    case = CASES["a token"]
+    x, w, _ = arrays(case, whole, dtype)
+    got = sums(case, np.full_like(x, 2.0**-12), np.full_like(w, 2.0**-14))
+    assert float(got[0, 0, 0]) == 2.0**-24  # the smallest of float16
+
+
 # --- on Hopper ----------------------------------------------------------------------
 
 
@@ -144,3 +153,17 @@ def test_exact(hopper, name, dtype):
 def test_bits(hopper):
     assert_batch_invariant(CASES["a token"], "bfloat16")
     assert_a_hundred_runs_agree(CASES["dilated"], "bfloat16")
+
+
+@pytest.mark.gpu
+@each_half
+def test_it_is_rounded_whatever_follows(hopper, dtype):
+    """XLA leaves out a conversion to 16 bits and back, and its rounding."""
+    case = CASES["a token"]
+    x, w, _ = arrays(case, normal, dtype)
+
+    def y(x, w):
+        return jc.conv_general_dilated(x, w, **case.kwargs)
+
+    wide = jax.jit(lambda x, w: y(x, w).astype(np.float32))(x, w)
+    np.testing.assert_array_equal(wide, np.asarray(y(x, w)).astype(np.float32))

@@ -75,4 +75,16 @@ class Sum(Plan):
                 term = met * w[tap][0].astype(np.float32)
                 total = term if total is None else total + term
             assert total is not None  # there are taps
-            return canonical.as_kept(total.astype(out_dtype), params, op.result)
+            y = _rounded(total, out_dtype)
+            return canonical.as_kept(y, params, op.result)
+
+
+def _rounded(total: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """In `dtype`, and rounded to it whatever follows.
+
+    XLA leaves out a conversion there and back again, and with it the rounding.
+    """
+    if np.dtype(dtype).name == "bfloat16":
+        return jax.lax.reduce_precision(total, 8, 7).astype(dtype)
+    # reduce_precision would make zeros of the smallest numbers of float16.
+    return jax.lax.optimization_barrier(total.astype(dtype))
