@@ -89,8 +89,10 @@ def _channels(
     else:
         return None
     if transpose_kernel is False and K == C:
-        hint = ". If w is the filter of the convolution that this one transposes, "
-        hint += "pass transpose_kernel=True"
+        hint = (
+            ". If w is the filter of the convolution that this one transposes, pass "
+            "transpose_kernel=True"
+        )
     elif groups == wanted == 1 and K % C == 0:
         hint = f". For a depthwise convolution pass groups={C}"
     elif groups == C == wanted and K == 1:

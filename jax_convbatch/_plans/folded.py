@@ -186,8 +186,7 @@ class OfFolded(OfAnother):
             out = dw.astype(out_dtype)
         else:
             n, d, h, width, channels = in_rows.shape(op.result)
-            all_pixels = theirs.shape(op.result)[3] * theirs.shape(op.result)[4]
-            rows = out.reshape(n, d, h, all_pixels // channels, channels)
+            rows = out.reshape(n, d, h, width + ends[op.result], channels)
             rows = rows[:, :, :, :width]
             out = _mended(op, rows.reshape(own.shape(op.result)), a, b, own)
         return canonical.as_kept(out, params, op.result)

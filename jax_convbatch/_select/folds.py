@@ -140,13 +140,13 @@ def _is_pointwise(problem: Problem) -> bool:
 def _fold_of_pointwise(g: ConvGeometry) -> int:
     """The least fold with channels in fours, and with 16 of them on one side. At least
     four pixels where one side has many channels."""
-    most = max(g.C, g.K)
+    most, pixels = max(g.C, g.K), g.D * g.H * g.W
     for fold in folded.FOLDS:
+        if pixels % fold:
+            break
         fours = fold * g.C % 4 == fold * g.K % 4 == 0
         enough = fold * most >= 16 and (most < 30 or fold >= 4)
-        largest = 2 * fold * most > 136 or g.D * g.H * g.W % (2 * fold)
-        if g.D * g.H * g.W % fold:
-            break
+        largest = 2 * fold * most > 136 or pixels % (2 * fold)
         if fours and (enough or largest):
             return fold
     return 1

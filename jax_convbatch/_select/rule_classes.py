@@ -236,12 +236,12 @@ def to_few_outputs(problem: Problem) -> bool:
         fewest = 32 if f32 else 48
         many = fewest <= g.C and g.K <= 8
     else:
-        others = f32 or g.C % 8 != 0
+        served = not f32 and g.C % 8 == 0  # well, by ours
         several = f32 and 8 < g.K <= 16 and g.C >= 256
         most_outputs = g.C * 5 // 8 if several else g.C
-        fewest = 32 if others else 192
+        fewest = 192 if served else 32
         many = several or (fewest <= g.C and g.K <= 8)
-        if not others and g.C < 320 and pixels >= 1 << 16:
+        if served and g.C < 320 and pixels >= 1 << 16:
             return False
     found = many and outputs <= most_outputs and g.C * pixels >= 1 << 18
     return found and columns.columns_of_outputs(problem) is not None
@@ -327,14 +327,13 @@ def odd_width(problem: Problem) -> bool:
 def cpu_products(problem: Problem) -> bool:
     """1x1 of few channels on the CPU, of several pixels, whose product reads x once."""
     g = problem.geometry
-    several = g.is_pointwise and g.output_pixels > 1
-    if not several or g.groups > 1 or problem.dtype.itemsize > 4:
-        return False
+    several = g.is_pointwise and g.output_pixels > 1 and g.groups == 1
+    few = most(problem) <= 40 and problem.dtype.itemsize <= 4
     if problem.op == "fprop":
-        return most(problem) <= 40 and g.K >= 5
-    if problem.op == "dgrad":
-        return most(problem) <= 40 and 5 <= least(problem) <= 24
-    return most(problem) <= 40
+        few = few and g.K >= 5
+    elif problem.op == "dgrad":
+        few = few and 5 <= least(problem) <= 24
+    return several and few
 
 
 def narrow_products(problem: Problem) -> bool:

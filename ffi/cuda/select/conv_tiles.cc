@@ -110,20 +110,21 @@ bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
 // zeros, 909 us by 128x128 and 539 by 128x256, which copies half as many
 // (H200). Of f32, and of longer volumes, the fit found nothing.
 double WithPadding(const TiledConv& conv) {
-  constexpr double kZeros = 12, kLittle = 0.21;
+  constexpr double kZeros = 12;
   const bool fprop = conv.op == Op::kFprop;
   if (conv.type == Type::kTf32 || (!fprop && !conv.g.stride.all(1))) return 1;
-  const double padding = PaddingInDepth(fprop ? conv.g : DgradAsFprop(conv.g));
-  return padding > kLittle ? 1 + kZeros * padding : 1;
+  return 1 +
+         kZeros * PaddingOfShortVolume(fprop ? conv.g : DgradAsFprop(conv.g));
 }
 
 // A stage's pixels are a share of the halo's.
-void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
+void SetHalo(const TiledConv& conv, const Tile& tile, double padding,
+             TileWork* work) {
   const HaloShape shape =
       HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
   work->tiles = static_cast<double>(shape.tiles) *
                 static_cast<double>((conv.out.c + tile.n - 1) / tile.n);
-  work->boxes = (WithPadding(conv) * static_cast<double>(shape.halo_pixels()) /
+  work->boxes = (padding * static_cast<double>(shape.halo_pixels()) /
                      static_cast<double>(conv.g.R * conv.g.S) +
                  tile.n) /
                 256;
@@ -198,8 +199,9 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   // 1x1 of 256x256 at batch 8 283 us by 256x128, 250 by 256x64 (H200).
   const bool together = conv.type == Type::kTf32 && tile.kernel == kCooperative;
   const double idle = together ? 1.2 : 1;
+  const double padding = WithPadding(conv);
   TileWork work = {tile.m * tile.n / (128.0 * 128),
-                   (WithPadding(conv) * pixels + tile.n) / 256,
+                   (padding * pixels + tile.n) / 256,
                    tiles,
                    sum / std::max(tiles, 1.0),
                    longest,
@@ -211,7 +213,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
     work.stages /= work.k_slices;
     work.longest /= work.k_slices;
   }
-  if (tile.halo()) SetHalo(conv, tile, &work);
+  if (tile.halo()) SetHalo(conv, tile, padding, &work);
   // Several taps of a transposed filter in tiles of 128 channels take longer
   // than one: 32x256x256 50->50 3x3 in folds of two 1589 us, 1171 by halo
   // tiles; 28x28 128 at batch 256 155, 144 by 256x128; 4x65536 128->128, 7

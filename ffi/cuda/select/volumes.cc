@@ -23,16 +23,22 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 
 }  // namespace
 
-double PaddingInDepth(const ConvGeometry& g) {
+double PaddingOfShortVolume(const ConvGeometry& g) {
+  constexpr double kLittle = 0.21;
   if (g.T * g.O == 0) return 0;
+  // The outputs that read slices before `end`.
+  auto up_to = [&](int64_t end) {
+    const int64_t steps = g.stride.d;
+    return std::min(g.O, end > 0 ? (end + steps - 1) / steps : 0);
+  };
   int64_t read = 0;
   for (int64_t t = 0; t < g.T; ++t) {
-    for (int64_t o = 0; o < g.O; ++o) {
-      const int64_t d = o * g.stride.d - g.pad.d + t * g.filter_dilation.d;
-      read += d >= 0 && d < g.D;
-    }
+    const int64_t first = t * g.filter_dilation.d - g.pad.d;
+    read += std::max<int64_t>(0, up_to(g.D - first) - up_to(-first));
   }
-  return 1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
+  const double padding =
+      1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
+  return padding > kLittle ? padding : 0;
 }
 
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,

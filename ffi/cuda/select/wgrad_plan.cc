@@ -34,6 +34,7 @@ struct Tiles {
   int64_t rows;                            // of m that are formed
   double multiplier_cycles, copied_bytes;  // of a step
   double in_dw = 1;                        // of a tile's sums, those that are
+  double zeros = 0;  // bytes that take as long as to fill x's with zeros does
 
   int64_t count() const { return units * m_tiles * n_tiles; }
   Sharing sharing(int64_t blocks) const {
@@ -92,19 +93,10 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
       static_cast<double>(of_block) * cycles / kCyclesPerMicrosecond;
   const double shared =
       64.0 * static_cast<double>(pair_x * tiles.rows + pair_dy * tiles.n);
-  // TMA takes longer to fill a box with zeros than to load it. Of 2x32x104,
-  // 3x3x3 1024, a third of the boxes of x are zeros: 256x128 in pairs 725 us,
-  // 128x256, which copies half as many of x, 475 (H200). What little padding
-  // longer volumes have is in the other constants.
-  constexpr double kZeros = 4, kLittle = 0.21;
-  const double padding = PaddingInDepth(g);
-  const double zeros =
-      tiles.copied_bytes > 0 && padding > kLittle
-          ? 128.0 * static_cast<double>(tiles.rows) * kZeros * padding
-          : 0;
   const double copies =
       static_cast<double>(count * tiles.steps) *
-      (tiles.copied_bytes + zeros - (1 - kCopiedForBoth) * shared) / copy_rate;
+      (tiles.copied_bytes + tiles.zeros - (1 - kCopiedForBoth) * shared) /
+      copy_rate;
   // Tiles that share pixels find some of them in the L2: most where blocks
   // start tiles together, or copy for each other.
   const double again = even ? 0.3 : 0.574;
@@ -166,6 +158,9 @@ double InDw(const ConvGeometry& g) {
 }
 
 Tiles TilesOf(const ConvGeometry& g, int m, int n) {
+  // Of 2x32x104, 3x3x3 1024, a third of the boxes of x are zeros: 256x128 in
+  // pairs 725 us, 128x256, which copies half as many of x, 475 (H200).
+  constexpr double kZeros = 4;
   // Warpgroups of small tiles wait for copies.
   constexpr double kInTurns = 0.322, kHalves = 0.4;
   const WgradTiling tiling(g, Type::kBf16, m, n);
@@ -182,7 +177,8 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
                : m == 128 && n == 64 ? kHalves
                                      : 1),
           static_cast<double>(rows + n) * 128,
-          InDw(g)};
+          InDw(g),
+          static_cast<double>(rows) * 128 * kZeros * PaddingOfShortVolume(g)};
 }
 
 Tiles HaloTiles(const ConvGeometry& g) {
