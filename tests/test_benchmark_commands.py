@@ -132,7 +132,7 @@ def test_plans_writes_the_table_of_this_device(tmp_path, monkeypatch, capsys):
         assert [len(sets) for sets in operands] == candidates.counts
         slow, fast = candidates.sides()
         assert slow == ("implicit_gemm", "")
-        return {slow: tune.Time(2, 2), fast: tune.Time(1, 1)}
+        return {slow: tune.Time(2, 2, 2), fast: tune.Time(1, 1, 1)}
 
     monkeypatch.setattr(plans, "measure", measured)
     plans.main(f"{command} --op fprop".split())

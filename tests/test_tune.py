@@ -138,7 +138,7 @@ def test_what_no_engine_runs_all_of_keeps_the_rule(own_choices, monkeypatch):
 
 
 def always(us):
-    return tuning.Time(us, us)
+    return tuning.Time(us, us, us)
 
 
 def problem(op="fprop", n=2):
@@ -222,8 +222,8 @@ def test_what_looks_faster_than_the_rule_is_timed_on_beside_it(monkeypatch):
     near = ["rule", "slow", "c", "b", "a"]
     assert timed == 3 * near + 3 * ["rule", "a", "b"]
     assert [c for _, c in times] == near
-    assert times["a", "rule"] == pytest.approx((10, 10))
-    assert times["a", "slow"] == pytest.approx((20, 20))
+    assert times["a", "rule"] == pytest.approx((10, 10, 10))
+    assert times["a", "slow"] == pytest.approx((20, 20, 20))
 
 
 # --- on a GPU -----------------------------------------------------------------

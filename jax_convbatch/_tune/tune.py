@@ -173,11 +173,12 @@ class Time(NamedTuple):
 
     least: float
     median: float
+    most: float
 
     @classmethod
     def of(cls, times: Iterable[float]) -> Time:
         ordered = sorted(times)
-        return cls(ordered[0], statistics.median(ordered))
+        return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
     def __add__(self, other: Any) -> Time:
         return Time(*(a + b for a, b in zip(self, other, strict=True)))
@@ -202,7 +203,7 @@ def fastest(times: dict[Problem, Times]) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for key, problems in _by_key(times).items():
-        nothing = Time(0, 0)
+        nothing = Time(0, 0, 0)
         sums = {
             engine: sum((_best(times[p], engine)[1] for p in problems), nothing)
             for engine in dict.fromkeys(e for p in problems for e, _ in times[p])
@@ -231,7 +232,7 @@ def _best(times: Times, engine: str) -> tuple[str, Time]:
     """Configuration ("" for the rule's) and time; infinite where it does not run."""
     own = {config: t for (name, config), t in times.items() if name == engine}
     if not own:
-        return "", Time(math.inf, math.inf)
+        return "", Time(math.inf, math.inf, math.inf)
     config = _least(own)
     return "" if config == next(iter(own)) else config, own[config]
 
