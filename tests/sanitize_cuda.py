@@ -41,6 +41,7 @@ import test_narrow
 import test_norm_act_kernel
 import test_one_channel
 import test_quads
+import test_scalars
 import test_small_images
 import test_strips_tf32
 import test_tap_columns
@@ -90,6 +91,7 @@ EDGES = {
     **named("few groups", test_few_groups.CASES),
     **named("lines", test_groups.LINES | test_groups.FOURS),
     **named("quads", test_quads.CASES),
+    **named("scalars", test_scalars.CASES),
     **{
         f"few odd, {name}": test_few_odd_channels.CASES[name]
         for name in ("3->5", "34->1, deep")
@@ -141,6 +143,7 @@ def dtypes(name):
         "one channel",
         "lines",
         "quads",
+        "scalars",
         "few odd",
         "large tiles",
         "true f32",

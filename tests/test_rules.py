@@ -108,7 +108,7 @@ def test_few_pixels_of_wgrad_are_those_of_the_whole_batch(monkeypatch):
         if name == "wgrad bfloat16 diffusion_16_3x3_1280 of 8"
     )
     few, many = (
-        rules.engines(replace(p, geometry=p.geometry._replace(N=n))) for n in (1, 8)
+        rules.engines(replace(p, geometry=p.geometry._replace(N=n))) for n in (1, 16)
     )
     assert few == rule_line.CUDNN_FIRST
     assert many == rule_line.OURS_FIRST

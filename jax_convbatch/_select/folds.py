@@ -16,6 +16,7 @@ from jax_convbatch._plans import depth, folded
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import fold_cost
 from jax_convbatch._select import rule_classes as classes
+from jax_convbatch._select import rule_odd as odd
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 _MOST = 80  # channels that were measured
@@ -54,8 +55,8 @@ def fold_of(problem: Problem) -> int:
     if len(costs) == 1:
         return 1
     best = min((f for f in costs if f > 1), key=lambda f: (costs[f], -f))
-    if _has_small_kernel(problem) and 16 // g.C in costs:
-        best = 16 // g.C
+    if _has_small_kernel(problem) and 2 in costs:
+        best = 2
     most = _BETTER if item == 4 else _most_of_half(problem)
     return best if costs[best] <= most * costs[1] else 1
 
@@ -78,6 +79,8 @@ def has_tap_columns(problem: Problem) -> bool:
 def _may(problem: Problem) -> bool:
     """Whether folds are counted."""
     g = problem.geometry
+    if odd.scalars(problem):
+        return False
     plain = g.stride[2] == 1 and g.input_dilation == (1, 1, 1)
     if min(g.H, g.W, g.P, g.Q, g.R, g.S) < 1:  # nothing to sum, or nowhere
         return False
@@ -178,7 +181,7 @@ def _is_stem(problem: Problem) -> bool:
 def _has_small_kernel(problem: Problem) -> bool:
     """Whether a kernel of ours is fast for 16 channels of folded pixels."""
     g = problem.geometry
-    small = g.C == g.K and g.C in (2, 4, 8) and g.R * g.S <= 25 and g.H > 1 == g.D
+    small = g.C == g.K == 8 and g.R * g.S <= 25 and g.H > 1 == g.D
     return small and problem.dtype.itemsize == 4 and problem.op != "wgrad"
 
 

@@ -89,7 +89,7 @@ def _as_it_is(problem: Problem) -> Plan:
     native = native_plans(problem)
     if copies_slices(problem, native):
         return _of_whole_channels(problem) or _deep(problem)
-    if _is_high(problem) and not _by_six_products(native):
+    if _is_high(problem) and not _serves_high(native):
         return tf32x3.plan(problem, partial(_one_of, problem))
     if one := one_by_one(problem, native):
         return _wide_groups(replace(problem, geometry=one))
@@ -116,7 +116,7 @@ def native_plans(problem: Problem) -> list[dict[str, Any]] | str:
         op, g = dual.OPS[op][0], strided
     if problem.precision == _HIGH:
         found = targets.implicit_gemm_plans(op, g, dtype, True)
-        if _by_six_products(found):
+        if _serves_high(found):
             return found
     # Groups are multiplied in true float32 at HIGH, too.
     exact = problem.precision >= (_HIGHEST if g.groups == 1 else _HIGH)
@@ -155,8 +155,8 @@ def one_by_one(
     return None if isinstance(of_one, str) else one
 
 
-def _by_six_products(plans: list[dict[str, Any]] | str) -> bool:
-    return isinstance(plans, list) and plans[0].get("six", False)
+def _serves_high(plans: list[dict[str, Any]] | str) -> bool:
+    return isinstance(plans, list) and plans[0].get("high", False)
 
 
 def _one_call(problem: Problem, native: list[dict[str, Any]]) -> Plan:

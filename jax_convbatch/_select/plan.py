@@ -267,7 +267,12 @@ def configs(
     other = implicit_cuda.is_another(problem)
     if one or other or implicit_cuda.copies_slices(problem, native):
         return [""]
-    return [] if isinstance(native, str) else [each["config"] for each in native]
+    if isinstance(native, str):  # copies with more channels may serve
+        with contextlib.suppress(Unable):
+            implicit_cuda.planned(problem)
+            return [""]
+        return []
+    return [each["config"] for each in native]
 
 
 def layer_plan(

@@ -141,10 +141,20 @@ def wgrad_of_some_products(problem: Problem) -> bool:
 def wgrad_of_few_pixels(problem: Problem) -> bool:
     """Of many channels, so that dw is most of what moves."""
     g = problem.geometry
-    pixels = g.N * g.O * g.P * g.Q
-    many = pixels <= 256 and least(problem) >= 512
-    volume = tf32(problem) and volumes(problem) and pixels <= 64 <= least(problem) // 4
-    return tensor_cores(problem) and taps(problem) > 1 and (many or volume)
+    pixels = g.N * min(math.prod(g.inputs), math.prod(g.outputs))
+    weights = taps(problem) * g.C * g.K
+    if half(problem):
+        whole = taps(problem) > 1 and g.input_dilation == (1, 1, 1)
+        many = (pixels <= 256 and least(problem) >= 512) or (
+            pixels <= 2048 and weights >= 14_000_000
+        )
+        return whole and many
+    if taps(problem) == 1:
+        many = pixels <= 256 and least(problem) >= 1024
+    else:
+        many = pixels <= (512 if weights >= 1 << 23 else 256) and least(problem) >= 512
+    volume = volumes(problem) and pixels <= 64 <= least(problem) // 4
+    return tf32(problem) and (many or volume)
 
 
 def huge_images(problem: Problem) -> bool:
@@ -168,6 +178,16 @@ def mapped_stems(problem: Problem) -> bool:
     few = g.groups > 1 and 1 < g.C // g.groups <= 4 and g.K // g.groups >= 16
     many = problem.dtype.itemsize == 2 or g.groups >= 64
     return few and taps(problem) >= (9 if many else 64)
+
+
+def mapped_scalars(problem: Problem) -> bool:
+    """f32 groups of one channel to many, which our kernels give to padded copies:
+    dgrad, and fprop of few groups."""
+    g = problem.geometry
+    one = g.groups > 1 and g.groups == g.C and 8 * g.groups <= g.K
+    few = problem.op == "dgrad" or g.groups <= 8
+    f32 = problem.dtype.name == "float32"
+    return one and few and f32 and taps(problem) > 1
 
 
 def wgrad_of_mapped_stems(problem: Problem) -> bool:
@@ -301,14 +321,6 @@ def small_products(problem: Problem) -> bool:
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
     its = half(problem) and taps(problem) == 1 and plain(problem) and small and some
     return its and g.C % 8 == g.K % 8 == 0
-
-
-def dx_of_scalars(problem: Problem) -> bool:
-    """f32 of one channel on both sides, or of sequences to one."""
-    g = problem.geometry
-    few = g.C == 1 or (sequence(problem) and g.C <= 6)
-    flat = taps(problem) > 1 and not depth.is_deep(g)
-    return tf32(problem) and plain(problem) and g.K == 1 and few and flat
 
 
 def wide_stems(problem: Problem) -> bool:

@@ -4,6 +4,8 @@ apart; the others are in `rule_classes.py`."""
 
 from __future__ import annotations
 
+import math
+
 from jax_convbatch._plans import depth
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select.rule_classes import (
@@ -12,7 +14,6 @@ from jax_convbatch._select.rule_classes import (
     most,
     odd,
     plain,
-    sequence,
     taps,
     tf32,
 )
@@ -26,13 +27,31 @@ def odd_products(problem: Problem) -> bool:
 
 
 def odd_scalars(problem: Problem) -> bool:
-    """1x1, whose columns are x, and short sequences of one channel."""
+    """1x1, whose columns are x."""
     g = problem.geometry
     few = g.C <= 80 and (g.K >= 8 or g.K in (1, g.C) or depth.is_deep(g))
-    pointwise = few and g.K % 4 != 0 and taps(problem) == 1
-    pointwise = pointwise and g.O * g.P * g.Q >= 128
-    scalars = sequence(problem) and g.C == g.K == 1 and g.Q <= 2048
-    return odd(problem) and plain(problem) and (pointwise or scalars)
+    pointwise = g.K % 4 != 0 and taps(problem) == 1 and g.O * g.P * g.Q >= 128
+    return odd(problem) and plain(problem) and few and pointwise
+
+
+# Products of an output, its channels, and outputs and products of a pixel: those that
+# `PlanScalars` (sm80/direct/scalars_plan.cc) takes.
+_MOST_TERMS, _MOST_INPUTS, _MOST_OUTPUTS, _MOST_PRODUCTS = 128, 12, 6, 512
+
+
+def scalars(problem: Problem) -> bool:
+    """fprop and dgrad of f32 that a kernel of a few channels has."""
+    g = problem.geometry
+    f32 = problem.dtype.name == "float32" and g.groups == 1
+    if not f32 or not plain(problem) or problem.op == "wgrad":
+        return False
+    inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
+    terms = inner * taps(problem)
+    few = inner <= _MOST_INPUTS and outer <= _MOST_OUTPUTS
+    few = few and terms <= _MOST_TERMS and terms * outer <= _MOST_PRODUCTS
+    there = min(g.N, g.C, g.K, *g.inputs, *g.outputs, *g.taps) > 0
+    elements = max(g.N * math.prod(g.inputs) * g.C, g.N * math.prod(g.outputs) * g.K)
+    return few and there and elements < 1 << 31
 
 
 def dx_of_one_input(problem: Problem) -> bool:
@@ -43,8 +62,24 @@ def dx_of_one_input(problem: Problem) -> bool:
 
 
 def wgrad_to_one(problem: Problem) -> bool:
-    """f32 of one tap to one channel."""
+    """f32 of one tap to one channel, of several."""
     g = problem.geometry
     pointwise = plain(problem) and taps(problem) == 1
-    many = g.C == 1 or (g.C <= 66 and g.O * g.P * g.Q >= 512)
+    many = 3 <= g.C <= 66 and g.O * g.P * g.Q >= 512
     return tf32(problem) and pointwise and many and g.K == 1
+
+
+def wgrad_of_short_sequences(problem: Problem) -> bool:
+    """f32 of few channels: sums so short that kernels of ours take longer to begin."""
+    g = problem.geometry
+    short = (1 << 14 if g.C == g.K == 1 else 1 << 13) >= g.N * g.Q
+    few = min(g.C, g.K) <= 12 and max(g.C, g.K) <= 64
+    flat = g.H == g.D == 1 and plain(problem)
+    return tf32(problem) and flat and few and short and taps(problem) <= 5
+
+
+def wgrad_of_short_products(problem: Problem) -> bool:
+    """Of these one tap, or of one channel: folded pixels are no faster."""
+    g = problem.geometry
+    its = taps(problem) == 1 or g.C == g.K == 1
+    return its and wgrad_of_short_sequences(problem)

@@ -137,8 +137,9 @@ def wgrad_of_volumes(problem: Problem) -> bool:
     pixels = g.N * g.O * g.P * g.Q
     transposed, strided = g.input_dilation != (1, 1, 1), g.stride != (1, 1, 1)
     if transposed:
-        # Of two boxes by one, dw is few tiles.
+        # Of two boxes by one, dw is few tiles; of 320 channels, tiles are narrow.
         few = most(problem) == 2 * least(problem) == 128
+        few = few or (most(problem) % 128 != 0 and pixels >= 1 << 15)
         whole = g.C % 64 == g.K % 64 == 0 and not few
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:

@@ -39,6 +39,14 @@ CUDA = (
         ("im2col_gemm", "cudnn"),
         "cuBLAS has tensor cores for f64, cuDNN's convolutions do not use them",
     ),
+    ours_first(
+        BOTH,
+        odd.scalars,
+        "pixels by themselves: 66x66x66 1->1 3x3x3 in f32 at batch 8 26 us, folded 85, "
+        "cuDNN 76; 162x162 2->2 at batch 8 4.0, 13, 13; 34x34x34 3->3 3x3x3 17, 44, "
+        "75; 162x162 10->1 11, 25; 2048 steps of 5->5, three taps, at batch 32 3.8, "
+        "8.5, 8.8",
+    ),
     columns_first(
         FPROP,
         classes.to_few_outputs,
@@ -60,16 +68,16 @@ CUDA = (
         "batch 64 14.9, 23.5, 60; 64x64 1->16 at batch 8 6.7, 8.7, 20",
     ),
     cudnn_first(
-        DGRAD,
-        classes.dx_of_scalars,
-        "512x512 1->1 3x3 in f32 at batch 8 8.6 us, ours 15.5; 66x66 5x5 at batch 20 "
-        "3.0, 7.0; 512 steps of 3->1 at batch 32 2.9, 4.7",
-    ),
-    cudnn_first(
         WGRAD,
         odd.wgrad_to_one,
         "34x34x34 1x1x1 5->1 at batch 8 7.8 us, ours 16.8; 30->1 17.7, 34; 128x128 "
-        "34->1 11.5, 16.7; 160 steps of 1->1 at batch 32 9.7 (PyTorch's), 17.7",
+        "34->1 11.5, 16.7",
+    ),
+    columns_first(
+        WGRAD,
+        odd.wgrad_of_short_products,
+        "160 steps of 1->1, one tap, at batch 32 3.0 us, cuDNN 48, three taps 5.1, "
+        "ours 18; 5->1 3.2, 13; 512 of 1->34 at batch 8 3.6, 9.8",
     ),
     ours_first(
         ALL,
@@ -77,6 +85,12 @@ CUDA = (
         "pixels of a row as channels: 64x64 10->10 3x3 in f32 at batch 8 9 us, cuDNN "
         "15, wgrad 13, 117; 65536 steps of 16->16, 7 taps, at batch 4 19, 56; bf16 "
         "96x96x96 32 at batch 2 333, 419",
+    ),
+    columns_first(
+        WGRAD,
+        odd.wgrad_of_short_sequences,
+        "160 steps of 12->12, three taps, at batch 32 8.2 us, ours 16, of 10->34 10, "
+        "12; 512 of 12->12 at batch 8 13, 17",
     ),
     columns_first(
         BOTH,
@@ -117,6 +131,12 @@ CUDA = (
         classes.mapped_stems,
         "84x84 8x8s4 of 4 groups of 4->32 at batch 16 14 us, ours 42; 32x32 of 64 "
         "groups of 3->16 at batch 128 fprop 1379, cuDNN 1746, dgrad 1657, 4248",
+    ),
+    columns_first(
+        BOTH,
+        classes.mapped_scalars,
+        "dgrad of 28x28 of 64 groups of 1->16 in f32 at batch 128 663 us, ours 833, of "
+        "8 73, 124, of 4 at batch 16 8.4, 30; fprop of these 4 10, 16",
     ),
     cudnn_first(
         WGRAD,
@@ -209,7 +229,7 @@ CUDA = (
         three_axes.wgrad_of_volumes,
         "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x32x160 512 3x1x1 s2x1x1 at batch 2 "
         "69, 55; 48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 "
-        "84, 68, 64x64x64 128->64 at batch 2 195, 172",
+        "84, 68, 64x64x64 128->64 at batch 2 195, 172, 16x16x16 320->256 35, 29",
     ),
     cudnn_first(
         BOTH,
@@ -242,8 +262,10 @@ CUDA = (
     cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
-        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18; f32 4x8x8 320 s2 at batch "
-        "2 13.3, 11.9",
+        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18, at batch 8 38, 29; 32x32 "
+        "at batch 1 55, 48; f32 8x8 at batch 8 120, 89, one tap at batch 4 11.9, 10.3; "
+        "4x8x8 320 s2 at batch 2 13.3, 11.9; 128 steps of a transposed 1024->512 26, "
+        "22",
     ),
     cudnn_first(
         BOTH,

@@ -26,6 +26,7 @@ enum class Family {
   kProductWgrad,
   kRowBand,
   kRowStreaming,
+  kScalars,
   kSingleWave,
   kSkinny,
   kSmall,

@@ -135,7 +135,7 @@ ffi::Error Run(const CallKey& key, Operation operation,
       is_hopper && hopper_type &&
       hopper::TakesGroups(hopper_op, g, *hopper_type, multiprocessors);
   const bool any_gpu = g.groups > 1 && !of_groups;
-  if (any_gpu || (g.groups == 1 && !exact)) {
+  if (any_gpu || (g.groups == 1 && is_hopper)) {
     const auto op = OpOf<direct::Op>(operation);
     const auto plan = direct::FindPlan(op, g, *direct_type, multiprocessors,
                                        is_hopper, config);

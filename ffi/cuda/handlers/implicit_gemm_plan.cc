@@ -90,7 +90,9 @@ nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
                    : plan->planes    ? "planes"
                    : plan->toeplitz  ? "Toeplitz tiles"
                    : plan->sequences ? "sequence tiles"
+                   : plan->scalars   ? "scalar tiles"
                                      : "direct tiles";
+  fields["high"] = plan->scalars;
   fields["preferred"] = plan->preferred;
   fields["epilogue"] = false;
   fields["signs"] = false;
@@ -110,7 +112,7 @@ nb::list SimtPlans(simt::Op op, const ConvGeometry& g, int multiprocessors,
     fields["config"] = name.c_str();
     fields["path"] =
         plan.bf16x6 ? "true f32 by six products, tiles" : "true f32 tiles";
-    fields["six"] = plan.bf16x6;
+    fields["high"] = plan.bf16x6;
     fields["preferred"] = plan.preferred;
     fields["epilogue"] = false;
     fields["signs"] = false;
@@ -142,16 +144,16 @@ nb::list ImplicitGemmPlans(nb::str op, nb::dict geometry, nb::str dtype,
     return DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
                        hopper, exact);
   }
-  if (exact && type == hopper::Type::kTf32) {
-    return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors, hopper);
-  }
-  const auto operation = OpOf<hopper::Op>(op.c_str());
   nb::list plans;
   if (hopper && g.groups == 1) {
     plans = DirectPlans(OpOf<direct::Op>(op.c_str()), g, type, multiprocessors,
                         hopper, exact);
     if (plans.size() > 0) return plans;
   }
+  if (exact && type == hopper::Type::kTf32) {
+    return SimtPlans(OpOf<simt::Op>(op.c_str()), g, multiprocessors, hopper);
+  }
+  const auto operation = OpOf<hopper::Op>(op.c_str());
   if (operation == hopper::Op::kWgrad) {
     if (const auto product = PlanProductWgrad(g, type, multiprocessors)) {
       plans.append(ProductPlan(product->workspace, multiprocessors));

@@ -9,6 +9,7 @@
 #include "cuda/sm80/direct/depthwise.h"
 #include "cuda/sm80/direct/grouped.h"
 #include "cuda/sm80/direct/quads.h"
+#include "cuda/sm80/direct/scalars.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_copies.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_toeplitz.h"
@@ -73,6 +74,10 @@ std::optional<Plan> MakePlan(Op op, const ConvGeometry& given, Type asked,
     return PlanDepthwiseSequences(op, given, type);
   });
   if (sequences) return sequences;
+  const auto scalars = Unless(Family::kScalars, [&] {
+    return PlanScalars(op, given, type, multiprocessors);
+  });
+  if (scalars) return scalars;
   const bool covered = g.groups > 1 || IsThinSequence(op, g, type);
   if (!covered || g.is_pointwise() || !IsPlain2d(g)) return std::nullopt;
   std::optional<Plan> plan;
@@ -136,6 +141,7 @@ cudaError_t Run(Op op, const Call& asked, Stage stage, cudaStream_t stream) {
   if (call.plan.sequences) {
     return RunDepthwiseSequences(op, given, stage, stream);
   }
+  if (call.plan.scalars) return RunScalars(op, given, stage, stream);
   if (call.plan.quads) return RunQuads(op, call, stage, stream);
   return IsDepthwise(call.g) ? RunDepthwise(op, call, stage, stream)
                              : RunGrouped(op, call, stage, stream);

@@ -42,6 +42,8 @@ struct Plan {
   bool toeplitz = false;
   // Whether threads load what they need, four channels at a time, see quads.h.
   bool quads = false;
+  // Whether threads have pixels of a few channels, see scalars.h.
+  bool scalars = false;
   // Whether threads walk along the only axis, see depthwise_sequences.h: a tile
   // is so many of their chunks by rows (1: rows by themselves) by channels.
   bool sequences = false;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// f32 convolutions of a few channels on both sides, on the ordinary cores: of
+// these, tiles of matrices would be zeros for the most part.
+#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
+#define JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
+
+#include <optional>
+
+#include "cuda/sm80/direct/direct.h"
+
+namespace jax_convbatch::direct {
+
+inline constexpr int kScalarThreads = 256;
+// Rows of outputs that a thread computes, of all their channels: one of a
+// sequence, more of one channel where that leaves threads enough.
+inline constexpr int kScalarRows = 4, kMoreScalarRows = 8;
+inline constexpr int kMostScalarOutputs = 6;
+
+// fprop and dgrad of one group, one to three spatial axes, steps of one, any
+// padding and filter dilation.
+std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g, Type type,
+                                int multiprocessors);
+cudaError_t RunScalars(Op op, const Call& call, Stage stage,
+                       cudaStream_t stream);
+
+}  // namespace jax_convbatch::direct
+
+#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""f32 of a few channels on CUDA, see `ffi/cuda/sm80/direct/scalars.h`."""
+
+import random
+from dataclasses import replace
+
+import fake_gpus
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from problems import CHANNELS_LAST, Problem, normal
+from promises import (
+    arrays,
+    assert_a_hundred_runs_agree,
+    assert_batch_invariant,
+    assert_exact,
+    params_of,
+)
+
+import jax_convbatch as jc
+from jax_convbatch._native import targets
+from jax_convbatch._plans import planners
+from jax_convbatch._select import rule_odd, rules
+from jax_convbatch._shapes.geometry import ConvGeometry
+
+
+def layer(n, size, c, k, taps, pads=None, dilation=1):
+    rank = len(size)
+    ones = (1,) * rank
+    pads = pads or tuple(((t - 1) // 2, t // 2) for t in taps)
+    conv = oracle.Conv(ones, pads, ones, (dilation,) * rank, 1)
+    return Problem((n, *size, c), (*taps, c, k), conv, CHANNELS_LAST[rank])
+
+
+CASES = {
+    "1->1": layer(3, (21, 33), 1, 1, (3, 3)),
+    "1->1, many rows": layer(40, (97, 70), 1, 1, (5, 5)),
+    "2->2, uneven": layer(2, (9, 12), 2, 2, (3, 5), ((0, 2), (3, -1))),
+    "5->6": layer(2, (10, 17), 5, 6, (3, 3)),
+    "one tap": layer(3, (9, 35), 4, 3, (1, 1)),
+    "dilated": layer(2, (19, 15), 3, 2, (3, 3), ((2, 2), (2, 2)), dilation=2),
+    "four rows of taps": layer(2, (12, 14), 2, 1, (4, 2)),
+    "a sequence": layer(5, (700,), 3, 5, (5,)),
+    "a sequence, dilated": layer(3, (90,), 6, 6, (2,), ((6, 0),), dilation=3),
+    "a volume": layer(2, (7, 6, 19), 3, 3, (3, 3, 3)),
+    "depth alone": layer(2, (6, 5, 9), 2, 4, (3, 1, 1)),
+    "negative padding": layer(2, (15, 15), 1, 2, (3, 3), ((-2, -1), (-1, -3))),
+}
+# fprop of many to one, whose dgrad has another kernel.
+TO_ONE = layer(2, (20, 23), 10, 1, (3, 3))
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def problem(case, op="fprop", dtype="float32"):
+    geometry = params_of(case, *arrays(case, normal, dtype)[:2]).geometry
+    return planners.Problem(op, geometry, jnp.dtype(dtype), jnp.dtype(dtype), "cuda")
+
+
+def path(one, exact=False):
+    """Of the native plan."""
+    found = targets.implicit_gemm_plans(one.op, one.geometry, one.dtype.name, exact)
+    return "" if isinstance(found, str) else found[0]["path"]
+
+
+# --- which have the kernel --------------------------------------------------------
+
+
+@each_case
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("precision", [0, 2])
+def test_few_channels_have_it(native, monkeypatch, name, op, precision):
+    fake_gpus.on(monkeypatch, "9.0")
+    one = replace(problem(CASES[name], op), precision=precision)
+    assert rules.line(one).applies is rule_odd.scalars
+    assert path(one, exact=precision == 2) == "scalar tiles"
+
+
+def test_others_have_not(native, monkeypatch):
+    fake_gpus.on(monkeypatch, "9.0")
+    one = problem(CASES["1->1"])
+    g = one.geometry
+    for other in (
+        replace(one, op="wgrad"),
+        problem(CASES["1->1"], dtype="bfloat16"),
+        problem(TO_ONE, "dgrad"),  # to ten
+        replace(one, geometry=g._replace(stride=(1, 2, 1), P=11)),
+        replace(one, geometry=g._replace(K=7)),
+        replace(one, geometry=g._replace(C=13)),
+        replace(one, geometry=g._replace(C=5, K=5, R=5, S=6)),
+        replace(one, geometry=g._replace(N=0)),
+    ):
+        assert not rule_odd.scalars(other) and path(other) != "scalar tiles", other
+
+
+def test_python_and_the_kernel_agree(native, monkeypatch):
+    fake_gpus.on(monkeypatch, "9.0")
+    rng = random.Random(0)
+    one = problem(CASES["1->1"])
+    found = set()
+    for _ in range(2000):
+        taps = [rng.choice([1, 1, 2, 3, 5, 7]) for _ in range(3)]
+        sizes = [rng.choice([1, 2, 9, 40]) for _ in range(3)]
+        pads = [rng.randint(0, t) for t in taps]
+        outputs = [s + 2 * p - t + 1 for s, p, t in zip(sizes, pads, taps, strict=True)]
+        g = ConvGeometry(
+            N=rng.choice([1, 4]),
+            C=rng.randint(1, 14),
+            K=rng.randint(1, 8),
+            **dict(zip("DHW", sizes, strict=True)),
+            **dict(zip("OPQ", outputs, strict=True)),
+            **dict(zip("TRS", taps, strict=True)),
+            pad=tuple(pads),
+            stride=(1, 1, 1),
+            input_dilation=(1, 1, 1),
+            filter_dilation=(1, 1, 1),
+            groups=1,
+        )
+        if min(outputs) < 1:
+            continue
+        for op in ("fprop", "dgrad"):
+            other = replace(one, op=op, geometry=g)
+            its = rule_odd.scalars(other)
+            assert its == (path(other) == "scalar tiles"), other
+            found.add(its)
+    assert found == {True, False}
+
+
+# --- on Hopper --------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*CASES, "10->1"])
+def test_whole_numbers_are_exact(hopper, name):
+    assert_exact((CASES | {"10->1": TO_ONE})[name], "float32", algorithm="auto")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["1->1, many rows", "5->6", "a sequence", "a volume"])
+def test_promises(hopper, name):
+    case = CASES[name]
+    assert_batch_invariant(case, "float32")
+    assert_a_hundred_runs_agree(case, "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["1->1", "a volume", "a sequence"])
+def test_every_precision_has_the_same_bits(hopper, name):
+    case = CASES[name]
+    x, w, _ = arrays(case, normal, "float32")
+    default, high, highest = (
+        jc.conv_general_dilated(x, w, **case.kwargs, precision=precision)
+        for precision in ("default", "high", "highest")
+    )
+    np.testing.assert_array_equal(default, high)
+    np.testing.assert_array_equal(default, highest)
+
+
+@pytest.mark.gpu
+def test_what_is_not_finite_stays_where_it_belongs(hopper):
+    case = CASES["2->2, uneven"]
+    x, w, _ = arrays(case, normal, "float32")
+    x[0, 4, 5, 0] = np.inf
+    y = np.asarray(jc.conv_general_dilated(x, w, **case.kwargs))
+    want = np.asarray(jax.lax.conv_general_dilated(x, w, **case.kwargs))
+    np.testing.assert_array_equal(np.isfinite(y), np.isfinite(want))
