@@ -63,3 +63,11 @@ def test_every_variable_that_the_sources_read_is_listed():
     found = {name for path in sources for name in re.findall(read, path.read_text())}
     assert found <= {*__main__.VARIABLES}
     assert choices.FOLDER in __main__.VARIABLES and len(found) >= 2
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -W ignore -m jax_convbatch | head -1"
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout == "versions\n" and not result.stderr

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 
 import jax
@@ -191,3 +192,22 @@ def test_the_command_line_shows_what_is_there():
         assert f"{heading}\n" in output
     for row in (f"jax            {jax.__version__}", "cpu:0", *plan.ENGINES):
         assert row in output
+
+
+@pytest.mark.parametrize("text", ["all", "0", "-1", "", "2.5"])
+def test_threads_that_are_no_number_are_warned_of(monkeypatch, text):
+    monkeypatch.setenv("JAX_CONVBATCH_THREADS", text)
+    monkeypatch.setattr(targets, "_warning", lambda: None)
+    with pytest.warns(RuntimeWarning, match=f"JAX_CONVBATCH_THREADS is {text!r}, not"):
+        targets.warn(2)
+
+
+@pytest.mark.parametrize("text", [None, "1", "16"])
+def test_threads_are_numbers(monkeypatch, text):
+    monkeypatch.delenv("JAX_CONVBATCH_THREADS", raising=False)
+    if text:
+        monkeypatch.setenv("JAX_CONVBATCH_THREADS", text)
+    monkeypatch.setattr(targets, "_warning", lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        targets.warn(2)

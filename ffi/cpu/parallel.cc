@@ -6,6 +6,7 @@
 #include <cfenv>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -26,8 +27,12 @@ int AvailableThreads() {
   if (sched_getaffinity(0, sizeof(set), &set) == 0) available = CPU_COUNT(&set);
 #endif
   if (const char* text = std::getenv("JAX_CONVBATCH_THREADS")) {
-    const int asked = std::atoi(text);
-    if (asked > 0) available = std::min(available, asked);
+    // Python warns of what is no number (_native/targets.py).
+    char* end = nullptr;
+    const int64_t asked = std::strtoll(text, &end, 10);
+    if (asked > 0 && *end == '\0') {
+      available = static_cast<int>(std::min<int64_t>(available, asked));
+    }
   }
   return std::max(available, 1);
 }

@@ -43,9 +43,11 @@ def load() -> None:
 
 
 def warn(stacklevel: int) -> None:
-    """Warns where a module that should be there is missing."""
-    if message := _warning():
-        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)
+    """Warns where a module that should be there is missing, and of a setting that says
+    nothing."""
+    for message in (_warning(), _warning_of_threads()):
+        if message:
+            warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)
 
 
 def default_platform() -> str:
@@ -358,6 +360,17 @@ def _cuda_allowed() -> bool:
 def _has_cuda_plugin() -> bool:
     plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
     return any(importlib.util.find_spec(name) for name in plugins)
+
+
+def _warning_of_threads() -> str | None:
+    """Of what parallel.cc reads."""
+    text = os.environ.get("JAX_CONVBATCH_THREADS", "1")
+    if text.isdecimal() and int(text) > 0:
+        return None
+    return (
+        f"JAX_CONVBATCH_THREADS is {text!r}, not a positive number: the CPU's engines "
+        "use all processors"
+    )
 
 
 def _warning() -> str | None:
