@@ -187,7 +187,7 @@ def mapped_scalars(problem: Problem) -> bool:
     one = g.groups > 1 and g.groups == g.C and 8 * g.groups <= g.K
     few = problem.op == "dgrad" or g.groups <= 8
     f32 = problem.dtype.name == "float32"
-    return one and few and f32 and taps(problem) > 1
+    return one and few and f32 and 1 < taps(problem) <= 9
 
 
 def wgrad_of_mapped_stems(problem: Problem) -> bool:

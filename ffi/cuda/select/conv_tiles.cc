@@ -126,6 +126,18 @@ double OfUnevenRows(const TiledConv& conv, const Tile& tile) {
   return uneven && conv.g.taps() > 1 && !tile.halo() ? kUneven : 1;
 }
 
+// Whether small tiles are stored while memory is waited for: 75x75 48->96 1x1
+// in bf16 at batch 64 34 us by 256x96, 29.5 by 64x128 (H200). Wider ones were
+// not timed.
+bool StoresBesideMemory(const TiledConv& conv, const Tile& tile,
+                        const TileWork& work) {
+  constexpr double kShortSum = 5;
+  constexpr int64_t kMostChannels = 768;
+  return conv.op == Op::kFprop && conv.type != Type::kTf32 && tile.m == 64 &&
+         tile.n == 128 && conv.g.taps() == 1 && work.stages <= kShortSum &&
+         conv.out.c <= kMostChannels;
+}
+
 // A stage's pixels are a share of the halo's.
 void SetHalo(const TiledConv& conv, const Tile& tile, double padding,
              TileWork* work) {
@@ -218,11 +230,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
                    elements * ElementBytes(conv.type) * idle,
                    static_cast<double>(WorkspaceOf(conv, tile)),
                    conv.tf32_k_slices()};
-  // While memory is waited for, small tiles are stored beside it: 75x75 48->96
-  // 1x1 in bf16 at batch 64 34 us by 256x96, 29.5 by 64x128 (H200).
-  constexpr double kShortSum = 5;
-  if (tile.m == 64 && tile.n == 128 && work.stages <= kShortSum &&
-      conv.type != Type::kTf32 && conv.op == Op::kFprop) {
+  if (StoresBesideMemory(conv, tile, work)) {
     work.products /= 2;
     work.bytes *= 0.85;
   }
