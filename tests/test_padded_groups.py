@@ -23,7 +23,7 @@ from test_wide_groups import assert_same_sums_by, grouped
 import jax_convbatch as jc
 from jax_convbatch._native import targets
 from jax_convbatch._plans import padded, planners
-from jax_convbatch._select import implicit_cuda
+from jax_convbatch._select import implicit_cuda, plan
 
 CASES = {
     "3 to 16": problem(3, (14, 13), 8, (3, 3), (3, 16)),
@@ -73,21 +73,28 @@ def test_the_copies_give_the_same_sums(name):
 @pytest.mark.parametrize("name", [n for n in CASES if n != "channels first"])
 def test_groups_have_fours_of_channels(quads, name):
     asked = problem_of(name)
-    plan, g = implicit_cuda.planned(asked), asked.geometry
+    found, g = implicit_cuda.planned(asked), asked.geometry
     copies = copied(g)
     each = copies.C // g.groups, copies.K // g.groups
     assert each == tuple(-(-n // g.groups // 4) * 4 for n in (g.C, g.K))
-    assert "of padded copies" in plan.reason and not plan.epilogue
-    assert plan.workspace_bytes == 8 + padded.copy_bytes(g, copies, 4)
+    assert "of padded copies" in found.reason and not found.epilogue
+    assert found.workspace_bytes == 8 + padded.copy_bytes(g, copies, 4)
 
 
 def test_two_outputs_of_one_channel_are_depthwise(quads):
     asked = problem_of("1 to 16")
     g = asked.geometry
-    plan = implicit_cuda.planned(
+    found = implicit_cuda.planned(
         planners.Problem("fprop", g._replace(K=2 * g.C), F32, F32, "cuda")
     )
-    assert "copies of channels" in plan.reason
+    assert "copies of channels" in found.reason
+
+
+def test_tune_times_them(quads):
+    g = problem_of("3 to 16").geometry
+    assert plan.configs("implicit_gemm", "fprop", g, F32, "cuda") == [""]
+    one = g._replace(groups=1)  # no kernel has it, and no copy
+    assert plan.configs("implicit_gemm", "fprop", one, F32, "cuda") == []
 
 
 def test_copies_count_as_workspace(quads):
@@ -100,7 +107,8 @@ def test_copies_count_as_workspace(quads):
 def test_whole_numbers_are_exact(hopper, name):
     case = CASES[name]
     if name != "channels first":
-        for row in jc.explain(both(case), *arrays(case, normal, "float32")):
+        step = both(case, algorithm="implicit_gemm")
+        for row in jc.explain(step, *arrays(case, normal, "float32")):
             assert "of padded copies" in row.reason, row
     assert_exact(case, "float32")
 
