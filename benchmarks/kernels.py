@@ -64,6 +64,7 @@ FILES = {
     "product_wgrad": ["cublas/product_wgrad"],
     "row_band": ["sm90/kernels/row_band/"],
     "row_streaming": ["sm90/kernels/row_streaming/"],
+    # What it takes is not folded, and without it is no more either.
     "scalars": ["sm80/direct/scalars"],
     "single_wave": ["sm90/kernels/single_wave/", "sm90/instantiations/single_wave"],
     "skinny": ["sm90/kernels/skinny/"],

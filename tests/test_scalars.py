@@ -22,7 +22,7 @@ from promises import (
 import jax_convbatch as jc
 from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
-from jax_convbatch._select import rule_odd, rules
+from jax_convbatch._select import implicit_cuda, rule_odd, rules
 from jax_convbatch._shapes.geometry import ConvGeometry
 
 
@@ -36,7 +36,7 @@ def layer(n, size, c, k, taps, pads=None, dilation=1):
 
 CASES = {
     "1->1": layer(3, (21, 33), 1, 1, (3, 3)),
-    "1->1, many rows": layer(40, (97, 70), 1, 1, (5, 5)),
+    "1->1, eight rows": layer(8, (513, 520), 1, 1, (5, 5)),
     "2->2, uneven": layer(2, (9, 12), 2, 2, (3, 5), ((0, 2), (3, -1))),
     "5->6": layer(2, (10, 17), 5, 6, (3, 3)),
     "one tap": layer(3, (9, 35), 4, 3, (1, 1)),
@@ -45,6 +45,7 @@ CASES = {
     "a sequence": layer(5, (700,), 3, 5, (5,)),
     "a sequence, dilated": layer(3, (90,), 6, 6, (2,), ((6, 0),), dilation=3),
     "a volume": layer(2, (7, 6, 19), 3, 3, (3, 3, 3)),
+    "a deep volume": layer(2, (9, 5, 8), 3, 1, (5, 3, 1)),
     "depth alone": layer(2, (6, 5, 9), 2, 4, (3, 1, 1)),
     "negative padding": layer(2, (15, 15), 1, 2, (3, 3), ((-2, -1), (-1, -3))),
 }
@@ -58,10 +59,14 @@ def problem(case, op="fprop", dtype="float32"):
     return planners.Problem(op, geometry, jnp.dtype(dtype), jnp.dtype(dtype), "cuda")
 
 
-def path(one, exact=False):
+def path(one):
     """Of the native plan."""
-    found = targets.implicit_gemm_plans(one.op, one.geometry, one.dtype.name, exact)
+    found = targets.implicit_gemm_plans(one.op, one.geometry, one.dtype.name, False)
     return "" if isinstance(found, str) else found[0]["path"]
+
+
+def config(one):
+    return implicit_cuda.planned(one).config
 
 
 # --- which have the kernel --------------------------------------------------------
@@ -69,12 +74,22 @@ def path(one, exact=False):
 
 @each_case
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
-@pytest.mark.parametrize("precision", [0, 2])
+@pytest.mark.parametrize("precision", [0, 1, 2])
 def test_few_channels_have_it(native, monkeypatch, name, op, precision):
     fake_gpus.on(monkeypatch, "9.0")
     one = replace(problem(CASES[name], op), precision=precision)
     assert rules.line(one).applies is rule_odd.scalars
-    assert path(one, exact=precision == 2) == "scalar tiles"
+    plan = implicit_cuda.planned(one)
+    assert plan.reason == f"scalar tiles of {plan.config}"
+
+
+def test_rows_of_a_thread(native, monkeypatch):
+    fake_gpus.on(monkeypatch, "9.0")
+    large, small = problem(CASES["1->1, eight rows"]), problem(CASES["1->1"])
+    assert config(large) == "8x256x1" and config(small) == "4x256x1"
+    one = replace(large, geometry=large.geometry._replace(N=1))
+    assert config(one) == "4x256x1"  # of the same bits
+    assert config(problem(CASES["a sequence"])) == "1x256x5"
 
 
 def test_others_have_not(native, monkeypatch):
@@ -101,9 +116,13 @@ def test_python_and_the_kernel_agree(native, monkeypatch):
     found = set()
     for _ in range(2000):
         taps = [rng.choice([1, 1, 2, 3, 5, 7]) for _ in range(3)]
-        sizes = [rng.choice([1, 2, 9, 40]) for _ in range(3)]
-        pads = [rng.randint(0, t) for t in taps]
-        outputs = [s + 2 * p - t + 1 for s, p, t in zip(sizes, pads, taps, strict=True)]
+        sizes = [rng.choice([1, 2, 9, 40, 9000]) for _ in range(3)]
+        pads = [rng.randint(-1, t) for t in taps]
+        dilation = rng.choice([1, 1, 3])
+        outputs = [
+            size + pad + rng.randint(-1, 3) - dilation * (t - 1)
+            for size, pad, t in zip(sizes, pads, taps, strict=True)
+        ]
         g = ConvGeometry(
             N=rng.choice([1, 4]),
             C=rng.randint(1, 14),
@@ -114,7 +133,7 @@ def test_python_and_the_kernel_agree(native, monkeypatch):
             pad=tuple(pads),
             stride=(1, 1, 1),
             input_dilation=(1, 1, 1),
-            filter_dilation=(1, 1, 1),
+            filter_dilation=(dilation,) * 3,
             groups=1,
         )
         if min(outputs) < 1:
@@ -137,7 +156,7 @@ def test_whole_numbers_are_exact(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["1->1, many rows", "5->6", "a sequence", "a volume"])
+@pytest.mark.parametrize("name", ["1->1, eight rows", "5->6", "a sequence", "a volume"])
 def test_promises(hopper, name):
     case = CASES[name]
     assert_batch_invariant(case, "float32")
@@ -145,7 +164,7 @@ def test_promises(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["1->1", "a volume", "a sequence"])
+@pytest.mark.parametrize("name", ["1->1", "a deep volume", "a sequence"])
 def test_every_precision_has_the_same_bits(hopper, name):
     case = CASES[name]
     x, w, _ = arrays(case, normal, "float32")

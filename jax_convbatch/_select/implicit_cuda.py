@@ -126,10 +126,10 @@ def native_plans(problem: Problem) -> list[dict[str, Any]] | str:
 def copies_slices(problem: Problem, native: list[dict[str, Any]] | str) -> bool:
     """Whether three spatial axes run by kernels of two; `native`: plans of three.
 
-    At HIGH, too: six products by one kernel are of two axes alone.
+    At HIGH, too, but of few channels: six products by one kernel are of two axes alone.
     """
-    deep = depth.is_deep(problem.geometry)
-    return deep and (isinstance(native, str) or _is_high(problem))
+    high = _is_high(problem) and not _serves_high(native)
+    return depth.is_deep(problem.geometry) and (isinstance(native, str) or high)
 
 
 def _is_high(problem: Problem) -> bool:

@@ -145,10 +145,8 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
     weights = taps(problem) * g.C * g.K
     if half(problem):
         whole = taps(problem) > 1 and g.input_dilation == (1, 1, 1)
-        many = (pixels <= 256 and least(problem) >= 512) or (
-            pixels <= 2048 and weights >= 14_000_000
-        )
-        return whole and many
+        most_pixels = 2048 if weights >= 14_000_000 else 256
+        return whole and pixels <= most_pixels and least(problem) >= 512
     if taps(problem) == 1:
         many = pixels <= 256 and least(problem) >= 1024
     else:

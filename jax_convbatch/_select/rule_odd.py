@@ -14,6 +14,7 @@ from jax_convbatch._select.rule_classes import (
     most,
     odd,
     plain,
+    sequence,
     taps,
     tf32,
 )
@@ -50,8 +51,17 @@ def scalars(problem: Problem) -> bool:
     few = inner <= _MOST_INPUTS and outer <= _MOST_OUTPUTS
     few = few and terms <= _MOST_TERMS and terms * outer <= _MOST_PRODUCTS
     there = min(g.N, g.C, g.K, *g.inputs, *g.outputs, *g.taps) > 0
-    elements = max(g.N * math.prod(g.inputs) * g.C, g.N * math.prod(g.outputs) * g.K)
-    return few and there and elements < 1 << 31
+    sample = max(math.prod(g.inputs) * g.C, math.prod(g.outputs) * g.K)
+    return few and there and sample < 1 << 31
+
+
+def dx_of_scalars(problem: Problem) -> bool:
+    """f32 of one channel on both sides, or of sequences to one, and of more taps than
+    `scalars` has."""
+    g = problem.geometry
+    few = g.C == 1 or (sequence(problem) and g.C <= 6)
+    flat = taps(problem) > 1 and not depth.is_deep(g)
+    return tf32(problem) and plain(problem) and g.K == 1 and few and flat
 
 
 def dx_of_one_input(problem: Problem) -> bool:
@@ -74,7 +84,7 @@ def wgrad_of_short_sequences(problem: Problem) -> bool:
     g = problem.geometry
     short = (1 << 14 if g.C == g.K == 1 else 1 << 13) >= g.N * g.Q
     few = min(g.C, g.K) <= 12 and max(g.C, g.K) <= 64
-    flat = g.H == g.D == 1 and plain(problem)
+    flat = g.H == g.D == g.P == g.O == 1 and plain(problem)
     return tf32(problem) and flat and few and short and taps(problem) <= 5
 
 

@@ -72,7 +72,7 @@ nb::dict ProductPlan(int64_t workspace, int multiprocessors) {
   return fields;
 }
 
-// Of convolutions of several groups, and of thin sequences.
+// Of convolutions of several groups, of thin sequences, and of few channels.
 nb::list DirectPlans(direct::Op op, const ConvGeometry& g, hopper::Type type,
                      int multiprocessors, bool hopper, bool exact) {
   const auto direct_type = type == hopper::Type::kBf16  ? direct::Type::kBf16

@@ -194,11 +194,11 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   const bool share = TapsShareIn(conv, tile);
   // The last stage of a tap takes no less than this of a whole one: the more of
   // them there are, the less hides what they leave empty.
-  const double kLeastStage = conv.g.taps() > 1 ? 1 : 0.6;
+  const double least_stage = conv.g.taps() > 1 ? 1 : 0.6;
   const int block = 128 / ElementBytes(conv.type);
   const double rest = static_cast<double>(conv.in.c % block) / block;
   const double tap_stages = static_cast<double>(conv.in.c / block) +
-                            (rest > 0 ? std::max(rest, kLeastStage) : 0);
+                            (rest > 0 ? std::max(rest, least_stage) : 0);
   double tiles = 0, sum = 0, longest = 0;
   for (const SubproblemAxes& sub : conv.subs) {
     // The others have no taps, and the blocks of the first store their zeros.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 2-D convolutions of many small groups, straight from tiles of the image in
 // shared memory: depthwise ones on the ordinary cores, other groups of bf16 and
-// f16 on the tensor cores. Any GPU of compute capability 8.0 or later.
+// f16 on the tensor cores; and f32 of a few channels, of up to three axes. Any
+// GPU of compute capability 8.0 or later.
 #ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DIRECT_H_
 #define JAX_CONVBATCH_CUDA_SM80_DIRECT_DIRECT_H_
 
@@ -58,8 +59,9 @@ struct Plan {
 // two or multiples of 8, with C and K multiples of 8, in f32 multiples of 4; of
 // one group long sequences of 16 to 24 channels in bf16 and f16; any padding
 // and filter dilation, strides and input dilations up to 8 (dilated inputs not
-// in wgrad), where the tiles fit into shared memory; and depthwise ones of 2 to
-// 8 taps and one step along any single axis (not wgrad). Needs no GPU.
+// in wgrad), where the tiles fit into shared memory; depthwise ones of 2 to 8
+// taps and one step along any single axis (not wgrad); and what PlanScalars
+// takes. Needs no GPU.
 std::optional<Plan> MakePlan(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors, bool hopper);
 

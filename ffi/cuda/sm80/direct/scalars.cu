@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -63,16 +64,25 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
   p.columns = Divmod(p.w.out_size);
   p.row_groups = Divmod(row_groups);
   p.slices = Divmod(p.d.out_size);
-  p.items =
-      static_cast<uint32_t>(g.N * p.d.out_size * row_groups * p.w.out_size);
   constexpr int kMost = kMostScalarOutputs;
   Kernel* const kernel = rows == 1 ? KernelOf<1, kMost>(p.h, outputs)
                          : rows == kScalarRows
                              ? KernelOf<kScalarRows, kMost>(p.h, outputs)
                              : KernelOf<kMoreScalarRows, 1>(p.h, outputs);
-  return LaunchOrPrepare(kernel, p, call.plan.blocks(), kScalarThreads,
-                         static_cast<int>(g.w_size() * sizeof(float)), stage,
-                         stream);
+  // As many samples at once as FastDivmod is exact for.
+  const int64_t of_sample = int64_t{p.d.out_size} * row_groups * p.w.out_size;
+  const int64_t most = std::min(g.N, ((int64_t{1} << 31) - 1) / of_sample);
+  const int64_t sample = g.x_size() / g.N, result = g.y_size() / g.N;
+  for (int64_t n = 0; n < g.N; n += most) {
+    p.items = static_cast<uint32_t>(std::min(most, g.N - n) * of_sample);
+    const cudaError_t error = LaunchOrPrepare(
+        kernel, p, call.plan.blocks(), kScalarThreads,
+        static_cast<int>(g.w_size() * sizeof(float)), stage, stream);
+    if (error != cudaSuccess) return error;
+    p.source += most * (dgrad ? result : sample);
+    p.result += most * (dgrad ? sample : result);
+  }
+  return cudaSuccess;
 }
 
 }  // namespace jax_convbatch::direct

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kScalarThreads)
   extern __shared__ float filter[];
   LoadScalarFilter(p, kOutputs, filter);
   __syncthreads();
-  const int pitch = p.w.in_size * p.channels;
+  const int64_t pitch = int64_t{p.w.in_size} * p.channels;
   for (uint32_t item = blockIdx.x * kScalarThreads + threadIdx.x;
        item < p.items; item += gridDim.x * kScalarThreads) {
     uint32_t rest = item;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kScalarThreads)
       const int z = slice + p.d.first + t * p.d.step;
       const bool in_slices = z >= 0 && z < p.d.in_size;
       const int64_t line =
-          static_cast<int64_t>(sample * p.d.in_size + z) * p.h.in_size + y;
+          (int64_t{sample} * p.d.in_size + z) * p.h.in_size + y;
       for (int c = 0; c < p.channels; ++c) {
         for (int s = 0; s < p.w.taps; ++s) {
           const int x = column + p.w.first + s * p.w.step;
@@ -127,16 +127,15 @@ __global__ void __launch_bounds__(kScalarThreads)
     }
     float* result =
         p.result +
-        (static_cast<int64_t>(sample * p.d.out_size + slice) * p.h.out_size +
-         row) *
-            (p.w.out_size * kOutputs) +
+        ((int64_t{sample} * p.d.out_size + slice) * p.h.out_size + row) *
+            p.w.out_size * kOutputs +
         column * kOutputs;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (row + i >= p.h.out_size) break;
 #pragma unroll
       for (int k = 0; k < kOutputs; ++k) {
-        result[i * p.w.out_size * kOutputs + k] = sums[i][k];
+        result[int64_t{i} * p.w.out_size * kOutputs + k] = sums[i][k];
       }
     }
   }

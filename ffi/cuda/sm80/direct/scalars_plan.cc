@@ -26,8 +26,9 @@ std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g, Type type,
                    terms <= kMostTerms && terms * outer <= kMostProducts;
   const bool there =
       std::min({g.N, g.C, g.K, g.taps(), g.D * g.H * g.W, g.O * g.P * g.Q}) > 0;
-  if (!few || !there || 1.0 * g.x_size() >= kLimit ||
-      1.0 * g.y_size() >= kLimit) {
+  const double sample = 1.0 * g.D * g.H * g.W * g.C;
+  const double result = 1.0 * g.O * g.P * g.Q * g.K;
+  if (!few || !there || std::max(sample, result) >= kLimit) {
     return std::nullopt;
   }
   const int64_t height = dgrad ? g.H : g.P;
