@@ -295,8 +295,10 @@ WGRADS = {name: (case, "576x64") for name, case in HALO.items()} | SPLITS
 
 
 def wgrad_of(case):
+    options = case.kwargs | {"algorithm": "implicit_gemm"}
+
     def wgrad(x, w, dy):
-        conv = functools.partial(jc.conv_general_dilated, x, **case.kwargs)
+        conv = functools.partial(jc.conv_general_dilated, x, **options)
         return jax.vjp(conv, w)[1](dy)
 
     return wgrad
