@@ -68,6 +68,8 @@ WIDE = {
 OTHERS = {
     "3 of 48": problem(2, (9, 11), 3, (3, 3), (48, 48)),
     "2 of 40 to 56, stride 2": problem(3, (15, 14), 2, (3, 3), (40, 56), stride=(2, 2)),
+    # Tiles of 128x128 have boxes of one group, which these do not fill.
+    "4 of 72 to 128": problem(9, (28, 28), 4, (3, 3), (72, 128)),
     "5 of 72": problem(4, (7, 7), 5, (3, 3), (72, 72)),
     "2 of 120, many images": problem(19, (14, 14), 2, (3, 3), (120, 120)),
     "3 of 32": problem(11, (7, 7), 3, (3, 3), (32, 32)),

@@ -127,6 +127,16 @@ def test_windows_have_many_channels_on_one_side(native):
     assert tile("fprop", C=56, K=192) != STRIP
 
 
+@pytest.mark.parametrize("c", [24, 40, 64, 72, 128])
+def test_groups_that_fill_no_box_have_tiles_of_64_outputs_in_wgrad(native, c):
+    found = set()
+    for batch, size in ((1, 96), (4, 48), (9, 28)):
+        row = (size, size, 4 * c, 512, 3, 3, 1, 1, 1, 4)
+        config = native("wgrad", geometry(batch, row), "bfloat16", H200)["config"]
+        found.add(config.split("/")[0])
+    assert ("128x128" in found) == (c % 64 == 0), found
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_small_batches_of_deep_layers_need_no_pieces_in_wgrad(native, dtype):
     for name, row in RESNET50_V1.items():

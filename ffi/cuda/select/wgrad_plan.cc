@@ -293,7 +293,9 @@ std::vector<Shape> ShapesOf(const ConvGeometry& g) {
             {128, 64},  {64, 128},  {64, 64}};
   }
   std::vector<Shape> shapes = {{384, 64}, {192, 64}, {128, 64}, {64, 64}};
-  if (g.group_K() % 128 == 0) shapes.push_back({128, 128});
+  if (GroupWidth(g) == kBoxGroups && g.group_K() % 128 == 0) {
+    shapes.push_back({128, 128});
+  }
   return shapes;
 }
 
