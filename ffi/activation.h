@@ -4,8 +4,7 @@
 // y where the derivative follows from it and z otherwise.
 //
 // jax_convbatch/_layers/activations.py has the same functions in jax.numpy.
-#ifndef JAX_CONVBATCH_ACTIVATION_H_
-#define JAX_CONVBATCH_ACTIVATION_H_
+#pragma once
 
 #include <optional>
 #include <string_view>
@@ -165,5 +164,3 @@ JCB_HOST_DEVICE auto DispatchActivation(Activation a, F&& f) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_ACTIVATION_H_

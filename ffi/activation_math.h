@@ -3,8 +3,7 @@
 // float ones are polynomials without branches, so that loops over them are
 // vectorised; on the GPU with its own exponential and reciprocal, within 2 +
 // |x| units in the last place.
-#ifndef JAX_CONVBATCH_ACTIVATION_MATH_H_
-#define JAX_CONVBATCH_ACTIVATION_MATH_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -116,5 +115,3 @@ JCB_HOST_DEVICE F Sigmoid(F x) {
 }
 
 }  // namespace jax_convbatch::math
-
-#endif  // JAX_CONVBATCH_ACTIVATION_MATH_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of the handlers of the short causal depthwise convolution along
 // one axis, and their checks.
-#ifndef JAX_CONVBATCH_CAUSAL_CONV1D_CALL_H_
-#define JAX_CONVBATCH_CAUSAL_CONV1D_CALL_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -232,5 +231,3 @@ auto BindCausalConv1dUpdate(Binding&& binding) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CAUSAL_CONV1D_CALL_H_

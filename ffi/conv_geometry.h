@@ -2,8 +2,7 @@
 // The static description of one convolution. Python's
 // jax_convbatch/_shapes/geometry.py has the same struct with the same field
 // names.
-#ifndef JAX_CONVBATCH_CONV_GEOMETRY_H_
-#define JAX_CONVBATCH_CONV_GEOMETRY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -61,5 +60,3 @@ inline ConvGeometry DgradAsFprop(const ConvGeometry& g) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CONV_GEOMETRY_H_

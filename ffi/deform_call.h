@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of the handlers of deformable convolution, and their checks.
-#ifndef JAX_CONVBATCH_DEFORM_CALL_H_
-#define JAX_CONVBATCH_DEFORM_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -141,5 +140,3 @@ auto BindDeformWgrad(Binding&& binding) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_DEFORM_CALL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of the handlers that form scale, bias, residual and activation.
-#ifndef JAX_CONVBATCH_EPILOGUE_CALL_H_
-#define JAX_CONVBATCH_EPILOGUE_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -134,5 +133,3 @@ auto BindEpilogue(Binding&& binding) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_EPILOGUE_CALL_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every FFI handler shares: decoding of the attributes, early returns,
 // dispatch over dtypes, and the carving of the workspace.
-#ifndef JAX_CONVBATCH_FFI_CHECKS_H_
-#define JAX_CONVBATCH_FFI_CHECKS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -166,5 +165,3 @@ inline ffi::Error CheckSize(const char* op, const ConvGeometry& g,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_FFI_CHECKS_H_

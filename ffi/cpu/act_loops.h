@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops of the layer's elementwise work, over tiles that fit the L1 cache.
-#ifndef JAX_CONVBATCH_CPU_ACT_LOOPS_H_
-#define JAX_CONVBATCH_CPU_ACT_LOOPS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -34,5 +33,3 @@ void ScaleAndAdd(const double* scale, const double* bias,
                  const double* residual, double* z, int64_t rows, int64_t K);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_ACT_LOOPS_H_

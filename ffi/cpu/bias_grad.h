@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI handlers of the bias gradient, alone and with an activation's derivative.
-#ifndef JAX_CONVBATCH_CPU_BIAS_GRAD_H_
-#define JAX_CONVBATCH_CPU_BIAS_GRAD_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -11,5 +10,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(BiasGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ActBgradCpu);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_BIAS_GRAD_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products by the BLAS that scipy carries.
-#ifndef JAX_CONVBATCH_CPU_BLAS_H_
-#define JAX_CONVBATCH_CPU_BLAS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -21,5 +20,3 @@ void Gemm(bool transpose_a, bool transpose_b, int64_t M, int64_t N, int64_t K,
           int64_t ldc);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_BLAS_H_

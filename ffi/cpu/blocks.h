@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cutting matrix products into pieces for the threads.
-#ifndef JAX_CONVBATCH_CPU_BLOCKS_H_
-#define JAX_CONVBATCH_CPU_BLOCKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -104,5 +103,3 @@ void ForEachPiece(int64_t outer, const ResultCut& cut, int64_t depth,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_BLOCKS_H_

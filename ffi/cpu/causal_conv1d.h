@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI handlers of the short causal depthwise convolution along one axis.
-#ifndef JAX_CONVBATCH_CPU_CAUSAL_CONV1D_H_
-#define JAX_CONVBATCH_CPU_CAUSAL_CONV1D_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -46,5 +45,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(CausalConv1dGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CausalConv1dUpdateCpu);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_CAUSAL_CONV1D_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the causal convolution, over rows that fit the L1 cache.
-#ifndef JAX_CONVBATCH_CPU_CAUSAL_CONV1D_LOOPS_H_
-#define JAX_CONVBATCH_CPU_CAUSAL_CONV1D_LOOPS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -35,5 +34,3 @@ void NarrowRow(const float* in, Half* out, int64_t count);
 void NarrowRow(const float* in, BFloat16* out, int64_t count);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_CAUSAL_CONV1D_LOOPS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the causal convolution is cut into blocks of channels and rows, and where
 // the row of each tap lies.
-#ifndef JAX_CONVBATCH_CPU_CAUSAL_CONV1D_ROWS_H_
-#define JAX_CONVBATCH_CPU_CAUSAL_CONV1D_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -300,5 +299,3 @@ class BlockWeights {
 };
 
 }  // namespace jax_convbatch::causal_conv1d
-
-#endif  // JAX_CONVBATCH_CPU_CAUSAL_CONV1D_ROWS_H_

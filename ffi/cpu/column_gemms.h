@@ -2,8 +2,7 @@
 // The matrix products of a slice of samples over its columns, whichever way the
 // columns were made. As no product spans samples, the bits depend neither on
 // the slice nor, for y and the columns' gradient, on the batch.
-#ifndef JAX_CONVBATCH_CPU_COLUMN_GEMMS_H_
-#define JAX_CONVBATCH_CPU_COLUMN_GEMMS_H_
+#pragma once
 
 #include <algorithm>
 #include <type_traits>
@@ -111,5 +110,3 @@ void WgradProducts(const ConvGeometry& g, int64_t first, int64_t count,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_COLUMN_GEMMS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI handlers of deformable convolution in im2col_gemm.
-#ifndef JAX_CONVBATCH_CPU_DEFORM_H_
-#define JAX_CONVBATCH_CPU_DEFORM_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -12,5 +11,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(DeformDgradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(DeformWgradCpu);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_DEFORM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The element types of the CPU engine, and conversion between them and the type
 // that the arithmetic is done in: f64 for f64, f32 for everything else.
-#ifndef JAX_CONVBATCH_CPU_HALF_H_
-#define JAX_CONVBATCH_CPU_HALF_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -107,5 +106,3 @@ void ConvertAll(const From* from, To* to, int64_t count) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_HALF_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the FFI handlers of the CPU's engines share.
-#ifndef JAX_CONVBATCH_CPU_HANDLERS_H_
-#define JAX_CONVBATCH_CPU_HANDLERS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -88,5 +87,3 @@ inline auto ConvBinding() {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_HANDLERS_H_

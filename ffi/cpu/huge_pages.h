@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asking the system for huge pages behind large results.
-#ifndef JAX_CONVBATCH_CPU_HUGE_PAGES_H_
-#define JAX_CONVBATCH_CPU_HUGE_PAGES_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -40,5 +39,3 @@ inline void AskForHugePages(
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_HUGE_PAGES_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Unrolling a sample into columns, and gathering columns back into a sample.
-#ifndef JAX_CONVBATCH_CPU_IM2COL_H_
-#define JAX_CONVBATCH_CPU_IM2COL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -56,5 +55,3 @@ template <typename T>
 void ZeroUnread(const ConvGeometry& g, int64_t samples, T* dx);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IM2COL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI handlers of im2col_gemm and per_sample.
-#ifndef JAX_CONVBATCH_CPU_IM2COL_GEMM_H_
-#define JAX_CONVBATCH_CPU_IM2COL_GEMM_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -14,5 +13,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(DgradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(WgradCpu);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IM2COL_GEMM_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI handlers of implicit_gemm.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_GEMM_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_GEMM_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -13,5 +12,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitDgradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ImplicitWgradCpu);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_GEMM_H_

@@ -2,8 +2,7 @@
 // Strided filters of one tap: the pixels of x that a line of outputs reads are
 // evenly spaced, so the BLAS reads and writes them where they lie, and there
 // are no columns. It pays where products of a line need no packing.
-#ifndef JAX_CONVBATCH_CPU_LINE_GEMMS_H_
-#define JAX_CONVBATCH_CPU_LINE_GEMMS_H_
+#pragma once
 
 #include "blas.h"
 #include "blocks.h"
@@ -104,5 +103,3 @@ bool DgradLines(const ConvGeometry& g, int64_t samples, const A* dy, const A* w,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_LINE_GEMMS_H_

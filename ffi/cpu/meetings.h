@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which inputs and outputs of a convolution meet along an axis.
-#ifndef JAX_CONVBATCH_CPU_MEETINGS_H_
-#define JAX_CONVBATCH_CPU_MEETINGS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -69,5 +68,3 @@ class Meetings {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_MEETINGS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is OpenBLAS's alone: keeping it on the calling thread while this
 // engine's threads call it, and its products of small matrices.
-#ifndef JAX_CONVBATCH_CPU_OPENBLAS_H_
-#define JAX_CONVBATCH_CPU_OPENBLAS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -32,5 +31,3 @@ class OneThreadBlas {
 int64_t WorkWithoutPacking();
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_OPENBLAS_H_

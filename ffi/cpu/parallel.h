@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small pool of threads for the loops around the BLAS.
-#ifndef JAX_CONVBATCH_CPU_PARALLEL_H_
-#define JAX_CONVBATCH_CPU_PARALLEL_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -20,5 +19,3 @@ void ParallelFor(int64_t count, int64_t grain,
                  const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_PARALLEL_H_

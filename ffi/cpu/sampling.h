@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Columns that are read at real positions, and the transposes of that.
-#ifndef JAX_CONVBATCH_CPU_SAMPLING_H_
-#define JAX_CONVBATCH_CPU_SAMPLING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -36,5 +35,3 @@ void CornerGrads(const ConvGeometry& g, const Sampling<A>& at, int64_t samples,
                  const A* columns, const A* x, A* dcorners);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_SAMPLING_H_

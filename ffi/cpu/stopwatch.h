@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the time of the CPU handlers goes, for the benchmark that watches it.
-#ifndef JAX_CONVBATCH_CPU_STOPWATCH_H_
-#define JAX_CONVBATCH_CPU_STOPWATCH_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -37,5 +36,3 @@ class Stopwatch {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_STOPWATCH_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing large results past the caches.
-#ifndef JAX_CONVBATCH_CPU_STREAMING_H_
-#define JAX_CONVBATCH_CPU_STREAMING_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -47,5 +46,3 @@ inline void StreamFence() {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_STREAMING_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inner loops compiled for each vector length, chosen when the module loads.
-#ifndef JAX_CONVBATCH_CPU_VECTOR_CLONES_H_
-#define JAX_CONVBATCH_CPU_VECTOR_CLONES_H_
+#pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && \
     !defined(__clang__)
@@ -10,5 +9,3 @@
 #else
 #define JCB_VECTOR_CLONES
 #endif
-
-#endif  // JAX_CONVBATCH_CPU_VECTOR_CLONES_H_

@@ -13,8 +13,7 @@
 // places of one residue class use the same taps, and the pixels that these read
 // advance by a constant step: each class is a dense product of its own, in
 // which nothing is multiplied by the zeros between pixels.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -196,5 +195,3 @@ class Columns {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_COLUMNS_H_

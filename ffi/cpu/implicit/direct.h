@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise and nearly depthwise convolution, without a matrix product: a group
 // of few channels would leave most lanes of a panel empty.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_DIRECT_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_DIRECT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -88,5 +87,3 @@ void DirectRows<A>::ForEachPart(int64_t row, const A* zeros, Body body) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_DIRECT_H_

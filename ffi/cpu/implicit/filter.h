@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The right operand of fprop and dgrad: the filter, as the columns' matrix
 // wants it, packed into panels.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_FILTER_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_FILTER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -122,5 +121,3 @@ class Filter {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_FILTER_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of implicit_gemm: out = columns(image) * filter, class by
 // class.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_FORWARD_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_FORWARD_H_
+#pragma once
 
 #include "columns.h"
 #include "cpu/streaming.h"
@@ -38,5 +37,3 @@ struct Forward {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_FORWARD_H_

@@ -3,8 +3,7 @@
 // set and type of the arithmetic. The files that implement them are compiled
 // for processors that may not be there, so nothing inline may be shared with
 // them: declarations only here, and no standard headers there but <cstdint>.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_KERNELS_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -173,5 +172,3 @@ struct KernelTables {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_KERNELS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The next panels of a filter, made bit by bit while others are multiplied.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_MOVER_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_MOVER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -92,5 +91,3 @@ class Mover {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_MOVER_H_

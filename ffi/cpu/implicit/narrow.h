@@ -2,8 +2,7 @@
 // Convolution of few channels, without a matrix product: images of one to eight
 // channels, one to four channels in and many out, and groups of few channels
 // that direct.h does not cover. All types; rows are packed (packed_rows.h).
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_NARROW_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_NARROW_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -68,5 +67,3 @@ class NarrowWgrad {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_NARROW_H_

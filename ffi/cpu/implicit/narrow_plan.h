@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which convolutions narrow.h covers.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_NARROW_PLAN_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_NARROW_PLAN_H_
+#pragma once
 
 #include "narrow.h"
 #include "scratch.h"
@@ -20,5 +19,3 @@ Narrow PlanNarrow(const Reading& reading, int64_t outs, bool wgrad,
                   Element type);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_NARROW_PLAN_H_

@@ -5,8 +5,7 @@
 // A row of the result, or a block of its places where it is long, reads some
 // rows of the image. They are kept in a ring: the row below shares most of
 // them.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_PACKED_ROWS_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_PACKED_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -81,5 +80,3 @@ class PackedRows {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_PACKED_ROWS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each thread's packed blocks: less than 4 MiB, made once and kept.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <cstdlib>
@@ -55,5 +54,3 @@ struct Scratch {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_SCRATCH_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a product is cut into tasks for the threads. Every sum is formed in one
 // task and in one order, so no bit depends on the cut.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_TASKS_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_TASKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -36,5 +35,3 @@ inline int64_t Grain(int64_t work) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_TASKS_H_

@@ -6,8 +6,7 @@
 // parts are added in order. Where there is a workspace the parts are tasks of
 // their own, otherwise one task forms one after the other: the bits are the
 // same.
-#ifndef JAX_CONVBATCH_CPU_IMPLICIT_WGRAD_H_
-#define JAX_CONVBATCH_CPU_IMPLICIT_WGRAD_H_
+#pragma once
 
 #include "columns.h"
 
@@ -27,5 +26,3 @@ struct Wgrad {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CPU_IMPLICIT_WGRAD_H_

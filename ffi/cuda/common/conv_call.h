@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the handlers of fprop, dgrad and wgrad have in common, whatever the
 // engine: their arguments and the checks of them.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_CONV_CALL_H_
-#define JAX_CONVBATCH_CUDA_COMMON_CONV_CALL_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -111,5 +110,3 @@ inline auto BindConfiguredInitialize() {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_CONV_CALL_H_

@@ -2,8 +2,7 @@
 // Launches of kernels in clusters, and of kernels that start while the one
 // before them in the stream still runs, where the GPU and the code that was
 // compiled for it can.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_DEPENDENT_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_COMMON_DEPENDENT_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -84,5 +83,3 @@ static cudaError_t LaunchKernel(void (*kernel)(Parameters...),
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_DEPENDENT_LAUNCH_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Division in kernels by numbers that the host knows.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_DIVISOR_H_
-#define JAX_CONVBATCH_CUDA_COMMON_DIVISOR_H_
+#pragma once
 
 #include <cstdint>
 
@@ -38,5 +37,3 @@ class Divisor {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_DIVISOR_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The four floating dtypes of the FFI.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_DTYPES_H_
-#define JAX_CONVBATCH_CUDA_COMMON_DTYPES_H_
+#pragma once
 
 #include "cuda/common/floats.h"
 #include "xla/ffi/api/ffi.h"
@@ -35,5 +34,3 @@ inline bool SupportedDtype(xla::ffi::DataType dtype) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_DTYPES_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Division by a number that is known when a kernel is launched.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_FAST_DIVMOD_H_
-#define JAX_CONVBATCH_CUDA_COMMON_FAST_DIVMOD_H_
+#pragma once
 
 #include <cstdint>
 
@@ -57,5 +56,3 @@ __device__ Index TakeDigit(const FastDivmod<Index>& radix, Index& rest) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_FAST_DIVMOD_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels need to know of the floating types.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_FLOATS_H_
-#define JAX_CONVBATCH_CUDA_COMMON_FLOATS_H_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -52,5 +51,3 @@ struct alignas(kSize * sizeof(T)) Vector {
 #endif  // __CUDACC__
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_FLOATS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A convolution's geometry as the kernels that unroll it see it.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_KERNEL_SHAPE_H_
-#define JAX_CONVBATCH_CUDA_COMMON_KERNEL_SHAPE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -133,5 +132,3 @@ inline unsigned Blocks(int64_t threads, int block) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_KERNEL_SHAPE_H_

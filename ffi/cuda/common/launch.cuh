@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How kernels with one struct of parameters are launched.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_COMMON_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -40,5 +39,3 @@ cudaError_t LaunchOrPrepare(void (*kernel)(Problem), const Problem& problem,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_LAUNCH_CUH_

@@ -2,8 +2,7 @@
 // The families of kernels that plans can do without, and which of them are left
 // out: none, but while `python -m benchmarks kernels` measures what one is
 // worth. Host only.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_LEFT_OUT_H_
-#define JAX_CONVBATCH_CUDA_COMMON_LEFT_OUT_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -51,5 +50,3 @@ auto Unless(Family family, Make&& make) -> decltype(make()) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_LEFT_OUT_H_

@@ -2,8 +2,7 @@
 // What was worked out once for a call's attributes, for the life of the
 // process. XLA runs Initialize before every execution of a program, so for a
 // small convolution it counts as much as the launch.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_MEMO_H_
-#define JAX_CONVBATCH_CUDA_COMMON_MEMO_H_
+#pragma once
 
 #include <mutex>
 #include <shared_mutex>
@@ -93,5 +92,3 @@ auto PrepareOnce(const CallKey& key, Prepare&& prepare) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_MEMO_H_

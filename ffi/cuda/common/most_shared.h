@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The limit of shared memory to which kernels are raised that several
 // geometries share: threads may launch them for several at once.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_
-#define JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -10,5 +9,3 @@ namespace jax_convbatch::hopper {
 inline constexpr int kMostShared = 226 << 10;
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_MOST_SHARED_H_

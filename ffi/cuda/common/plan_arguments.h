@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the Python module's functions that plan are given, in C++'s types.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_PLAN_ARGUMENTS_H_
-#define JAX_CONVBATCH_CUDA_COMMON_PLAN_ARGUMENTS_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 
@@ -50,5 +49,3 @@ Op OpOf(const std::string& op) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_PLAN_ARGUMENTS_H_

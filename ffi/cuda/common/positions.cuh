@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Positions as kernels read them.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_POSITIONS_CUH_
-#define JAX_CONVBATCH_CUDA_COMMON_POSITIONS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -136,5 +135,3 @@ __device__ __forceinline__ Position<Accumulator<T>> PositionOf(
 #endif  // __CUDACC__
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_POSITIONS_CUH_

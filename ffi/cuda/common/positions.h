@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where and with what weights taps read, from the arrays that say it: cells and
 // corners, or offsets and masks.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_
-#define JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ struct Positions {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_POSITIONS_H_

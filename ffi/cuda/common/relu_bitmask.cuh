@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // relu's derivative from bits: a bit for each element, the first of eight the
 // lowest of a byte.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_RELU_BITMASK_CUH_
-#define JAX_CONVBATCH_CUDA_COMMON_RELU_BITMASK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -29,5 +28,3 @@ __device__ __forceinline__ uint32_t ReluMask(uint32_t bitmask, int i) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_RELU_BITMASK_CUH_

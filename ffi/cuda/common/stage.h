@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two halves of a call.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_STAGE_H_
-#define JAX_CONVBATCH_CUDA_COMMON_STAGE_H_
+#pragma once
 
 namespace jax_convbatch {
 
@@ -9,5 +8,3 @@ namespace jax_convbatch {
 enum class Stage { kPrepare, kLaunch };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_STAGE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA and cuBLAS failures as FFI errors.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_STATUS_H_
-#define JAX_CONVBATCH_CUDA_COMMON_STATUS_H_
+#pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -32,5 +31,3 @@ xla::ffi::Error ToError(cublasStatus_t status, Where&& where) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_STATUS_H_

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef JAX_CONVBATCH_CUDA_COMMON_TAP_AXIS_H_
-#define JAX_CONVBATCH_CUDA_COMMON_TAP_AXIS_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -11,5 +10,3 @@ struct TapAxis {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_TAP_AXIS_H_

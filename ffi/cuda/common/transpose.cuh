@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transposes a matrix, a square of it a block.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_TRANSPOSE_CUH_
-#define JAX_CONVBATCH_CUDA_COMMON_TRANSPOSE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -41,5 +40,3 @@ __device__ __forceinline__ void TransposeSquare(const Transposition& matrix,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_TRANSPOSE_CUH_

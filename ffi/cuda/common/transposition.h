@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A matrix of f32 that is to be transposed.
-#ifndef JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_
-#define JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_
+#pragma once
 
 namespace jax_convbatch {
 
@@ -13,5 +12,3 @@ struct Transposition {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_COMMON_TRANSPOSITION_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The matrix products of slices of samples over their columns, whichever way
 // the columns were made, with one algorithm for every slice.
-#ifndef JAX_CONVBATCH_CUDA_CUBLAS_COLUMN_GEMMS_H_
-#define JAX_CONVBATCH_CUDA_CUBLAS_COLUMN_GEMMS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -72,5 +71,3 @@ class ColumnGemms {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_CUBLAS_COLUMN_GEMMS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The matrix products of a convolution over unrolled samples.
-#ifndef JAX_CONVBATCH_CUDA_CUBLAS_CONV_GEMMS_H_
-#define JAX_CONVBATCH_CUDA_CUBLAS_CONV_GEMMS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -64,5 +63,3 @@ cublasStatus_t FindConvAlgorithm(const Products& products,
 int64_t MaxSamples(const ConvGeometry& g);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_CUBLAS_CONV_GEMMS_H_

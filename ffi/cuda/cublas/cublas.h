@@ -5,8 +5,7 @@
 // product of 33 samples and 33 products of one sample differ in their rounding.
 // Here an algorithm is chosen once, for a canonical product, and then used for
 // every number of samples.
-#ifndef JAX_CONVBATCH_CUDA_CUBLAS_CUBLAS_H_
-#define JAX_CONVBATCH_CUDA_CUBLAS_CUBLAS_H_
+#pragma once
 
 #include <cublasLt.h>
 
@@ -53,5 +52,3 @@ cublasStatus_t RunGemm(cudaStream_t stream, const GemmAlgorithm& algorithm,
                        void* workspace = nullptr);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_CUBLAS_CUBLAS_H_

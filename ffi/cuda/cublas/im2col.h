@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Unrolling of samples into columns, and its transpose.
-#ifndef JAX_CONVBATCH_CUDA_CUBLAS_IM2COL_H_
-#define JAX_CONVBATCH_CUDA_CUBLAS_IM2COL_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -25,5 +24,3 @@ cudaError_t Col2Im(cudaStream_t stream, const ConvGeometry& g, int64_t samples,
                    xla::ffi::DataType dtype, const void* dcols, void* dx);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_CUBLAS_IM2COL_H_

@@ -3,8 +3,7 @@
 // dw[C, K] = x[pixels, C]^T dy[pixels, K]. Part of implicit_gemm, for the
 // shapes where cuBLAS, which does not walk images, is faster than
 // wgrad_kernel.cuh.
-#ifndef JAX_CONVBATCH_CUDA_CUBLAS_PRODUCT_WGRAD_H_
-#define JAX_CONVBATCH_CUDA_CUBLAS_PRODUCT_WGRAD_H_
+#pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -40,5 +39,3 @@ cublasStatus_t RunProductWgrad(const ConvGeometry& g, hopper::Type type,
                                const void* dy, void* dw, void* workspace);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_CUBLAS_PRODUCT_WGRAD_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Configurations of cuDNN's engines, and what its heuristics recommend.
-#ifndef JAX_CONVBATCH_CUDA_CUDNN_CONFIG_H_
-#define JAX_CONVBATCH_CUDA_CUDNN_CONFIG_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -55,5 +54,3 @@ std::vector<Recommendation> Recommended(const Problem& problem, bool tf32,
 int64_t Append(ConvGraph& graph, const Config& config);
 
 }  // namespace jax_convbatch::cudnn
-
-#endif  // JAX_CONVBATCH_CUDA_CUDNN_CONFIG_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN's C++ frontend, as this folder compiles it. It is large: only sources
 // that build graphs include it.
-#ifndef JAX_CONVBATCH_CUDA_CUDNN_FRONTEND_H_
-#define JAX_CONVBATCH_CUDA_CUDNN_FRONTEND_H_
+#pragma once
 
 // The library is looked up when it is used; plans are not written as JSON.
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
@@ -25,5 +24,3 @@ inline void Throw(cudnnStatus_t status) {
 }
 
 }  // namespace jax_convbatch::cudnn
-
-#endif  // JAX_CONVBATCH_CUDA_CUDNN_FRONTEND_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One operation, and the layer that may follow it, as a cuDNN graph.
-#ifndef JAX_CONVBATCH_CUDA_CUDNN_GRAPH_H_
-#define JAX_CONVBATCH_CUDA_CUDNN_GRAPH_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -78,5 +77,3 @@ std::optional<std::string> CannotExpress(const Problem& problem);
 GraphPtr MakeGraph(const Problem& problem, cudnnHandle_t handle);
 
 }  // namespace jax_convbatch::cudnn
-
-#endif  // JAX_CONVBATCH_CUDA_CUDNN_GRAPH_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN's library, which JAX's CUDA packages bring: found when it is first
 // asked for, never linked.
-#ifndef JAX_CONVBATCH_CUDA_CUDNN_LIBRARY_H_
-#define JAX_CONVBATCH_CUDA_CUDNN_LIBRARY_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
@@ -38,5 +37,3 @@ class DeviceHandle {
 };
 
 }  // namespace jax_convbatch::cudnn
-
-#endif  // JAX_CONVBATCH_CUDA_CUDNN_LIBRARY_H_

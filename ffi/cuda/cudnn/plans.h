@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which of cuDNN's engines runs a graph, without timing, and the plans that
 // were built for the life of the process.
-#ifndef JAX_CONVBATCH_CUDA_CUDNN_PLANS_H_
-#define JAX_CONVBATCH_CUDA_CUDNN_PLANS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -55,5 +54,3 @@ std::shared_ptr<const BuiltPlan> FindPlan(const Problem& problem,
                                           const std::string& config);
 
 }  // namespace jax_convbatch::cudnn
-
-#endif  // JAX_CONVBATCH_CUDA_CUDNN_PLANS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long configurations of cuDNN's TMA kernels take beside one another.
-#ifndef JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_
-#define JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -25,5 +24,3 @@ std::optional<double> TileCost(const Gemm& gemm, const Config& config,
                                int multiprocessors);
 
 }  // namespace jax_convbatch::cudnn
-
-#endif  // JAX_CONVBATCH_CUDA_CUDNN_TILE_COST_H_

@@ -3,8 +3,7 @@
 // columns are images of column_size() channels under a 1x1 filter. For one
 // group, on Hopper, of f32 as TF32 (cuBLAS has no kernels of that generation
 // for operands that lie as ours do), and fprop of 16-bit types.
-#ifndef JAX_CONVBATCH_CUDA_DEFORM_POINTWISE_GEMMS_H_
-#define JAX_CONVBATCH_CUDA_DEFORM_POINTWISE_GEMMS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -69,5 +68,3 @@ class PointwiseGemms {
 };
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_DEFORM_POINTWISE_GEMMS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Columns that are read at real positions, and the transposes of that.
-#ifndef JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_H_
-#define JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -87,5 +86,3 @@ cudaError_t GatherColumns(cudaStream_t stream, const ConvGeometry& g,
                           const void* dcolumns, void* dx);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels that sample share: the geometry as they see it, and how
 // pixels and channels are dealt out to blocks.
-#ifndef JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_SHAPE_CUH_
-#define JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_SHAPE_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -136,5 +135,3 @@ __device__ Vector<T, kVector> LoadOrZeros(const Vector<T, kVector>* p, int at) {
 #endif  // __CUDACC__
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_DEFORM_SAMPLING_SHAPE_CUH_

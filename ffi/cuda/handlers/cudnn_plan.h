@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the Python module says of the engine cudnn.
-#ifndef JAX_CONVBATCH_CUDA_HANDLERS_CUDNN_PLAN_H_
-#define JAX_CONVBATCH_CUDA_HANDLERS_CUDNN_PLAN_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 
@@ -27,5 +26,3 @@ nanobind::object CudnnPlans(const std::string& op,
                             int64_t workspace_limit, int most);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_HANDLERS_CUDNN_PLAN_H_

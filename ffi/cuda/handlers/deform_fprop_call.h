@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of deformable fprop on CUDA.
-#ifndef JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_
-#define JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -89,5 +88,3 @@ auto BindDeformFpropArrays(Binding&& binding) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_FPROP_CALL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // XLA's Initialize of deformable convolutions.
-#ifndef JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_MEMO_H_
-#define JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_MEMO_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -35,5 +34,3 @@ ffi::Error PrepareDeformOnce(const ConvGeometry& g, const DeformOptions& o,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_HANDLERS_DEFORM_MEMO_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The FFI handlers of this folder, as module.cc registers them.
-#ifndef JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_
-#define JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_
+#pragma once
 
 #include "xla/ffi/api/c_api.h"
 #include "xla/ffi/api/ffi.h"
@@ -66,5 +65,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaEpilogueExecute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(CudaChannelSumsExecute);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_HANDLERS_HANDLERS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine implicit_gemm's plans, for Python.
-#ifndef JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_
-#define JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 
@@ -59,5 +58,3 @@ nanobind::object ImplicitGemmColumnPlan(nanobind::str op,
                                         int multiprocessors);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_HANDLERS_IMPLICIT_GEMM_PLAN_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of handlers that run fprop and what follows it in one call.
-#ifndef JAX_CONVBATCH_CUDA_HANDLERS_LAYER_CALL_H_
-#define JAX_CONVBATCH_CUDA_HANDLERS_LAYER_CALL_H_
+#pragma once
 
 #include <string_view>
 #include <utility>
@@ -29,5 +28,3 @@ auto BindLayer(Binding&& binding) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_HANDLERS_LAYER_CALL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of ActGrad, to be instantiated for a dtype.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_
+#pragma once
 
 #include "cuda/common/relu_bitmask.cuh"
 #include "cuda/reductions/bias_grad.h"
@@ -112,5 +111,3 @@ cudaError_t ActGrad(const ActGradCall& call, cudaStream_t stream) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_ACT_GRAD_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums by channel, or by sample and group of channels, from those of parts of
 // samples.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHANNEL_SUMS_H_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHANNEL_SUMS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -24,5 +23,3 @@ cudaError_t AddChannelSums(cudaStream_t stream, const ChannelSumsShape& shape,
                            Stage stage = Stage::kLaunch);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHANNEL_SUMS_H_

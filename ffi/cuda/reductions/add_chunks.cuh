@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second kernel of sums over rows: adds what the chunks gave.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHUNKS_CUH_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHUNKS_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -83,5 +82,3 @@ cudaError_t LaunchAddChunks(cudaStream_t stream, int64_t batch, int64_t chunks,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_CHUNKS_CUH_

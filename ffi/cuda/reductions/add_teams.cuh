@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the teams of a thread block summed, added up.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_TEAMS_CUH_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_TEAMS_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -47,5 +46,3 @@ __device__ __forceinline__ void AddTeams(Acc (&sum)[kVector], int lanes,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_ADD_TEAMS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The handlers of the bias gradient, alone and with an activation's derivative:
 // what they check alike.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_BIAS_GRAD_H_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_BIAS_GRAD_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -45,5 +44,3 @@ ffi::Error CheckSums(const char* op, const SumSizes& sizes,
                      const ffi::AnyBuffer& workspace);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_BIAS_GRAD_H_

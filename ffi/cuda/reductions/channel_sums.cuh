@@ -4,8 +4,7 @@
 // Two launches: each block sums a chunk of a sample's rows for a tile of
 // channels, then the chunks' sums are added. Which thread adds what, and in
 // which order, follows from the sizes of a sample.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -115,5 +114,3 @@ cudaError_t LaunchChannelSums(cudaStream_t stream, int64_t samples,
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_CHANNEL_SUMS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads that stay in the order of the program.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_LOAD_IN_ORDER_CUH_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_LOAD_IN_ORDER_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -27,5 +26,3 @@ __device__ __forceinline__ V LoadInOrder(const V* from) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_LOAD_IN_ORDER_CUH_

@@ -5,8 +5,7 @@
 // A matrix [rows, K] whose K is no multiple of a vector is read as one of wider
 // rows, several of its own after another: then every load is a vector, and the
 // sums of the wide row's parts are added in the end.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_ROW_SUMS_CUH_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_ROW_SUMS_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -340,5 +339,3 @@ cudaError_t ForVector(int64_t batch, int64_t rows, int64_t K, F&& f) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_ROW_SUMS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduction of wgrad over the samples.
-#ifndef JAX_CONVBATCH_CUDA_REDUCTIONS_SUM_SAMPLES_H_
-#define JAX_CONVBATCH_CUDA_REDUCTIONS_SUM_SAMPLES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -20,5 +19,3 @@ cudaError_t SumSamples(cudaStream_t stream, xla::ffi::DataType dtype,
                        const void* partials, void* accumulator, void* dw);
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_REDUCTIONS_SUM_SAMPLES_H_

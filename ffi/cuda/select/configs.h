@@ -2,8 +2,7 @@
 // The plans that a convolution can be run with, by name. The rule (PlanPath)
 // chooses one where nothing was measured; whoever measured names another. Host
 // only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_CONFIGS_H_
-#define JAX_CONVBATCH_CUDA_SELECT_CONFIGS_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -33,5 +32,3 @@ std::optional<Plan> FindConfig(Op op, const ConvGeometry& g, Type type,
                                int multiprocessors, std::string_view name);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_CONFIGS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How fprop and dgrad of 16-bit types and one group run. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SELECT_CONV_PLAN_H_
+#pragma once
 
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/op.h"
@@ -12,5 +11,3 @@ namespace jax_convbatch::hopper {
 Plan HalfPlan(Op op, const ConvGeometry& g, Type type, int multiprocessors);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_CONV_PLAN_H_

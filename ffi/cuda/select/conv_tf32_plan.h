@@ -2,8 +2,7 @@
 // Which tiles fprop and dgrad of f32 have: ping-pong or cooperative
 // (conv_tf32_kernel.cuh), or all at once (single_wave_tf32_kernel.cuh). Host
 // only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_
+#pragma once
 
 #include <vector>
 
@@ -23,5 +22,3 @@ Plan WithTf32Epilogue(const ConvGeometry& g, const Plan& plan,
                       const Epilogue& epilogue);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_CONV_TF32_PLAN_H_

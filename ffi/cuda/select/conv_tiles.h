@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles that fprop and dgrad may have. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_CONV_TILES_H_
-#define JAX_CONVBATCH_CUDA_SELECT_CONV_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -64,5 +63,3 @@ inline bool Transposes(Op op, Type type, const Tile& tile) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_CONV_TILES_H_

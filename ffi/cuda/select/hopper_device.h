@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the handlers of the Hopper kernels ask of a dtype and of the device.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_HOPPER_DEVICE_H_
-#define JAX_CONVBATCH_CUDA_SELECT_HOPPER_DEVICE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -64,5 +63,3 @@ xla::ffi::Error CheckDevice(bool any_from_8, Where&& where, bool* hopper) {
 }
 
 }  // namespace jax_convbatch
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_HOPPER_DEVICE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations by whichever path suits a geometry. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_PATHS_H_
-#define JAX_CONVBATCH_CUDA_SELECT_PATHS_H_
+#pragma once
 
 #include <optional>
 
@@ -35,5 +34,3 @@ cudaError_t RunPath(Op op, const ConvCall& call, int multiprocessors,
                     Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_PATHS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a convolution takes by tiles of some size. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_TILE_TIME_H_
-#define JAX_CONVBATCH_CUDA_SELECT_TILE_TIME_H_
+#pragma once
 
 #include <vector>
 
@@ -55,5 +54,3 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
 const TileConstants& ConstantsOf(Op op, Type type);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_TILE_TIME_H_

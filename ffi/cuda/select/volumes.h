@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which convolutions of three spatial axes read x where it lies. Others are
 // convolutions of two axes, of copies (depth.py). Host only.
-#ifndef JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_
-#define JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_
+#pragma once
 
 #include <optional>
 
@@ -23,5 +22,3 @@ std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
 double PaddingOfShortVolume(const ConvGeometry& g);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SELECT_VOLUMES_H_

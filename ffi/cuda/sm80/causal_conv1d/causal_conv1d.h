@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The short causal depthwise convolution: what the handlers call.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_CAUSAL_CONV1D_H_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_CAUSAL_CONV1D_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -39,5 +38,3 @@ cudaError_t Update(cudaStream_t stream, const CausalConv1d& call,
 int64_t PartialSums(const CausalConv1d& call);
 
 }  // namespace jax_convbatch::causal
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_CAUSAL_CONV1D_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of depthwise convolutions along one axis, by the kernel of
 // the short causal convolution.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_H_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_H_
+#pragma once
 
 #include <optional>
 
@@ -17,5 +16,3 @@ cudaError_t RunDepthwiseSequences(Op op, const Call& call, Stage stage,
                                   cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which depthwise convolutions are sequences for the causal kernel, and as
 // which call.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_CALL_H_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -34,5 +33,3 @@ std::optional<DepthwiseSequences> SequencesOf(Op op, const ConvGeometry& g,
                                               Type type);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DEPTHWISE_SEQUENCES_CALL_H_

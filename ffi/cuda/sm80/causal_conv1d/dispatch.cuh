@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a call to the types and numbers that kernels are compiled for.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DISPATCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DISPATCH_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -51,5 +50,3 @@ cudaError_t ForDtypeAndTaps(const CausalConv1d& call, F&& f) {
 }
 
 }  // namespace jax_convbatch::causal
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_DISPATCH_CUH_

@@ -2,8 +2,7 @@
 // Depthwise convolutions along one axis with few results a sequence, as one
 // token's in decoding: each row by itself, where a walk along chunks of rows
 // would leave most of them empty. The sums are those of FpropKernel.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_FEW_ROWS_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_FEW_ROWS_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -90,5 +89,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace jax_convbatch::causal
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_FEW_ROWS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel of the forward pass, of causal and of padded sequences.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_FPROP_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_FPROP_CUH_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -170,5 +169,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace jax_convbatch::causal
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_FPROP_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How rows and channels are shared among threads.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_TASKS_H_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_TASKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -71,5 +70,3 @@ inline int GradVector(const CausalConv1d& call) {
 }
 
 }  // namespace jax_convbatch::causal
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_TASKS_H_

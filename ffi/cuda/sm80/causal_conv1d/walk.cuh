@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a thread walks along: rows that are a dilation apart.
-#ifndef JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_WALK_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_WALK_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -212,5 +211,3 @@ struct Window {
 };
 
 }  // namespace jax_convbatch::causal
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_CAUSAL_CONV1D_WALK_CUH_

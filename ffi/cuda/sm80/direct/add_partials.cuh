@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The last step of wgrad: the workers' sums are added in order.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_ADD_PARTIALS_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_ADD_PARTIALS_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -66,5 +65,3 @@ cudaError_t AddPartialsOrPrepare(int workers, int64_t size,
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_ADD_PARTIALS_CUH_

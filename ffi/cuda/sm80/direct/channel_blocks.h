@@ -2,8 +2,7 @@
 // Grouped convolutions as matrix products of blocks of 8 output channels. A
 // block may belong to a group or hold several small ones; then the matrix is
 // zero where groups differ.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_CHANNEL_BLOCKS_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_CHANNEL_BLOCKS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -63,5 +62,3 @@ bool MakeWgradRoles(int64_t in, int64_t out, int64_t groups, int64_t taps,
                     int warps, WgradRoles* roles);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_CHANNEL_BLOCKS_H_

@@ -3,8 +3,7 @@
 // channels and goes through tiles of the batch: while it works on one, the next
 // is on its way into shared memory. A thread computes a patch of pixels of two
 // channels, so that what it reads serves several sums.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_CUH_
+#pragma once
 
 #include "cuda/common/dtypes.h"
 #include "cuda/sm80/direct/depthwise_problem.h"
@@ -327,5 +326,3 @@ __global__ void __launch_bounds__(
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_CUH_

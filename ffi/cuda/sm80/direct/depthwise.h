@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise convolutions, of one input and one output channel a group.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_
+#pragma once
 
 #include "cuda/sm80/direct/direct.h"
 
@@ -13,5 +12,3 @@ cudaError_t RunDepthwise(Op op, const Call& call, Stage stage,
                          cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_H_

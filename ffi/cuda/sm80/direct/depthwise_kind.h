@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The variants of the depthwise kernels.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_KIND_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_KIND_H_
+#pragma once
 
 #include "cuda/sm80/direct/walk.h"
 
@@ -115,5 +114,3 @@ constexpr int ChunkTaps(Kind kind) {
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_KIND_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the depthwise kernels.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_PROBLEM_H_
+#pragma once
 
 #include "cuda/sm80/direct/depthwise_kind.h"
 #include "cuda/sm80/direct/staging.cuh"
@@ -39,5 +38,3 @@ struct DepthwiseWgradProblem {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_PROBLEM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // dgrad of depthwise convolutions of stride 2: a thread computes the four
 // residue classes of a patch, all of which read the same pixels of dy.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_STRIDED_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_STRIDED_CUH_
+#pragma once
 
 #include "cuda/sm80/direct/depthwise_kind.h"
 #include "cuda/sm80/direct/depthwise_problem.h"
@@ -103,5 +102,3 @@ __device__ void StoreStrided(const StridedSums<kRows, kCols>& sums, T* to,
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_STRIDED_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgrad of depthwise convolutions. Like depthwise.cuh, but a thread keeps the
 // sums of a few taps of two channels over all the pixels that it visits.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_WGRAD_CUH_
+#pragma once
 
 #include "cuda/sm80/direct/depthwise_problem.h"
 #include "cuda/sm80/direct/pairs.cuh"
@@ -193,5 +192,3 @@ __global__ void __launch_bounds__(kThreads,
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DEPTHWISE_WGRAD_CUH_

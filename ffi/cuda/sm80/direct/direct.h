@@ -3,8 +3,7 @@
 // shared memory: depthwise ones on the ordinary cores, other groups of bf16 and
 // f16 on the tensor cores; and f32 of a few channels, of up to three axes. Any
 // GPU of compute capability 8.0 or later.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_DIRECT_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_DIRECT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -87,5 +86,3 @@ struct Call {
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_DIRECT_H_

@@ -4,8 +4,7 @@
 // of the batch. The columns are not formed: each row of the left operand is
 // read from where its pixel lies in the tile. The filter is kept in shared
 // memory in the order of the right operand.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_CUH_
+#pragma once
 
 #include "cuda/common/dtypes.h"
 #include "cuda/sm80/direct/grouped.h"
@@ -336,5 +335,3 @@ __global__ void __launch_bounds__(kGroupedThreads, GroupedBlocks(kShared))
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions of many groups of a few channels, of bf16 and f16.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_H_
+#pragma once
 
 #include "cuda/sm80/direct/channel_blocks.h"
 #include "cuda/sm80/direct/direct.h"
@@ -35,5 +34,3 @@ cudaError_t RunGrouped(Op op, const Call& call, Stage stage,
                        cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_H_

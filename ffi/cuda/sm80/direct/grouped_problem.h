@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels for grouped convolutions.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_PROBLEM_H_
+#pragma once
 
 #include "cuda/sm80/direct/channel_blocks.h"
 #include "cuda/sm80/direct/staging.cuh"
@@ -40,5 +39,3 @@ struct GroupedWgradProblem {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_PROBLEM_H_

@@ -3,8 +3,7 @@
 // tap the product of 16 channels of x, transposed, and 16 of dy over 16 pixels
 // at a time. Products of channels of different groups are computed with the
 // others and dropped.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_WGRAD_CUH_
+#pragma once
 
 #include "cuda/sm80/direct/grouped.h"
 #include "cuda/sm80/direct/grouped_problem.h"
@@ -151,5 +150,3 @@ __global__ void __launch_bounds__(kGroupedThreads, 2)
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_GROUPED_WGRAD_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launches of the direct kernels share.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -40,5 +39,3 @@ inline TileGrid MakeGrid(const Walks& walks, const Plan& plan, int64_t batch) {
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_LAUNCH_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensor cores' instructions of compute capability 8.0, on fragments that
 // ldmatrix loads from shared memory.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_MMA_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_MMA_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -65,5 +64,3 @@ __device__ void Multiply16(float (&sum)[4], uint32_t a0, uint32_t a1,
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_MMA_CUH_

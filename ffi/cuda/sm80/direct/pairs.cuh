@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two neighbouring channels, which one thread works on: f32 in registers,
 // whatever the type in memory.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_PAIRS_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_PAIRS_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -72,5 +71,3 @@ __device__ inline void MultiplyAdd(float2 a, float2 b, float2& sum) {
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_PAIRS_CUH_

@@ -2,8 +2,7 @@
 // A thread of fprop or dgrad has eight outputs of four channels, so that four
 // loads of the filter and eight of the image serve 128 products. Neighbouring
 // threads have neighbouring channels; what they share comes from the L1.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -220,5 +219,3 @@ __global__ void __launch_bounds__(kQuadThreads, 2)
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of groups whose channels are multiples of four, on the
 // ordinary cores.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_H_
+#pragma once
 
 #include <optional>
 
@@ -23,5 +22,3 @@ std::optional<Plan> PlanQuads(Op op, const ConvGeometry& g,
 cudaError_t RunQuads(Op op, const Call& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_QUADS_H_

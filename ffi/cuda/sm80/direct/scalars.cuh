@@ -2,8 +2,7 @@
 // A thread has some rows of outputs below each other, of all channels: with
 // taps that are neighbours along a column, each number that it loads serves all
 // these rows. Neighbouring threads have neighbouring pixels of a row.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -142,5 +141,3 @@ __global__ void __launch_bounds__(kScalarThreads)
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of a few channels on both sides, on the ordinary cores: of
 // these, tiles of matrices would be zeros for the most part.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_
+#pragma once
 
 #include <optional>
 
@@ -24,5 +23,3 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
                        cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_SCALARS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of an activation tensor in shared memory: a box of pixels by a range of
 // channels, with zeros outside the image and past the last channel.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_STAGING_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_STAGING_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -136,5 +135,3 @@ class Stager {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_STAGING_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles that a block works on, one after another, in a ring of stages: the
 // next ones are copied while one is worked on.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_TILE_RING_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_TILE_RING_CUH_
+#pragma once
 
 #include "cuda/sm80/direct/staging.cuh"
 
@@ -61,5 +60,3 @@ class TileRing {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_TILE_RING_CUH_

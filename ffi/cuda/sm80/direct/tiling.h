@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of tiles, on the host.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_TILING_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -57,5 +56,3 @@ int RowBytes(int cols, int pixel_bytes, int apart);
 int FlatRowBytes(int cols, int pixel_bytes, const Walks& walks, int tile_w);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_TILING_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the outputs of a convolution, or of its dgrad, walk its inputs along one
 // axis: whatever the stride, dilation and padding.
-#ifndef JAX_CONVBATCH_CUDA_SM80_DIRECT_WALK_H_
-#define JAX_CONVBATCH_CUDA_SM80_DIRECT_WALK_H_
+#pragma once
 
 #include <cstdint>
 
@@ -52,5 +51,3 @@ bool FpropWalks(const ConvGeometry& g, Walks* walks);
 bool DgradWalks(const ConvGeometry& g, Walks* walks);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_DIRECT_WALK_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of f32 on the ordinary cores.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_CONV_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_CONV_CUH_
+#pragma once
 
 #include "cuda/sm80/simt/tile.cuh"
 
@@ -235,5 +234,3 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
 }
 
 }  // namespace jax_convbatch::simt
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_CONV_CUH_

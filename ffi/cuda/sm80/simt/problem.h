@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels for f32 on the ordinary cores.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_PROBLEM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -63,5 +62,3 @@ struct WgradProblem {
 };
 
 }  // namespace jax_convbatch::simt
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_PROBLEM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 2-D convolutions of f32 as it is (not as TF32) on the ordinary cores, without
 // columns in memory. Any GPU of compute capability 8.0 or later.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_H_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -68,5 +67,3 @@ struct Call {
 cudaError_t Run(Op op, const Call& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::simt
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_H_

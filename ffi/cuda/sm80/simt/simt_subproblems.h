@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What plan and launches ask about the sums of fprop and dgrad. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -26,5 +25,3 @@ int KSlices(Op op, const ConvGeometry& g,
             const std::vector<hopper::SubproblemAxes>& subs);
 
 }  // namespace jax_convbatch::simt
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_SIMT_SUBPROBLEMS_H_

@@ -2,8 +2,7 @@
 // A tile of a matrix product on the ordinary cores: operands in a ring of
 // stages in shared memory, filled by asynchronous copies, and the sums in
 // registers.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_TILE_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -168,5 +167,3 @@ __device__ __forceinline__ void RunStages(float* ring, int steps, Sums<T>& sums,
 }
 
 }  // namespace jax_convbatch::simt
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_TILE_CUH_

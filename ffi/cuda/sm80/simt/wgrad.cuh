@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 on the ordinary cores.
-#ifndef JAX_CONVBATCH_CUDA_SM80_SIMT_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM80_SIMT_WGRAD_CUH_
+#pragma once
 
 #include "cuda/sm80/simt/tile.cuh"
 
@@ -86,5 +85,3 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
 }
 
 }  // namespace jax_convbatch::simt
-
-#endif  // JAX_CONVBATCH_CUDA_SM80_SIMT_WGRAD_CUH_

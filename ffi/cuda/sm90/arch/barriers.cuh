@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Barriers of a block, in shared memory (mbarriers) and by name, and the one
 // lane of a warp that acts for it.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_BARRIERS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_BARRIERS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -80,5 +79,3 @@ __device__ __forceinline__ bool ElectOne() {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_BARRIERS_CUH_

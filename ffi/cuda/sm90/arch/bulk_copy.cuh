@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of bytes that lie side by side, by TMA.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -18,5 +17,3 @@ __device__ __forceinline__ void LoadBytes(uint32_t to, const void* from,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_BULK_COPY_CUH_

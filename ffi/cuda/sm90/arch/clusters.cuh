@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the blocks of a cluster do in each other's shared memory.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_CLUSTERS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_CLUSTERS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -77,5 +76,3 @@ __device__ __forceinline__ float4 LoadClusterShared(uint32_t address,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_CLUSTERS_CUH_

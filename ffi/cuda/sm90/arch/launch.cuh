@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launches of the Hopper kernels share.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -20,5 +19,3 @@ cudaError_t RaiseSharedMemory(Kernel* kernel, int bytes) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_LAUNCH_CUH_

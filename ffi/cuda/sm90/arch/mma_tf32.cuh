@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensor cores' instruction for f32, of compute capability 8.0.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_MMA_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_MMA_TF32_CUH_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -18,5 +17,3 @@ __device__ __forceinline__ void MultiplyTf32(float (&sum)[4], float a0,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_MMA_TF32_CUH_

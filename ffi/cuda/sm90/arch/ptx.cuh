@@ -3,12 +3,9 @@
 // each, by kind. Addresses of shared memory are 32-bit, as the instructions
 // take them. Products are in wgmma.cuh, bulk copies in bulk_copy.cuh, launches
 // of dependents in dependent_launch.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_PTX_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_PTX_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/barriers.cuh"
 #include "cuda/sm90/arch/clusters.cuh"
 #include "cuda/sm90/arch/registers.cuh"
 #include "cuda/sm90/arch/tensor_copies.cuh"
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_PTX_CUH_

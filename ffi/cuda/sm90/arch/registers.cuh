@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many registers a warpgroup has, and moves between them and shared memory:
 // matrices of 16-bit elements, vectors of f32.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_REGISTERS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_REGISTERS_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -123,5 +122,3 @@ __device__ __forceinline__ uint32_t Pack<__half>(float low, float high) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_REGISTERS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 rounded to the nearest TF32, as TMA rounds.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_ROUND_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_ROUND_TF32_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -18,5 +17,3 @@ __device__ __forceinline__ float4 RoundTf32(float4 v) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_ROUND_TF32_CUH_

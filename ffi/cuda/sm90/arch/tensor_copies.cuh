@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies by TMA: boxes of tensors, to shared memory and from it.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_
+#pragma once
 
 #include <cuda.h>
 
@@ -144,5 +143,3 @@ __device__ __forceinline__ void FenceAsyncProxy() {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of boxes of five coordinates.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_5D_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_5D_CUH_
+#pragma once
 
 #include <cuda.h>
 
@@ -31,5 +30,3 @@ __device__ __forceinline__ void StoreTile5(const CUtensorMap& map,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_TENSOR_COPIES_5D_CUH_

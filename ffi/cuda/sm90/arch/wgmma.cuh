@@ -2,8 +2,7 @@
 // Warpgroup matrix multiply-accumulate: D[64, kN] += A[64, k] B[k, kN], k = 16
 // for 16-bit elements and 8 for TF32, with A and B in shared memory (A may be
 // in registers for TF32), D in f32 registers of the 128 threads.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -170,5 +169,3 @@ __device__ __forceinline__ void Wgmma(float (&d)[kN / 2], uint64_t a,
 #undef JCB_WGMMA_TF32_A
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of 16-bit elements by 96 columns, for operands
 // Contiguous::kRows, and the descriptor of one in rows of 64 bytes.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_96_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_96_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma.cuh"
 
@@ -40,5 +39,3 @@ __device__ __forceinline__ void Wgmma96(float (&d)[48], uint64_t a,
 #undef JCB_WGMMA
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_96_CUH_

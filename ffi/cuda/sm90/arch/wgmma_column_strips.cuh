@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of 16-bit elements by the pixels of strips as
 // columns: 224 and 160 of them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMN_STRIPS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMN_STRIPS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma.cuh"
 
@@ -39,5 +38,3 @@ __device__ __forceinline__ void WgmmaColumnStrip(float (&d)[kN / 2], uint64_t a,
 #undef JCB_WGMMA
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMN_STRIPS_CUH_

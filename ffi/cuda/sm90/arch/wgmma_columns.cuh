@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of 16-bit elements by other numbers of columns,
 // for a B that is Contiguous::kReduction.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMNS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMNS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma.cuh"
 #include "cuda/sm90/arch/wgmma_text.h"
@@ -62,5 +61,3 @@ __device__ __forceinline__ void WgmmaColumns(float (&d)[kN / 2], uint64_t a,
 #undef JCB_TEXT_24
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_COLUMNS_CUH_

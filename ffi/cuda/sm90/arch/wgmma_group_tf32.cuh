@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of TF32 by few columns, both operands
 // Contiguous::kReduction.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_GROUP_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_GROUP_TF32_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -61,5 +60,3 @@ __device__ __forceinline__ void WgmmaGroupTf32(float* d, uint64_t a,
 #undef JCB_TEXT_36
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_GROUP_TF32_CUH_

@@ -3,8 +3,7 @@
 // A[64, 16] B[16, kN], by 64 columns or, of bf16, 128, B as Contiguous says.
 // Thread 4 g + t of a warp has of its 16 rows g (a[0], a[2]) and g + 8 (a[1],
 // a[3]), columns 2 t and 2 t + 1 (a[0], a[1]), and 8 further (a[2], a[3]).
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_REGISTERS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_REGISTERS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma.cuh"
 
@@ -39,5 +38,3 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2],
 #undef JCB_WGMMA
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_REGISTERS_CUH_

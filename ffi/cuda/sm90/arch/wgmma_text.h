@@ -2,8 +2,7 @@
 // The registers of D in the text of a wgmma instruction, JCB_TEXT_n, and as its
 // operands, JCB_D_n, by their number n. Only for files that define
 // instructions.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TEXT_H_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TEXT_H_
+#pragma once
 
 #define JCB_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JCB_TEXT_16 \
@@ -54,5 +53,3 @@
 #define JCB_D_112 JCB_D_96, JCB_D16(96)
 #define JCB_D_116 JCB_D_112, JCB_D4(112)
 #define JCB_D_128 JCB_D_112, JCB_D16(112)
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TEXT_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma.cuh's multiplication of TF32 by other numbers of columns.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_COLUMNS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_COLUMNS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma.cuh"
 #include "cuda/sm90/arch/wgmma_text.h"
@@ -119,5 +118,3 @@ __device__ __forceinline__ void WgmmaTf32Columns(float (&d)[kN / 2],
 #undef JCB_TEXT_12
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_COLUMNS_CUH_

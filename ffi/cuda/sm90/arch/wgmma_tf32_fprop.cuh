@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma_tf32_columns.cuh's multiplication of a left operand in registers by
 // numbers of columns that tiles of fprop alone have.
-#ifndef JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_FPROP_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_FPROP_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_text.h"
 #include "cuda/sm90/arch/wgmma_tf32_columns.cuh"
@@ -29,5 +28,3 @@ JCB_WGMMA_TF32_A(224, 112, 112, 113, 114, 115, 116)
 #undef JCB_WGMMA_TF32_A
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_ARCH_WGMMA_TF32_FPROP_CUH_

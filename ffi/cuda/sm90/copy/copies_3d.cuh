@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of three axes (tensor_map_3d.h), and of two or three.
-#ifndef JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_
+#pragma once
 
 #include <cuda.h>
 
@@ -118,5 +117,3 @@ __device__ __forceinline__ void StorePixels(bool volumes,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_COPY_COPIES_3D_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory filled without TMA: copies that threads issue, and the ring of
 // stages that they fill.
-#ifndef JAX_CONVBATCH_CUDA_SM90_COPY_CP_ASYNC_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_COPY_CP_ASYNC_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 
@@ -78,5 +77,3 @@ class CpAsyncRing {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_COPY_CP_ASYNC_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies whose outermost coordinate is a group (Im2colWalk::groups).
-#ifndef JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/ptx.cuh"
 #include "cuda/sm90/copy/copies_3d.cuh"
@@ -31,5 +30,3 @@ __device__ __forceinline__ void StoreGroupIm2col(const CUtensorMap& map,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_COPY_GROUP_COPIES_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring of shared-memory stages between the threads that issue copies and
 // the warpgroups that multiply.
-#ifndef JAX_CONVBATCH_CUDA_SM90_COPY_PIPELINE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_COPY_PIPELINE_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/ptx.cuh"
 #include "cuda/sm90/arch/wgmma.cuh"
@@ -131,5 +130,3 @@ __device__ __forceinline__ void MultiplyStages(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_COPY_PIPELINE_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How sums that many blocks left in partials are added: in order, with many
 // partials on the way to a thread.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_
+#pragma once
 
 #include "cuda/sm80/direct/staging.cuh"
 #include "cuda/sm90/arch/ptx.cuh"
@@ -104,5 +103,3 @@ struct AddTeams {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_ADD_IN_ORDER_CUH_

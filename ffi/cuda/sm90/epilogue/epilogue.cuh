@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a tile in the multiplying warpgroup's registers.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/problem/epilogue.h"
@@ -248,5 +247,3 @@ __device__ __forceinline__ void PreActivate(const Epilogue& e,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of conv_tf32_kernel.cuh: a thread has two neighbouring channels
 // of many pixels, so residual and z need not go through shared memory.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_F32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_F32_CUH_
+#pragma once
 
 #include "cuda/sm90/epilogue/epilogue.cuh"
 
@@ -71,5 +70,3 @@ class PairEpilogue {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_EPILOGUE_F32_CUH_

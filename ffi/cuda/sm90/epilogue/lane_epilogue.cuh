@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of kernels in which a lane has 16 bytes of neighbouring channels
 // of the result.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_LANE_EPILOGUE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_LANE_EPILOGUE_CUH_
+#pragma once
 
 #include "activation_math.h"
 #include "cuda/common/floats.h"
@@ -100,5 +99,3 @@ class LaneEpilogue {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_LANE_EPILOGUE_CUH_

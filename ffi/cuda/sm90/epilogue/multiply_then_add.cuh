@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a wgrad of split sums is launched: a kernel that multiplies, then one
 // that adds what its blocks left.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_MULTIPLY_THEN_ADD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_MULTIPLY_THEN_ADD_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -33,5 +32,3 @@ cudaError_t MultiplyThenAdd(Stage stage, bool whole, Adds* adds,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_MULTIPLY_THEN_ADD_CUH_

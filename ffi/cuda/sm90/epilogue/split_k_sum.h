@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sum that was formed in partials: adds them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -20,5 +19,3 @@ cudaError_t SplitKSum(Type type, int64_t count, int64_t size,
                       cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_SPLIT_K_SUM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way out of conv_tf32_kernel.cuh: each warpgroup writes its tile a few
 // pixels at a time to a buffer of its own.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TF32_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/group_copies.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
@@ -327,5 +326,3 @@ class Tf32Store {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TF32_CUH_

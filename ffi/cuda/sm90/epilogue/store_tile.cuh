@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way out of a block: the multiplying warpgroups write whole tiles to a
 // ring of buffers in shared memory, one warp stores them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TILE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TILE_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -104,5 +103,3 @@ __device__ __forceinline__ void StoreTile(const ConvSubproblem& sub,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_EPILOGUE_STORE_TILE_CUH_

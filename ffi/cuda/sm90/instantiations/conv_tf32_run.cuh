@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_CONV_TF32_RUN_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_CONV_TF32_RUN_CUH_
+#pragma once
 
 #include <array>
 #include <utility>
@@ -48,5 +47,3 @@ inline cudaError_t RunTransposedTf32(const ConvCall& call, Stage stage,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_CONV_TF32_RUN_CUH_

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_DGRAD_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_DGRAD_LAUNCH_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/conv/conv_launch.cuh"
 #include "cuda/sm90/kernels/row_band/row_band_launch.cuh"
@@ -26,5 +25,3 @@ cudaError_t RunDgrad(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_DGRAD_LAUNCH_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches fprop of 16-bit types with what follows it.
-#ifndef JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_
+#pragma once
 
 #include <array>
 
@@ -25,5 +24,3 @@ cudaError_t RunFprop(const ConvCall& call, Stage stage, cudaStream_t stream,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_INSTANTIATIONS_FPROP_LAUNCH_CUH_

@@ -2,8 +2,7 @@
 // The stages of tiles whose 64 channels are several groups: each group's output
 // channels are multiplied by its own input channels, which lie in the same
 // places of the row of 64.
-#ifndef JAX_CONVBATCH_CUDA_SM90_MAINLOOP_GROUP_STAGES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_MAINLOOP_GROUP_STAGES_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 
@@ -98,5 +97,3 @@ __device__ __forceinline__ void AddGroupStages(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_MAINLOOP_GROUP_STAGES_CUH_

@@ -2,8 +2,7 @@
 // A left operand of TF32 that goes through registers: it lies in shared memory
 // with its rows contiguous, 32 of them in the 128 bytes of a swizzled line, and
 // is loaded across the lines of the reduction.
-#ifndef JAX_CONVBATCH_CUDA_SM90_MAINLOOP_TF32_FRAGMENTS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_MAINLOOP_TF32_FRAGMENTS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_tf32_columns.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
@@ -157,5 +156,3 @@ __device__ __forceinline__ void MultiplyFragments(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_MAINLOOP_TF32_FRAGMENTS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensor maps whose boxes lie otherwise in shared memory than tensor_map.h's.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_BOX_MAP_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_BOX_MAP_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -33,5 +32,3 @@ bool EncodeStridedHalfLines(CUtensorMap* map, Type type, const void* data,
                             std::initializer_list<int> box);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_BOX_MAP_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 2-D convolutions on Hopper tensor cores, without columns in memory: implicit
 // GEMM. The kernels exist for compute capability 9.0 alone.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -107,5 +106,3 @@ cudaError_t Dgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t Wgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_H_

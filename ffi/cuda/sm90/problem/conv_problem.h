@@ -3,8 +3,7 @@
 // product of M pixels by N channels, summed over taps and input channels.
 // Written in fprop's words; dgrad is the same product with dy for x, dx for y,
 // and the filter's channels exchanged.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -58,5 +57,3 @@ struct ConvProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_PROBLEM_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sub-problem of the output is told of its axes. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -37,5 +36,3 @@ inline void SetAxes(const SubproblemAxes& axes, int64_t images,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_CONV_SUBPROBLEM_AXES_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When dgrad writes its output as fprop does.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_
+#pragma once
 
 #include <vector>
 
@@ -16,5 +15,3 @@ inline bool IsDense(const std::vector<SubproblemAxes>& subs) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_DENSE_OUTPUT_H_

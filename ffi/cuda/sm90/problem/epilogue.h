@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What may follow fprop in the store of its tiles:
 // z = scale[K] conv(x, w) + bias[K] + residual, y = activation(z).
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_EPILOGUE_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_EPILOGUE_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -49,5 +48,3 @@ struct PlainEpilogue {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_EPILOGUE_H_

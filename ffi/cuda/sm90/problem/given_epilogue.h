@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a call, in the forms that kernels take. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_
+#pragma once
 
 #include "cuda/sm90/problem/conv.h"
 #include "cuda/sm90/problem/epilogue.h"
@@ -31,5 +30,3 @@ cudaError_t WithPlainEpilogue(const ConvCall& call, Run run) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_GIVEN_EPILOGUE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the channels of several groups lie in the tiles of a kernel.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_GROUP_WIDTH_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_GROUP_WIDTH_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -58,5 +57,3 @@ inline int64_t UnitChannels(const ConvGeometry& g, int64_t channels) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_GROUP_WIDTH_H_

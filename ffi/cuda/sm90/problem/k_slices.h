@@ -2,8 +2,7 @@
 // Long sums of few outputs an image (SumsInKSlices and Tf32KSlices in
 // subproblems.h) are formed in K slices, each from zero, which are added in
 // order.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_K_SLICES_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_K_SLICES_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -24,5 +23,3 @@ struct ConvKSlices {
 inline constexpr int kAddedKSlicePixels = 160;
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_K_SLICES_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The three operations. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -14,5 +13,3 @@ Function* ByOp(Op op, Function* fprop, Function* dgrad, Function* wgrad) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_OP_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the convolution kernel is told besides, where a tap's channels end in
 // less than half a box (residue_k_stages.cuh).
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_
+#pragma once
 
 #include <type_traits>
 
@@ -27,5 +26,3 @@ template <typename Problem>
 inline constexpr bool kHasResidueK = std::is_same_v<Problem, ResidueKProblem>;
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_RESIDUE_K_PROBLEM_H_

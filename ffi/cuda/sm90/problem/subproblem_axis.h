@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One axis of what a sub-problem of the output reads and writes. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEM_AXIS_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEM_AXIS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ SubproblemAxis DgradAxis(int64_t in, int64_t out, int64_t taps, int64_t stride,
                          int64_t pad, int64_t dilation, int64_t residue);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEM_AXIS_H_

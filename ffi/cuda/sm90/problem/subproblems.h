@@ -2,8 +2,7 @@
 // The sub-problems of a convolution: the outputs that use the same taps, all of
 // them or a residue class of dgrad's stride, and how each walks its input and
 // its output. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEMS_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEMS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -142,5 +141,3 @@ bool IsWalkable3d(Type type, const Activations& in, const Activations& out,
                   const SubproblemAxes& sub);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_SUBPROBLEMS_H_

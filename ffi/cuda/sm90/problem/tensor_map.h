@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensor maps: what TMA knows about a tensor in global memory and the boxes it
 // moves. Encoded on the host, passed to kernels by value.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -48,5 +47,3 @@ bool EncodeStrided(CUtensorMap* map, Type type, const void* data,
                    std::initializer_list<int> box, Copy copy = Copy::kLoad);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensor maps of three spatial axes.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -27,5 +26,3 @@ bool EncodeNarrow3dIm2col(CUtensorMap* map, Type type, const void* data,
                           const Walk3d& walk, int channels);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_TENSOR_MAP_3D_H_

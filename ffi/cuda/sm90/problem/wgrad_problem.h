@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the wgrad kernels: dw as a product of filter rows (taps x
 // input channels) by output channels, summed over pixels.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -95,5 +94,3 @@ struct HaloProblem : WgradTiles {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_PROBLEM_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How wgrad's product is cut into tiles. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_TILING_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -265,5 +264,3 @@ struct HaloRounds {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_PROBLEM_WGRAD_TILING_H_

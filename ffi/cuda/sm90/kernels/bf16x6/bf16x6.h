@@ -2,8 +2,7 @@
 // f32 at full precision on Hopper's tensor cores: each number as three of bf16,
 // six products of them for one (bf16x6_terms.cuh). 2-D convolutions of one
 // group without input dilation, C and K multiples of 4.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -47,5 +46,3 @@ cudaError_t RunBf16x6(Op op, const Bf16x6Call& call, Stage stage,
                       cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_H_

@@ -2,8 +2,7 @@
 // fprop and dgrad of f32 by six products of bf16 (bf16x6_terms.cuh): pixels are
 // the left operand, which is cut into terms on its way to registers; the
 // filter's terms come from the workspace.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_CONV_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_CONV_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/kernels/bf16x6/bf16x6_problem.h"
@@ -260,5 +259,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_CONV_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The filter for bf16x6_conv.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_FILTER_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_FILTER_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/kernels/bf16x6/bf16x6_terms.cuh"
@@ -80,5 +79,3 @@ __global__ void __launch_bounds__(256)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_FILTER_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of f32 by six products.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_
+#pragma once
 
 #include "cuda/sm90/problem/conv_problem.h"
 
@@ -25,5 +24,3 @@ struct Bf16x6Problem : ConvProblem<kSubs> {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_PROBLEM_H_

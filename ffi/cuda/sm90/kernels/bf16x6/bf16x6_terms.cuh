@@ -4,8 +4,7 @@
 // smallest, at most 2^-24 of it together, are left out. The multiplier cuts off
 // what it adds, so that its sums are of kBf16x6Depth terms, the smallest
 // products first, and are added up by ordinary additions.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_TERMS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_TERMS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_registers.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
@@ -98,5 +97,3 @@ __device__ __forceinline__ void MultiplyBf16x6(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_TERMS_CUH_

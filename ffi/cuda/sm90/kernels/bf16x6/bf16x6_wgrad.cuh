@@ -2,8 +2,7 @@
 // wgrad of f32 by six products of bf16 (bf16x6_terms.cuh): x is cut into terms
 // on its way to registers, dy within its stage by a warpgroup of its own. The
 // rest is f32_wgrad.cuh's.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_WGRAD_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/bf16x6/bf16x6_terms.cuh"
 #include "cuda/sm90/kernels/wgrad/f32_wgrad.cuh"
@@ -236,5 +235,3 @@ __global__ void __launch_bounds__(Config::kMultiplierThreads)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_BF16X6_BF16X6_WGRAD_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = columns w + bias on Hopper tensor cores, f32 as TF32, from a transposed
 // filter: so it goes to the multiplier as it lies, not through registers.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -36,5 +35,3 @@ cudaError_t RunColumnGemm(const ColumnGemmCall& call, Stage stage,
                           cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_H_

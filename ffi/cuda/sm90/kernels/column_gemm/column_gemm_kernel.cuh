@@ -4,8 +4,7 @@
 // each copies a part of these to all, since what limits the product is what the
 // second-level cache delivers. The product begins with the last rows, which
 // that cache still has.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_KERNEL_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32_kernel.cuh"
@@ -147,5 +146,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_COLUMN_GEMM_COLUMN_GEMM_KERNEL_CUH_

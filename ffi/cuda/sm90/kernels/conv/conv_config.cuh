@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block of the convolution kernel is made of: its configuration, its
 // shared memory, and the tiles that it works on.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -233,5 +232,3 @@ __device__ __forceinline__ void ForTiles(const ConvProblem<kSubs>& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_CONFIG_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copies of fprop and dgrad: what a stage holds, and who issues it when.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/copies_3d.cuh"
 #include "cuda/sm90/copy/group_copies.cuh"
@@ -252,5 +251,3 @@ __device__ __forceinline__ void IssueCopies(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_COPIES_CUH_

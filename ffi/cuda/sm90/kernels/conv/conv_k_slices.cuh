@@ -4,8 +4,7 @@
 // K slice each (conv_split_k_kernel.cuh); else a block adds them, as is said
 // here. All ways give the same bits: results depend on which outputs a geometry
 // has, not on how many images.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_K_SLICES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_K_SLICES_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
@@ -147,5 +146,3 @@ __device__ __forceinline__ void ConsumeKSlices(const ConvProblem<1>& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_K_SLICES_CUH_

@@ -14,8 +14,7 @@
 // Every tile shape adds in the same order, so that results do not depend on the
 // tile, nor on the batch that led to its choice. Where a geometry's sums come
 // in K slices, they do in all its tiles.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
@@ -372,5 +371,3 @@ __global__ void __launch_bounds__(kThreads, 1) ConvKernel(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Builds a ConvProblem from its sub-problems and launches the kernel of a plan.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -340,5 +339,3 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_LAUNCH_CUH_

@@ -6,8 +6,7 @@
 // larger tiles each block reads less than of small ones that are not split.
 //
 // conv_k_slices.cuh adds the same K slices in the same order.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_K_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_K_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 
@@ -211,5 +210,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_SPLIT_K_KERNEL_CUH_

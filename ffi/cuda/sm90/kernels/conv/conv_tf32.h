@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What Fprop, Dgrad and Wgrad call for Type::kTf32.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_
+#pragma once
 
 #include "cuda/sm90/problem/conv.h"
 
@@ -17,5 +16,3 @@ cudaError_t WgradTf32(const ConvCall& call, Stage stage, cudaStream_t stream);
 Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copies of fprop and dgrad of f32: what a stage holds, in the order of the
 // sum.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -118,5 +117,3 @@ __device__ __forceinline__ void CopyTf32Weights(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_COPIES_CUH_

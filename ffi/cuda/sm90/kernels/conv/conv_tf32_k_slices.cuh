@@ -5,8 +5,7 @@
 // workspace (split_k_sum.h); else a block adds the K slices of its tiles. Both
 // ways give the same bits, and the geometry of a sample alone says in how many
 // K slices it is summed.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_K_SLICES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_K_SLICES_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -63,5 +62,3 @@ __device__ __forceinline__ ConvTile Tf32TileAt(const Problem& problem, int t,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_K_SLICES_CUH_

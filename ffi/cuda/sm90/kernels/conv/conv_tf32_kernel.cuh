@@ -12,8 +12,7 @@
 //
 // Every tile shape adds in the same order. Where a geometry's sums come in K
 // slices, they do in all its tiles (conv_tf32_k_slices.cuh).
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/arch/wgmma_tf32_columns.cuh"
@@ -245,5 +244,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches the kernel of a TF32 plan.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -168,5 +167,3 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_CONV_TF32_LAUNCH_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a tile leaves the multiplying warpgroup's registers where an epilogue
 // follows the convolution.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_EPILOGUE_TILE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_EPILOGUE_TILE_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
@@ -258,5 +257,3 @@ __device__ __forceinline__ void WriteLayerTile(const Epilogue& e,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_EPILOGUE_TILE_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of several groups, all in one launch: what Fprop and Dgrad
 // call where IsGroups2d.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_GROUP_CONV_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_GROUP_CONV_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -18,5 +17,3 @@ cudaError_t GroupDgradTf32(const ConvCall& call, Stage stage,
                            cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_GROUP_CONV_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which convolutions have stages of residue_k_stages.cuh. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_PLAN_H_
+#pragma once
 
 #include <cstdint>
 
@@ -14,5 +13,3 @@ inline int ResidueKChannels(int64_t channels) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_PLAN_H_

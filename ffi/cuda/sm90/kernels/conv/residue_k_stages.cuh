@@ -2,8 +2,7 @@
 // Stages of the last channels where those are at most half of a box. They
 // come in boxes of 32 or 16 channels, whose lines and swizzles are as narrow:
 // what lies outside of a tensor takes longer to fill in than channels to load.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 
@@ -91,5 +90,3 @@ __device__ __forceinline__ void AddResidueKStages(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_K_STAGES_CUH_

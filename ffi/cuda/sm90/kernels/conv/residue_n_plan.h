@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which plans have tiles of residue_n_tiles.cuh. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_
+#pragma once
 
 #include "cuda/sm90/problem/conv.h"
 
@@ -20,5 +19,3 @@ inline bool HasWholeBoxes(const ConvGeometry& g, const Plan& plan) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_PLAN_H_

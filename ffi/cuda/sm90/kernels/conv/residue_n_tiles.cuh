@@ -3,8 +3,7 @@
 // much empty. What lies in rows of 64 channels elsewhere, output channels in
 // fprop's filter and in finished tiles, lies in boxes of 32 here, in lines of
 // 64 bytes with a swizzle of as many.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_TILES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_TILES_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_96.cuh"
 #include "cuda/sm90/epilogue/store_tile.cuh"
@@ -135,5 +134,3 @@ __device__ __forceinline__ void AddResidueNStages(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_RESIDUE_N_TILES_CUH_

@@ -2,8 +2,7 @@
 // fprop of f32 whose filter is transposed first, so that it goes to the
 // multiplier as dgrad's does, from shared memory and not through registers. The
 // bits are the same. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_
+#pragma once
 
 #include <cstdint>
 
@@ -30,5 +29,3 @@ cudaError_t FpropTransposedTf32(const ConvCall& call, Stage stage,
                                 cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_CONV_TRANSPOSED_PLAN_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of depthwise_copies.cu.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_COPIED_TILES_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_COPIED_TILES_H_
+#pragma once
 
 namespace jax_convbatch::direct {
 
@@ -27,5 +26,3 @@ struct CopiedTile {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_COPIED_TILES_H_

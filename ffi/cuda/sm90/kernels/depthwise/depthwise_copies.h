@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of depthwise 3x3 filters without strides in bf16 and f16, on
 // Hopper: tiles come and go by TMA, which no thread waits to issue.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_
+#pragma once
 
 #include "cuda/sm80/direct/direct.h"
 
@@ -16,5 +15,3 @@ cudaError_t RunDepthwiseCopies(Op op, const Call& call, Stage stage,
                                cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_COPIES_H_

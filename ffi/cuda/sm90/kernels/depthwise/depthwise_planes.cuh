@@ -8,8 +8,7 @@
 // The tensor cores want neighbouring pixels of one channel side by side, so
 // rows go through shared memory in planes, one for each channel: stmatrix and
 // ldmatrix transpose them on their way in and out.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_CUH_
+#pragma once
 
 #include "cuda/common/floats.h"
 #include "cuda/sm80/direct/mma.cuh"
@@ -250,5 +249,3 @@ __global__ void __launch_bounds__(Planes::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_CUH_

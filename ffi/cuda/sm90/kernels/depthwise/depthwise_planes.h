@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise 5x5 and 7x7 filters without strides in bf16 and f16, on Hopper: by
 // the tensor cores, see depthwise_planes.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_H_
+#pragma once
 
 #include "cuda/sm80/direct/direct.h"
 
@@ -15,5 +14,3 @@ cudaError_t RunDepthwisePlanes(Op op, const Call& call, Stage stage,
                                cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of depthwise_planes.h.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_PROBLEM_H_
+#pragma once
 
 #include "cuda/common/fast_divmod.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes_tiling.h"
@@ -45,5 +44,3 @@ struct PlanesWgradProblem {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_PROBLEM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of images on their way from memory, pixel by pixel, to planes of shared
 // memory, one for each channel.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_ROWS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_ROWS_CUH_
+#pragma once
 
 #include "cuda/common/floats.h"
 #include "cuda/sm80/direct/mma.cuh"
@@ -149,5 +148,3 @@ __device__ inline void Advance(int& stage) {
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_ROWS_CUH_

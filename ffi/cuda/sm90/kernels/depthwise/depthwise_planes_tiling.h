@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of depthwise_planes.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_TILING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -59,5 +58,3 @@ struct PlanesTiling {
 PlanesTiling TilePlanes(const Walks& walks, int64_t batch);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_TILING_H_

@@ -4,8 +4,7 @@
 // [16 x 8] outputs. A filter row's gradient are sums along the diagonals of the
 // product, formed once, of the sum over all runs. A row of the image meets the
 // rows of dy that the last steps have brought, one for each row of the filter.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_WGRAD_CUH_
+#pragma once
 
 #include "cuda/sm80/direct/add_partials.cuh"
 #include "cuda/sm90/kernels/depthwise/depthwise_planes_rows.cuh"
@@ -185,5 +184,3 @@ __global__ void __launch_bounds__(kColumns* kTeams)
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_PLANES_WGRAD_CUH_

@@ -15,8 +15,7 @@
 //
 // The matrix's zeros meet inputs beside those that count, so a sum that is NaN
 // is formed again without them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_CUH_
+#pragma once
 
 #include "cuda/common/floats.h"
 #include "cuda/sm80/direct/mma.cuh"
@@ -340,5 +339,3 @@ __global__ void __launch_bounds__(Tiling::kThreads, 2)
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_CUH_

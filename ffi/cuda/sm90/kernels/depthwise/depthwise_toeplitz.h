@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise filters of many taps and single steps, on Hopper: by the tensor
 // cores, see depthwise_toeplitz.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_H_
+#pragma once
 
 #include "cuda/sm80/direct/direct.h"
 
@@ -30,5 +29,3 @@ cudaError_t RunDepthwiseToeplitz(Op op, const Call& call, Stage stage,
                                  cudaStream_t stream);
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of depthwise_toeplitz.cuh that there are.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_KINDS_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_KINDS_H_
+#pragma once
 
 #include "cuda/sm90/kernels/depthwise/depthwise_toeplitz.h"
 #include "cuda/sm90/kernels/depthwise/depthwise_toeplitz_tiling.h"
@@ -30,5 +29,3 @@ void ForToeplitzKind(const ToeplitzKind& kind, F&& f) {
 }
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_KINDS_H_

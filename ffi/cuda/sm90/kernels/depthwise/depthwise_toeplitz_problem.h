@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of depthwise_toeplitz.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_PROBLEM_H_
+#pragma once
 
 namespace jax_convbatch::direct {
 
@@ -22,5 +21,3 @@ struct ToeplitzProblem {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_PROBLEM_H_

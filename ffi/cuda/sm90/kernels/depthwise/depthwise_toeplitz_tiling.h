@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sizes of a tile of depthwise_toeplitz.cuh, which host and device share.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_TILING_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -52,5 +51,3 @@ struct ToeplitzTiling {
 };
 
 }  // namespace jax_convbatch::direct
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_DEPTHWISE_DEPTHWISE_TOEPLITZ_TILING_H_

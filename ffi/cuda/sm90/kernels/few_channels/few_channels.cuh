@@ -4,8 +4,7 @@
 //
 // Columns are never laid out anywhere: the multiplier takes its left operand
 // from registers, and a register is one 4-byte load from the row band.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/cp_async.cuh"
 #include "cuda/sm90/kernels/few_channels/few_channels_problem.h"
@@ -166,5 +165,3 @@ __device__ __forceinline__ void FillBand(const FewChannelsProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop of few channels: y[pixels, K] from row bands of x and the filter, both
 // in shared memory; the whole filter, but where blocks share the channels of y.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_FPROP_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_FPROP_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_registers.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
@@ -263,5 +262,3 @@ __global__ void __launch_bounds__(kFewChannelsThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_FPROP_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host side of the few-channels kernels shares.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -67,5 +66,3 @@ inline bool EncodeOutput(CUtensorMap* map, const ConvCall& call,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_LAUNCH_CUH_

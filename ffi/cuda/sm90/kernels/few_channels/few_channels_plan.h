@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which convolutions the few-channels kernels run, and how. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_
+#pragma once
 
 #include <algorithm>
 #include <optional>
@@ -119,5 +118,3 @@ cudaError_t FewChannelsWgrad(const ConvCall& call, Stage stage,
                              cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PLAN_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the few-channels kernels: convolutions of few channels,
 // whose columns are short enough for a warpgroup's registers.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -64,5 +63,3 @@ struct FewChannelsProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_PROBLEM_H_

@@ -11,8 +11,7 @@
 //
 // A sum's order is that of the taps and channels: it does not depend on the
 // tile.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/mma_tf32.cuh"
 #include "cuda/sm90/arch/round_tf32.cuh"
@@ -189,5 +188,3 @@ __global__ void __launch_bounds__(kFewChannelsTf32Threads,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_CUH_

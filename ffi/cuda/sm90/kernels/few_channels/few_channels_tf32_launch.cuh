@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launches of few_channels_tf32.cuh and few_channels_tf32_wgrad.cuh
 // share.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_LAUNCH_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_plan.h"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32_problem.h"
@@ -39,5 +38,3 @@ inline FewChannelsTf32Problem MakeFewChannelsTf32Problem(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_LAUNCH_CUH_

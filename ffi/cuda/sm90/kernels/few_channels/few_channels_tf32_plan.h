@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of few input channels: which few_channels_tf32.cuh and
 // few_channels_tf32_wgrad.cuh run. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PLAN_H_
+#pragma once
 
 #include <optional>
 
@@ -56,5 +55,3 @@ cudaError_t FewChannelsTf32Wgrad(const ConvCall& call, Stage stage,
                                  cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PLAN_H_

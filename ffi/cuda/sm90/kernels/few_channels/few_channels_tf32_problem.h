@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of few_channels_tf32.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PROBLEM_H_
+#pragma once
 
 #include "cuda/common/fast_divmod.h"
 
@@ -26,5 +25,3 @@ struct FewChannelsTf32Problem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_PROBLEM_H_

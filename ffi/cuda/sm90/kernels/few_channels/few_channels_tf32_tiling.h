@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of the kernels of few_channels_tf32.cuh and
 // few_channels_tf32_wgrad.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_TILING_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -34,5 +33,3 @@ constexpr int FewChannelsTf32WgradTile(int elements) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_TILING_H_

@@ -9,8 +9,7 @@
 // side by side have the elements, teams of them the pixels of a tile. Eight
 // pixels of a row are multiplied at a time, the even ones as the first four:
 // then what a warp reads of dy, as TMA lays it out, lies in different banks.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_WGRAD_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/tensor_copies.cuh"
 #include "cuda/sm90/kernels/few_channels/few_channels_tf32.cuh"
@@ -286,5 +285,3 @@ __global__ void __launch_bounds__(kFewChannelsTf32Threads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_TF32_WGRAD_CUH_

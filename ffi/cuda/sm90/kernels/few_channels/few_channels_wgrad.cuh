@@ -3,8 +3,7 @@
 // pair by pair from row bands, times dy. Rows of the product are permuted:
 // thread g of a warp has elements 2 g and 2 g + 1 of the column in its rows g
 // and g + 8, so that a loaded pair serves both.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_WGRAD_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/arch/wgmma_registers.cuh"
@@ -264,5 +263,3 @@ __global__ void __launch_bounds__(kAddThreads)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_WGRAD_CUH_

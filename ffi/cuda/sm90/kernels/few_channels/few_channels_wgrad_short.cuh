@@ -4,8 +4,7 @@
 // warp copies dy, box by box, which the row band that the others fill comes
 // beside; each warpgroup has 64 elements of the columns, so that none adds
 // another's sums.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_WGRAD_SHORT_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_WGRAD_SHORT_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/bulk_copy.cuh"
 #include "cuda/sm90/kernels/few_channels/few_channels_wgrad.cuh"
@@ -219,5 +218,3 @@ __global__ void __launch_bounds__(kFewChannelsShortThreads<Config>, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_FEW_CHANNELS_WGRAD_SHORT_CUH_

@@ -12,8 +12,7 @@
 //
 // A sum's order is that of the filter's elements: it does not depend on the
 // tile.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/round_tf32.cuh"
 #include "cuda/sm90/arch/wgmma.cuh"
@@ -285,5 +284,3 @@ __global__ void __launch_bounds__(kStemThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_CUH_

@@ -2,8 +2,7 @@
 // f32 of few input channels, stems above all: fprop, and dgrad of stride 1 as
 // the convolution of dy that it is. Which of them stem_tf32.cuh runs. Host
 // only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_
+#pragma once
 
 #include <optional>
 
@@ -37,5 +36,3 @@ cudaError_t StemTf32(const ConvCall& call, bool dgrad, Stage stage,
                      cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_PLAN_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks of the kernel of stem_tf32.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_TILING_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -32,5 +31,3 @@ constexpr int StemBoxes(int steps) { return (steps + 3) / 4; }
 constexpr int StemFilterBytes(int steps) { return StemBoxes(steps) * 64 * 128; }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_FEW_CHANNELS_STEM_TF32_TILING_H_

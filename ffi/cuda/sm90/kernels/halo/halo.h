@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad by the tiles of halo_kernel.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -19,5 +18,3 @@ cudaError_t HaloDgradTf32(const ConvCall& call, Stage stage,
                           cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block of halo_kernel.cuh is made of: its shared memory, its barriers,
 // and the tiles that it works on.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_CONFIG_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_CONFIG_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/halo/halo_problem.h"
@@ -145,5 +144,3 @@ __device__ __forceinline__ void ForHaloTiles(const HaloProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_CONFIG_CUH_

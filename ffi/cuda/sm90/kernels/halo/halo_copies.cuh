@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way in: copies of x's halos by one thread, of weights by another.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_COPIES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_COPIES_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/tensor_copies_5d.cuh"
 #include "cuda/sm90/kernels/halo/halo_config.cuh"
@@ -76,5 +75,3 @@ __device__ __forceinline__ void CopyHaloWeights(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_COPIES_CUH_

@@ -9,8 +9,7 @@
 // What is done to a halo before it is multiplied, and to the sums after, is a
 // policy: see HaloConfig. Sums run over blocks of channels, then over taps, as
 // those of conv_kernel.cuh and conv_tf32_kernel.cuh do: the bits are the same.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_tf32_columns.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
@@ -208,5 +207,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launches of halo_kernel.cuh share.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -95,5 +94,3 @@ inline bool MakeHaloProblem(const ConvGeometry& g, Type type, bool dgrad, int n,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_LAUNCH_CUH_

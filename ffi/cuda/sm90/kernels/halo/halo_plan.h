@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which convolutions have the tiles of halo_kernel.cuh. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PLAN_H_
+#pragma once
 
 #include <array>
 
@@ -24,5 +23,3 @@ inline constexpr std::array kHaloChannels = {64, 96, 128, 160};
 bool TakesHalo(Op op, const ConvGeometry& g, Type type);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PLAN_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of halo_kernel.cuh, in fprop's words. Of
 // dgrad, x and c are dy and its channels, y and k the gradient and its.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -47,5 +46,3 @@ struct HaloProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_PROBLEM_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches of halo_kernel.cuh for a convolution or a layer.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_RUN_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_RUN_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/halo/halo.h"
 #include "cuda/sm90/kernels/halo/halo_launch.cuh"
@@ -84,5 +83,3 @@ cudaError_t RunHalo(const ConvCall& call, const ConvGeometry& g, Stage stage,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_RUN_CUH_

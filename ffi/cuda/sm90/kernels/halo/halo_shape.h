@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the tiles of halo_kernel.cuh lie, and what they read of x.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_SHAPE_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_SHAPE_H_
+#pragma once
 
 #include "conv_geometry.h"
 
@@ -54,5 +53,3 @@ inline HaloShape HaloShapeOf(const ConvGeometry& g) {
 bool IsHalo(const ConvGeometry& fprop, int element_bytes, int most_pixels);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_SHAPE_H_

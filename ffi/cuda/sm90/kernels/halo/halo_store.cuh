@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way out, what all policies share: how a tile lies in shared memory, and
 // copies of it and of a residual.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_STORE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_STORE_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/registers.cuh"
 #include "cuda/sm90/arch/tensor_copies.cuh"
@@ -193,5 +192,3 @@ struct OneOutput {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_HALO_STORE_CUH_

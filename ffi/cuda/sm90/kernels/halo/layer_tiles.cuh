@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The policies of halo_kernel.cuh for a convolution as it is, and for a layer
 // (epilogue.h).
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_LAYER_TILES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_LAYER_TILES_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/halo/halo_store.cuh"
@@ -198,5 +197,3 @@ struct F32Tiles : StoredTiles {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_HALO_LAYER_TILES_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad of narrow groups in f32, by a plan of PlanGroupTf32.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -13,5 +12,3 @@ cudaError_t RunGroupTf32(const ConvCall& call, bool dgrad, Stage stage,
                          cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_H_

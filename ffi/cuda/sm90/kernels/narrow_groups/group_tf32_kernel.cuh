@@ -28,8 +28,7 @@
 //
 // An output's sum is thus a chain of products, or three, tap by tap: neither
 // the tile nor the batch changes it.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/round_tf32.cuh"
 #include "cuda/sm90/arch/tensor_copies_5d.cuh"
@@ -370,5 +369,3 @@ __global__ void __launch_bounds__(kThreads, Config::kResident)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_KERNEL_CUH_

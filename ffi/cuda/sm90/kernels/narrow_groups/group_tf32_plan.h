@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Narrow groups in f32: which the kernel takes, and its tiles. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PLAN_H_
+#pragma once
 
 #include <optional>
 #include <vector>
@@ -45,5 +44,3 @@ GroupReach ReachOf(const std::vector<SubproblemAxes>& subs,
                    SubproblemAxis SubproblemAxes::* axis);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PLAN_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of narrow groups in f32. In fprop's words;
 // dgrad is the same with dy for x and dx for y.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -40,5 +39,3 @@ struct GroupTf32Problem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_PROBLEM_H_

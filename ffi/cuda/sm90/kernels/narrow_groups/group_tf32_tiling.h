@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of the kernel of narrow groups in f32, as the host chooses them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_TILING_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -30,5 +29,3 @@ struct GroupTiling {
 inline constexpr int kFewGroupSums = 48;
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NARROW_GROUPS_GROUP_TF32_TILING_H_

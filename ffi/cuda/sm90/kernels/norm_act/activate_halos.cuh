@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // act(scale x + shift) of a halo where it lies in shared memory, by warps of
 // their own.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_ACTIVATE_HALOS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_ACTIVATE_HALOS_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/registers.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
@@ -132,5 +131,3 @@ __device__ __forceinline__ void ActivateHalos(const NormActProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_ACTIVATE_HALOS_CUH_

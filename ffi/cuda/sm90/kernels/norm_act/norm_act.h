@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = conv(act(scale x + shift), w) + bias + residual in one kernel, with sums
 // of y by sample and channel. See norm_act_tiles.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -77,5 +76,3 @@ cudaError_t NormActGradient(const NormActGradientCall& call, Stage stage,
                             cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_H_

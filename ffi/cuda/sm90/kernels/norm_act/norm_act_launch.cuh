@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launches of norm_act_tiles.cuh share.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_LAUNCH_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/halo/halo_launch.cuh"
 #include "cuda/sm90/kernels/norm_act/norm_act.h"
@@ -49,5 +48,3 @@ cudaError_t LaunchNormAct(Type type, const NormActProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_LAUNCH_CUH_

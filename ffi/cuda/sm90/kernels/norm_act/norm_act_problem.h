@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells halo_kernel.cuh besides, where a norm and an activation
 // come before the convolution.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_PROBLEM_H_
+#pragma once
 
 #include "cuda/sm90/kernels/halo/halo_problem.h"
 
@@ -18,5 +17,3 @@ struct NormActProblem : HaloProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_PROBLEM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way out: a tile's sums with residual, rounded, to shared memory, and the
 // sums of what they were rounded to.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_
+#pragma once
 
 #include "cuda/sm90/epilogue/epilogue.cuh"
 #include "cuda/sm90/kernels/halo/halo_store.cuh"
@@ -220,5 +219,3 @@ __device__ __forceinline__ void StoreTilePartials(const NormActProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_STORE_CUH_

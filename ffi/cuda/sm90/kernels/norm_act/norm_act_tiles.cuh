@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The policies of halo_kernel.cuh for y = conv(act(scale x + shift), w) + bias
 // + residual with sums of y, and for its gradient.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_TILES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_TILES_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/bulk_copy.cuh"
 #include "cuda/sm90/kernels/norm_act/activate_halos.cuh"
@@ -88,5 +87,3 @@ struct NormActGradientTiles : SummedTiles, PlainHalos {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_NORM_ACT_NORM_ACT_TILES_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions whose channels are rounded up in the workspace, so that TMA can
 // take them. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_PADDING_PAD_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_PADDING_PAD_PLAN_H_
+#pragma once
 
 #include <optional>
 
@@ -38,5 +37,3 @@ cudaError_t Resize(const Resizing& resizing, int element_bytes,
                    cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_PADDING_PAD_PLAN_H_

@@ -3,8 +3,7 @@
 // that a block keeps has zeros where input and output are of different groups.
 // An infinity or nan would meet the zeros of its neighbours' groups: what
 // became nan is summed again without them before a tile is stored.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_FEW_GROUPS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_FEW_GROUPS_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/row_band/row_band_problem.h"
@@ -161,5 +160,3 @@ __device__ __noinline__ void RepairRowBand(const RowBandProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_FEW_GROUPS_CUH_

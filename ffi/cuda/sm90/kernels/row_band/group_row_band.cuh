@@ -3,8 +3,7 @@
 // each, as what channels as rows would multiply is zeros for the most part. All
 // else is as in row_band_kernel.cuh. Where a stride leads from an output to
 // every other pixel, a row band is a box of each residue class.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_GROUP_ROW_BAND_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_GROUP_ROW_BAND_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/row_band/few_groups.cuh"
 #include "cuda/sm90/kernels/row_band/row_band_launch.cuh"
@@ -133,5 +132,3 @@ cudaError_t RunGroupRowBand(const ConvCall& call, const Activations& in,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_GROUP_ROW_BAND_CUH_

@@ -16,8 +16,7 @@
 // over the row band that it was read from.
 //
 // Each output adds in the same order as there.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_KERNEL_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -381,5 +380,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_KERNEL_CUH_

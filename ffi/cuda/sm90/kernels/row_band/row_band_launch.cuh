@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Builds a RowBandProblem and launches the kernel.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -165,5 +164,3 @@ cudaError_t RunRowBand(const ConvCall& call, const Activations& in,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_LAUNCH_CUH_

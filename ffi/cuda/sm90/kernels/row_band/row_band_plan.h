@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the row-band kernel cuts an output into tiles. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PLAN_H_
+#pragma once
 
 #include <algorithm>
 #include <optional>
@@ -49,5 +48,3 @@ std::optional<RowBandTiling> TileGroupRowBand(const ConvGeometry& g, Type type,
                                               int pixels);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PLAN_H_

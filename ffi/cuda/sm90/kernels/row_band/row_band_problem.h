@@ -2,8 +2,7 @@
 // What the host tells the row-band kernels, which take fprop and dgrad at
 // stride 1 of few channels; of narrow groups fprop at stride 2, too. In fprop's
 // words, as conv_problem.h.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -39,5 +38,3 @@ struct RowBandProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_PROBLEM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the row-band kernel writes a finished tile to shared memory, over the row
 // band that it was read from, and what follows a convolution on the way.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_STORE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_STORE_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
@@ -173,5 +172,3 @@ __device__ __forceinline__ void WriteLayerRowBand(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_STORE_CUH_

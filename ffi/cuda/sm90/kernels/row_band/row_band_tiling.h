@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of the row-band kernel, as the host chooses them.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_TILING_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -41,5 +40,3 @@ struct RowBandTiling {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_BAND_ROW_BAND_TILING_H_

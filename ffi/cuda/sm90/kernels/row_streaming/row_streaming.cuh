@@ -15,8 +15,7 @@
 // Values that a patch does not have, and taps that one of its pixels does not
 // have, are zeros of the filter. Where an infinity or nan has met such a zero,
 // the sum is nan and is computed again.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/row_streaming/row_streaming_plan.h"
@@ -366,5 +365,3 @@ __global__ void __launch_bounds__(kRowStreamingThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which convolutions the row-streaming kernels run, and how. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PLAN_H_
+#pragma once
 
 #include <optional>
 
@@ -31,5 +30,3 @@ cudaError_t RowStreamingDgrad(const ConvCall& call, Stage stage,
                               cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PLAN_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of row_streaming.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -31,5 +30,3 @@ struct RowStreamingProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_PROBLEM_H_

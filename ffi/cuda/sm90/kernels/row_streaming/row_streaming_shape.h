@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A convolution as the row-streaming kernels see it. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_SHAPE_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_SHAPE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -49,5 +48,3 @@ RowStreamingShape FpropRowStreaming(const ConvGeometry& g);
 RowStreamingShape DgradRowStreaming(const ConvGeometry& g);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_ROW_STREAMING_ROW_STREAMING_SHAPE_H_

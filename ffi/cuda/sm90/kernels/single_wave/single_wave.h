@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs plans of single_wave_plan.h.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -24,5 +23,3 @@ cudaError_t SingleWaveFpropPlain(const ConvCall& call, Stage stage,
                                  cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_H_

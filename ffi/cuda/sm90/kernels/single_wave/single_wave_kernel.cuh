@@ -8,8 +8,7 @@
 // there may be any multiple of eight.
 //
 // Each output adds in the same order as in conv_kernel.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_KERNEL_CUH_
+#pragma once
 
 #include "cuda/common/most_shared.h"
 #include "cuda/sm90/arch/wgmma_columns.cuh"
@@ -215,5 +214,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_KERNEL_CUH_

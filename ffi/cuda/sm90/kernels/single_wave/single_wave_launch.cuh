@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches plans of single_wave_plan.h.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 #include <iterator>
@@ -93,5 +92,3 @@ cudaError_t RunSingleWaveFprop(const ConvCall& call, Stage stage,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_LAUNCH_CUH_

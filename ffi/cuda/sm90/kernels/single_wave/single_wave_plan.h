@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tiles fprop and dgrad of few outputs have: one a block, all at once
 // (single_wave_kernel.cuh). Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_
+#pragma once
 
 #include <vector>
 
@@ -48,5 +47,3 @@ Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_PLAN_H_

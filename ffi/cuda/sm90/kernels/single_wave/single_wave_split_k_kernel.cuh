@@ -6,8 +6,7 @@
 // bytes a cycle, is what takes longest after the products.
 //
 // conv_k_slices.cuh adds the same K slices in the same order.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_SPLIT_K_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_SPLIT_K_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/clusters.cuh"
 #include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
@@ -200,5 +199,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_SPLIT_K_KERNEL_CUH_

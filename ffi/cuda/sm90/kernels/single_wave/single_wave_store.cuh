@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What sums of one tile a block begin with, and how they leave the multiplying
 // warpgroup's registers: 64 channels as rows, pixels as columns.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_STORE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_STORE_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/epilogue/epilogue.cuh"
@@ -83,5 +82,3 @@ __device__ __forceinline__ void WriteColumnBitmask(const EpilogueT& epilogue,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_STORE_CUH_

@@ -6,8 +6,7 @@
 // Where three taps of a row share the pixels of a stage, a tile takes in some
 // 60% of what it does else: what those columns give that lie between two rows
 // of outputs is not written.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_KERNEL_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -288,5 +287,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches plans of single_wave_tf32_plan.h.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_LAUNCH_CUH_
+#pragma once
 
 #include <vector>
 
@@ -75,5 +74,3 @@ cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_LAUNCH_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tiles fprop and dgrad of few outputs have in f32: one a block, all at
 // once (single_wave_tf32_kernel.cuh). Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_
+#pragma once
 
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
 
@@ -18,5 +17,3 @@ inline constexpr SingleWaveSize kSingleWaveTf32Tiles[] = {
 bool TapsShareInSingleWave(const SubproblemAxis& w, int channels);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SINGLE_WAVE_SINGLE_WAVE_TF32_PLAN_H_

@@ -10,8 +10,7 @@
 // that a lane's sums are neighbouring channels.
 //
 // A sum's order follows from the channels: it does not depend on the batch.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_CONV_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_CONV_CUH_
+#pragma once
 
 #include "cuda/common/floats.h"
 #include "cuda/sm90/epilogue/lane_epilogue.cuh"
@@ -243,5 +242,3 @@ __global__ void __launch_bounds__(kSkinnyThreads, Config::kResident)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_CONV_CUH_

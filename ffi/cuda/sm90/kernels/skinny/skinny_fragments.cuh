@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of skinny_conv.cuh, skinny_wgrad.cuh and skinny_ring.cuh
 // multiply by: mma.sync of 16 rows, 8 columns and 32 bytes of the reduction.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_FRAGMENTS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_FRAGMENTS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -39,5 +38,3 @@ __device__ __forceinline__ uint32_t AsMultiplied(uint32_t word) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_FRAGMENTS_CUH_

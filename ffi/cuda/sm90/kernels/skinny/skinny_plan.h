@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which 1x1 filters of few channels the kernels of skinny_conv.cuh,
 // skinny_wgrad.cuh and skinny_ring.cuh run, and how. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PLAN_H_
+#pragma once
 
 #include <optional>
 
@@ -59,5 +58,3 @@ cudaError_t SkinnyDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t SkinnyWgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PLAN_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of skinny_conv.cuh, skinny_wgrad.cuh and
 // skinny_ring.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PROBLEM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -42,5 +41,3 @@ struct SkinnyRingProblem : SkinnyWgradProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_PROBLEM_H_

@@ -8,8 +8,7 @@
 // odd number of 16 bytes (of f32, 32) apart, modulo 128, and the pixels that
 // are multiplied at a time are of different runs: so no access to shared memory
 // meets another in a bank, however many channels there are.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_RING_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_RING_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/common/floats.h"
@@ -274,5 +273,3 @@ __global__ void __launch_bounds__(kAddThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_RING_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the kernels of skinny_conv.cuh, skinny_wgrad.cuh and skinny_ring.cuh
 // share their pixels.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_TILING_H_
+#pragma once
 
 namespace jax_convbatch::hopper {
 
@@ -41,5 +40,3 @@ inline constexpr int kSkinnyMostBlocks = 15, kSkinnyMostColumns = 48;
 inline constexpr int kSkinnyRingThreads = 32 * (kSkinnyMostBlocks + 1);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_TILING_H_

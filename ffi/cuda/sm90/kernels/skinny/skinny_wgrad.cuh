@@ -8,8 +8,7 @@
 // Lanes 4 g + t load the channels g of pixels t, t + 4, ... of a step: rows of
 // whole sectors. In 16 bits the two pixels that share a register of a fragment
 // are interleaved after that.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_WGRAD_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/kernels/skinny/skinny_fragments.cuh"
@@ -209,5 +208,3 @@ __global__ void __launch_bounds__(kSkinnyThreads, Config::kResident)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SKINNY_SKINNY_WGRAD_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 convolutions of 16 or 32 channels to as many. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PLAN_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PLAN_H_
+#pragma once
 
 #include <optional>
 
@@ -19,5 +18,3 @@ cudaError_t SmallFprop(const ConvCall& call, Stage stage, cudaStream_t stream);
 cudaError_t SmallDgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PLAN_H_

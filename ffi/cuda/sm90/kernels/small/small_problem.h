@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernel of small_tf32.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PROBLEM_H_
+#pragma once
 
 #include "cuda/common/fast_divmod.h"
 
@@ -21,5 +20,3 @@ struct SmallProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_PROBLEM_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A convolution as the kernels for 16 and 32 channels see it. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_SHAPE_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_SHAPE_H_
+#pragma once
 
 #include "conv_geometry.h"
 #include "cuda/sm90/kernels/small/small_plan.h"
@@ -41,5 +40,3 @@ SmallShape FpropSmall(const ConvGeometry& g);
 SmallShape DgradSmall(const ConvGeometry& g);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_SHAPE_H_

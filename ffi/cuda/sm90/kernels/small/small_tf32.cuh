@@ -12,8 +12,7 @@
 //
 // A sum's order is that of the taps and channels: it does not depend on the
 // tile.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_TF32_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_TF32_CUH_
+#pragma once
 
 #include "activation_math.h"
 #include "cuda/sm80/direct/staging.cuh"
@@ -347,5 +346,3 @@ __global__ void __launch_bounds__(kSmallThreads,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_TF32_CUH_

@@ -5,8 +5,7 @@
 // one filter row, over every fourth eight of the tile's pixels, by mma.sync.
 //
 // A block adds all its tiles in registers, in order.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_CUH_
+#pragma once
 
 #include "cuda/common/fast_divmod.h"
 #include "cuda/sm80/direct/staging.cuh"
@@ -211,5 +210,3 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_CUH_

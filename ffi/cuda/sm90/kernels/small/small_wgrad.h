@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgrad of f32 3x3 filters with 16 or 32 channels on either side. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_
+#pragma once
 
 #include <optional>
 
@@ -17,5 +16,3 @@ std::optional<Plan> PlanSmallWgrad(const ConvGeometry& g, int multiprocessors);
 cudaError_t SmallWgrad(const ConvCall& call, Stage stage, cudaStream_t stream);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_SMALL_SMALL_WGRAD_H_

@@ -5,8 +5,7 @@
 // through registers; a warpgroup of its own makes of dy, within its stage, what
 // is multiplied. Otherwise the ring, the line of steps and the partials are
 // those of wgrad_kernel.cuh, with stages of 32 pixels.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_F32_WGRAD_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_F32_WGRAD_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_kernel.cuh"
@@ -297,5 +296,3 @@ __device__ __forceinline__ bool SumPartials(const WgradProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_F32_WGRAD_CUH_

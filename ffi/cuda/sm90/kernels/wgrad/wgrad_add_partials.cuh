@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second kernel of wgrad: adds the partials of tiles that several blocks
 // did.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/epilogue/add_in_order.cuh"
@@ -55,5 +54,3 @@ __global__ void __launch_bounds__(kAddThreads)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_ADD_PARTIALS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How those that share a tile of wgrad add their sums: two warpgroups of a
 // block, and the blocks of a cluster through distributed shared memory.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -194,5 +193,3 @@ __device__ __forceinline__ void AddInTwo(const WgradTiles& tiles, int share,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_CLUSTER_REDUCE_CUH_

@@ -2,8 +2,7 @@
 // How two blocks of a cluster that share a tile of wgrad_halo_kernel.cuh add
 // their sums: each warpgroup by itself, as it comes to its end, in stages of
 // the ring that are no longer used while other warpgroups still multiply.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_CLUSTER_REDUCE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_CLUSTER_REDUCE_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -143,5 +142,3 @@ __device__ __forceinline__ void AddInTwoByParts(const HaloProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_CLUSTER_REDUCE_CUH_

@@ -16,8 +16,7 @@
 // on its sums while the others multiply. dw is formed transposed (output
 // channels by taps x input channels): for each 16 pixels dy is read once, and
 // 192 columns of x.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/arch/tensor_copies_5d.cuh"
@@ -332,5 +331,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_KERNEL_CUH_

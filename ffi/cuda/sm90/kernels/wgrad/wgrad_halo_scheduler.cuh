@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which steps of which tiles a block of wgrad_halo_kernel.cuh does, by what its
 // launch is.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/wgrad/wgrad_partials.cuh"
 
@@ -115,5 +114,3 @@ class HaloWalk<HaloRole::kHelpers> {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_SCHEDULER_CUH_

@@ -10,8 +10,7 @@
 //
 // The order of images within a row and of channels within a box is the one that
 // keeps every access to shared memory free of conflicts; all sides agree on it.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_TF32_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_TF32_KERNEL_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/arch/tensor_copies_5d.cuh"
@@ -338,5 +337,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_HALO_TF32_KERNEL_CUH_

@@ -4,8 +4,7 @@
 // The same ring and the same warpgroups as conv_kernel.cuh, with both operands
 // transposed by the multiplier: a stage holds 64 pixels of x (im2col) for each
 // block of filter rows and of dy for each 64 output channels.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_KERNEL_CUH_
+#pragma once
 
 #include "cuda/common/dependent_launch.cuh"
 #include "cuda/sm90/copy/pipeline.cuh"
@@ -389,5 +388,3 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches AddWgradPartials.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -33,5 +32,3 @@ inline cudaError_t LaunchAddWgradPartials(void (*kernel)(WgradTiles, AddTeams),
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells a wgrad kernel.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_H_
+#pragma once
 
 #include <numeric>
 
@@ -160,5 +159,3 @@ inline bool MakeWgradProblem(const ConvCall& call, WgradProblem* problem) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_LAUNCH_H_

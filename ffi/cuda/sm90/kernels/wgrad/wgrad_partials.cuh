@@ -2,8 +2,7 @@
 // What the wgrad kernels share: who does which steps of which tile, and where
 // the partials of tiles lie that several blocks did (wgrad_add_partials.cuh
 // adds them).
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PARTIALS_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PARTIALS_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_store.cuh"
@@ -216,5 +215,3 @@ __device__ __forceinline__ void WritePartial(const WgradTiles& tiles, int share,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_PARTIALS_CUH_

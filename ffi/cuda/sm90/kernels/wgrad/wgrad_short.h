@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgrad of 16-bit types where each block has few steps, as at small batches.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -28,5 +27,3 @@ std::vector<TimedPlan> PlansOfWgradShort(const ConvGeometry& g, Type type,
                                          int multiprocessors);
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_H_

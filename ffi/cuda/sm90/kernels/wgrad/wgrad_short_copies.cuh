@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block of wgrad_short_kernel.cuh has to do, and how it copies that.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_COPIES_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_COPIES_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_kernel.cuh"
@@ -320,5 +319,3 @@ __device__ __forceinline__ void CopyLaterRounds(
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_COPIES_CUH_

@@ -6,8 +6,7 @@
 // filter rows of the tile. Of a tile's blocks those of a cluster add their
 // sums: each has some filter rows, whose sums the others send it. Where a tile
 // has several clusters they leave partials, which AddWgradPartials adds.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/arch/wgmma_96.cuh"
 #include "cuda/sm90/kernels/wgrad/wgrad_short_copies.cuh"
@@ -303,5 +302,3 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of wgrad_short_kernel.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_LAUNCH_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_LAUNCH_H_
+#pragma once
 
 #include "cuda/sm90/kernels/wgrad/wgrad_launch.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_short_problem.h"
@@ -79,5 +78,3 @@ inline bool MakeRowProblem(const ConvCall& call, const WgradShortTiling& tiling,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_LAUNCH_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host tells the kernels of wgrad_short_kernel.cuh.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_PROBLEM_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_PROBLEM_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -31,5 +30,3 @@ struct WgradRowProblem : WgradShortProblem {
 };
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_PROBLEM_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How wgrad_short_kernel.cuh cuts wgrad's product into tiles, and which plans
 // it runs. Host only.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_TILING_H_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_TILING_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -97,5 +96,3 @@ inline bool IsShort(const ConvGeometry& g, Type type, const Plan& plan) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_SHORT_TILING_H_

@@ -4,8 +4,7 @@
 // Of the wgmma's 64 x 64 blocks of a thread's tile, Config's kTransposed says
 // that rows are output channels and columns input channels (otherwise it is the
 // other way round), and Origin() where one lies in dw.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_STORE_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_STORE_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -300,5 +299,3 @@ __device__ __forceinline__ void StoreRows(const WgradTiles& tiles, int tile,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_STORE_CUH_

@@ -10,8 +10,7 @@
 // The order of pixels within a multiplication of 8, and of rows and columns
 // within a tile, is the one that keeps every access to shared memory free of
 // conflicts; all sides agree on it.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TF32_KERNEL_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TF32_KERNEL_CUH_
+#pragma once
 
 #include "cuda/sm90/kernels/wgrad/f32_wgrad.cuh"
 
@@ -160,5 +159,3 @@ __global__ void __launch_bounds__(Config::kMultiplierThreads)
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TF32_KERNEL_CUH_

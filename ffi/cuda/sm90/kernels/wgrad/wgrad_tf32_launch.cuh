@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches wgrad_tf32_kernel.cuh, and what adds its partials.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TF32_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TF32_LAUNCH_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -60,5 +59,3 @@ cudaError_t RunTf32Tiles(const ConvCall& call, Stage stage,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TF32_LAUNCH_CUH_

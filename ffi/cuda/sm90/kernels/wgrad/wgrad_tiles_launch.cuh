@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches wgrad_kernel.cuh, and what adds its partials.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TILES_LAUNCH_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TILES_LAUNCH_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -85,5 +84,3 @@ cudaError_t RunTiles(const ConvCall& call, Stage stage, cudaStream_t stream) {
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_TILES_LAUNCH_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where wgrad's kernels read x: base pixels and the offsets of taps.
-#ifndef JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_WALK_CUH_
-#define JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_WALK_CUH_
+#pragma once
 
 #include "cuda/sm90/copy/copies_3d.cuh"
 #include "cuda/sm90/problem/wgrad_problem.h"
@@ -39,5 +38,3 @@ __device__ __forceinline__ PixelPlace PlaceInX(const WgradProblem& problem,
 }
 
 }  // namespace jax_convbatch::hopper
-
-#endif  // JAX_CONVBATCH_CUDA_SM90_KERNELS_WGRAD_WGRAD_WALK_CUH_
