@@ -346,9 +346,13 @@ def scale_and_shift(
                 f"{name} must have shape ({channels},), one number for each channel, "
                 f"got {np.shape(a)}"
             )
-    scale = factor if gamma is None else factor * jnp.asarray(gamma, factor.dtype)
+
+    def beside(a: ArrayLike) -> jax.Array:  # of as many axes
+        return jnp.reshape(jnp.asarray(a, factor.dtype), (1,) * by_sample + (channels,))
+
+    scale = factor if gamma is None else factor * beside(gamma)
     shift = -mean * scale
-    return scale, shift if beta is None else shift + jnp.asarray(beta, shift.dtype)
+    return scale, shift if beta is None else shift + beside(beta)
 
 
 def _check_factor(name: str, a: jax.Array | None, x: jax.Array) -> None:

@@ -276,7 +276,7 @@ def test_what_is_not_finite_stays_where_it_belongs(hopper, name):
         ("odd channels", ("padded tiles of",) * 3),
         ("wide channels", ("padded tiles of",) * 3),
         ("patches of 16", ("tiles of", "patches by", "tiles of")),
-        ("patches of 14", ("default on cuda",) * 3),
+        ("patches of 14", ("im2col, then a GEMM",) * 3),
         ("dilated far", ("cuDNN", "cuDNN", "strips of")),
     ],
 )
@@ -290,7 +290,7 @@ def test_it_is_the_default_where_it_is_faster(hopper, name, reasons):
         return y, *pullback(dy)
 
     rows = {row.op: row for row in jc.explain(step, x, w, dy)}
-    others = {"cuDNN": "cudnn", "default on cuda": "im2col_gemm"}
+    others = {"cuDNN": "cudnn", "im2col, then a GEMM": "im2col_gemm"}
     for op, reason in zip(OPS, reasons, strict=True):
         assert rows[op].reason.startswith(reason)
         assert rows[op].engine == others.get(reason, "implicit_gemm")

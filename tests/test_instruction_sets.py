@@ -115,4 +115,7 @@ def test_the_peak_is_that_of_multiply_adds():
 
 
 def test_an_unknown_instruction_set_is_named():
-    assert "JAX_CONVBATCH_ISA must be avx512, avx2 or portable" in run_with("mmx")
+    assert (
+        "JAX_CONVBATCH_ISA is 'mmx' and must be avx512, avx2 or portable"
+        in run_with("mmx")
+    )

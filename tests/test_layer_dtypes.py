@@ -83,3 +83,18 @@ def test_the_bias_of_a_deformable_convolution_is_cast(dtype):
     x, w = jnp.asarray(X, dtype), jnp.asarray(W, dtype)
     layer = functools.partial(jc.deform_conv, x, jnp.zeros((2, 6, 5, 18), dtype), w)
     assert_same_bits(layer(jnp.asarray(BIAS)), layer(jnp.asarray(BIAS, dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_derivative_of_gelu_ends_at_zero_and_one(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        most = 0.9 * float(jnp.finfo(dtype).max)
+        z = jnp.asarray([-most, -1e30, -40.0, 40.0, 1e30, most], dtype)
+
+        def total(z):
+            x = z.reshape(-1, 1, 1, 1)
+            w = jnp.ones((1, 1, 1, 1), dtype)
+            return jc.conv_bias_act(x, w, activation="gelu_exact").sum()
+
+        found = np.asarray(jax.grad(total)(z), np.float64)
+    np.testing.assert_allclose(found, [0, 0, 0, 1, 1, 1], atol=1e-30)

@@ -39,6 +39,12 @@ def test_a_bias_that_is_not_of_floating_numbers_is_refused(layer, dtype):
 
 
 @each_layer
+def test_an_activation_in_the_place_of_a_bias_is_told(layer):
+    with pytest.raises(TypeError, match="got str; pass activation='relu'"):
+        jax.eval_shape(lambda x, w: layer(x, w, "relu"), IMAGE, FILTER)
+
+
+@each_layer
 def test_a_bias_that_is_no_array_is_refused(layer):
     with pytest.raises(TypeError, match="bias must be an array, got"):
         jax.eval_shape(lambda x, w: layer(x, w, [0.0] * 6), IMAGE, FILTER)

@@ -44,6 +44,12 @@ def test_groups_that_do_not_fit(conv):
     run = functools.partial(refused, ValueError, conv)
     two = run(X, W, groups=2)
     assert two.startswith("w must have 2 input channels (4 in 2 groups), got 4; ")
+    assert two.endswith(
+        "It is the filter of groups=1; of 2 it has axes of 2 and 6 there"
+    )
+    # Not what would fit by chance, were the channels first.
+    chance = run(shaped(2, 8, 8, 4), shaped(3, 3, 4, 6), groups=2)
+    assert "NCHW" not in chance
     assert run(X, W, groups=3).startswith("groups=3 must divide the 4 channels of x")
     odd = run(X, shaped(3, 3, 2, 5), groups=2)
     assert odd == "groups=2 must divide the 5 output channels of w"

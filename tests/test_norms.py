@@ -329,3 +329,12 @@ def test_an_empty_batch_has_a_norm(statistics):
     )
     assert y.shape == (0, 5, 6, 8)
     assert after.sum.shape == ((8,) if statistics == "channels" else (0, 2))
+
+
+@pytest.mark.parametrize("groups", ["channels", 2])
+def test_ranks_are_not_promoted(groups):
+    x = jnp.ones((2, 5, 5, 4))
+    with jax.numpy_rank_promotion("raise"):
+        sums = norms.statistics_of(x, groups)
+        scale, shift = norms.scale_and_shift(sums, x.shape, jnp.ones(4), jnp.zeros(4))
+    assert scale.shape == shift.shape == ((2, 4) if groups == 2 else (4,))

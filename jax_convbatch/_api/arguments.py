@@ -25,7 +25,10 @@ def check_arrays(**arrays: Any) -> None:
     """
     for name, a in arrays.items():
         if not (hasattr(a, "shape") and hasattr(a, "dtype")):
-            raise TypeError(f"{name} must be an array, got {type(a).__name__}")
+            hint = (
+                f"; pass activation={a!r}" if name == "bias" and type(a) is str else ""
+            )
+            raise TypeError(f"{name} must be an array, got {type(a).__name__}{hint}")
 
 
 def spatial_axes(x: Any, w: Any) -> int:

@@ -97,6 +97,9 @@ def _channels(
         hint = f". For a depthwise convolution pass groups={C}"
     elif groups == C == wanted and K == 1:
         hint = f". The filter of a depthwise convolution has axes of 1 and {C} there"
+    elif groups > 1 and wanted == C and C % groups == 0:
+        hint = f". It is the filter of groups=1; of {groups} it has axes of "
+        hint += f"{C // groups} and {K} there"
     else:
         hint = _other_order(x, w, numbers, groups, transpose_kernel)
     return ValueError(problem + hint)

@@ -124,7 +124,7 @@ def _plan_columns(problem: Problem) -> DeformPlan:
     most, cost = _COSTS[platform](problem)
     if not most:
         raise Unable("over 2^31 - 1 positions in one sample")
-    reason, config, adds_bias = f"default on {platform}", "", False
+    reason, config, adds_bias = "columns in memory, then a GEMM", "", False
     if platform == "cuda":
         config, products = "cublas", _products(problem, 1)
         if products and problem.op == "wgrad":
@@ -170,7 +170,7 @@ def _wgrad_by_chunks(problem: Problem) -> DeformPlan:
     workspace = aligned(chunk * columns, 4) + aligned(products["workspace"], 1)
     if chunk < g.N:
         workspace += 2 * aligned(g.w_size, 4)
-    reason = "default on cuda"
+    reason = "columns in memory, then a GEMM"
     return DeformPlan("im2col_gemm", reason, chunk, workspace, config="implicit_gemm")
 
 

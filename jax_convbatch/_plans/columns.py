@@ -44,7 +44,7 @@ def columns(engine: str, problem: Problem) -> Plan:
             f"workspace_limit={asked} bytes is too small for this {problem.op}: "
             f"one sample needs {per_sample(1) + fixed} bytes"
         )
-    reason = f"default on {platform}"
+    reason = "im2col, then a GEMM"
     if (platform, problem.dtype.name) == ("cuda", "float32"):
         reason += ", as TF32" if problem.precision == 0 else ", in true float32"
     if turned:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "kernels.h"
 
@@ -62,7 +63,10 @@ const char* ChooseKernels() {
       return "JAX_CONVBATCH_ISA names instructions that this processor lacks";
     }
   }
-  return "JAX_CONVBATCH_ISA must be avx512, avx2 or portable";
+  static const std::string problem = "JAX_CONVBATCH_ISA is '" +
+                                     std::string(asked ? asked : "") +
+                                     "' and must be avx512, avx2 or portable";
+  return problem.c_str();
 }
 
 const char* InstructionSet() { return chosen->name; }
