@@ -285,8 +285,12 @@ def act_bias_grad(
     axis = _axis(channel_axis, dy)
     if chosen is None or activation is None:
         return dy, bias.bias_grad(dy, axis, out_sharding=bias_sharding)
+    if saved is None:
+        what = "result y" if chosen.saves_output else "pre-activation z"
+        raise TypeError(
+            f"saved must be the layer's {what} for {activation!r}, got None"
+        )
     check_arrays(saved=saved)
-    assert saved is not None
     if saved.shape != dy.shape:
         raise ValueError(
             f"saved must have the shape of dy, {tuple(dy.shape)}, got "

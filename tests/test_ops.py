@@ -276,7 +276,7 @@ def test_what_is_no_array_is_refused_by_name(bad):
     refuse(TypeError, "w must be an array", lambda: ops.dgrad(dy, bad, x.shape))
     refuse(TypeError, "x must be an array", lambda: ops.wgrad(bad, dy, w.shape))
     refuse(TypeError, "dy must be an array", lambda: ops.bias_grad(bad))
-    refuse(TypeError, "saved must be an", lambda: ops.act_bias_grad("relu", bad, dy))
+    refuse(TypeError, "saved must be", lambda: ops.act_bias_grad("relu", bad, dy))
 
 
 @pytest.mark.parametrize("bad", [3, None, (2, 8.5, 8, 4)])
@@ -326,3 +326,11 @@ def test_an_axis_or_activation_that_is_not_there_is_refused():
         ops.act_bias_grad("swish", dy, dy)
     with pytest.raises(ValueError, match=r"saved must have the shape of dy, \(3, 5\)"):
         ops.act_bias_grad("relu", dy[:1], dy)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("relu", "result y"), ("gelu", "pre-activation z")]
+)
+def test_what_an_activation_wants_saved_is_told(name, what):
+    words = f"saved must be the layer's {what} for '{name}', got None"
+    refuse(TypeError, words, lambda: ops.act_bias_grad(name, None, jnp.ones((2, 3))))

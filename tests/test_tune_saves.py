@@ -2,9 +2,11 @@
 """tune keeps each choice when it is made, shows how far it is, and says before it
 measures that it cannot write."""
 
+import dataclasses
 import io
 import json
 from concurrent.futures import Future
+from pathlib import Path
 
 import jax
 import pytest
@@ -13,7 +15,7 @@ from test_choices import W, X, step
 import jax_convbatch as jc
 from jax_convbatch._select import choices
 from jax_convbatch._tune import tune as tuning
-from jax_convbatch._tune.report import Progress, Row
+from jax_convbatch._tune.report import Progress, Row, Tuned
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_without_a_terminal_each_convolution_is_a_line():
     lines = shown(io.StringIO()).splitlines()
     assert lines[0] == "tune: compiling 3 programs"
     assert lines[1:] == [f"tune: {i}/2  {ROW}" for i in (1, 2)]
-    assert "im2col_gemm  5.0 us, by the rule 9.0 us" in lines[1]
+    assert "im2col_gemm  5.0 us, untuned 9.0 us" in lines[1]
 
 
 def test_a_terminal_has_one_line_that_is_taken_away(monkeypatch):
@@ -137,6 +139,18 @@ def test_a_terminal_has_one_line_that_is_taken_away(monkeypatch):
     assert lines[4].startswith(f"tune [{'=' * 12}{' ' * 12}] 1/2, ")
     assert lines[5].startswith(f"tune [{'=' * 24}] 2/2, 0 s left  dgrad")
     assert max(map(len, lines)) < 60
+
+
+def test_what_was_found_is_a_table():
+    same = dataclasses.replace(ROW, default_microseconds=5.0)
+    found = Tuned([ROW, same])
+    found.path = Path("h200.json")
+    head, rule, first, second, total = str(found).splitlines()
+    assert head.startswith("op ") and head.endswith("us   untuned us")
+    assert set(rule) <= {"-", " "}
+    assert first.endswith("changed") and not second.endswith("changed")
+    assert first.index("im2col") == second.index("im2col") == head.index("fastest")
+    assert total == "1 of 2 changed; kept in h200.json"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

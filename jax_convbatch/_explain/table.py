@@ -5,10 +5,23 @@ from __future__ import annotations
 
 import dataclasses
 import html
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 HEADINGS = ("op", "geometry", "dtype", "engine", "by", "slice", "workspace", "reason")
+
+
+def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in columns, a line under its headings."""
+    cells = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -81,14 +94,7 @@ class Explanation(tuple[Row, ...]):
     def __str__(self) -> str:
         if not self:
             return "no convolutions"
-        cells = [HEADINGS, *self._cells()]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in cells
-        ]
-        lines.insert(1, "  ".join("-" * w for w in widths))
-        return "\n".join(lines)
+        return aligned(HEADINGS, self._cells())
 
     __repr__ = __str__
 

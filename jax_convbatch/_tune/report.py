@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from jax_convbatch._explain.table import aligned
+
 BAR = 24  # characters
+HEADINGS = ("op", "geometry", "dtype", "fastest", "us", "untuned us", "")
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,20 @@ class Row:
     microseconds: float
     default_microseconds: float
 
+    @property
+    def way(self) -> str:
+        """The engine and its configuration."""
+        return f"{self.engine} {self.config}".strip()
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether tuning changes what runs."""
+        return self.microseconds < self.default_microseconds
+
     def __str__(self) -> str:
-        way = f"{self.engine} {self.config}".strip()
-        rule = f"by the rule {self.default_microseconds:.1f} us"
         return (
-            f"{self.op}  {self.geometry}  {self.dtype}  {way}  "
-            f"{self.microseconds:.1f} us, {rule}"
+            f"{self.op}  {self.geometry}  {self.dtype}  {self.way}  "
+            f"{self.microseconds:.1f} us, untuned {self.default_microseconds:.1f} us"
         )
 
 
@@ -51,7 +62,17 @@ class Tuned(tuple[Row, ...]):
     def __str__(self) -> str:
         if not self:
             return "no convolutions that could be tuned"
-        return "\n".join([*map(str, self), f"kept in {self.path}"])
+        cells = (
+            (
+                *(row.op, row.geometry, row.dtype, row.way),
+                *(f"{row.microseconds:.1f}", f"{row.default_microseconds:.1f}"),
+                "changed" if row.is_faster else "",
+            )
+            for row in self
+        )
+        changed = sum(row.is_faster for row in self)
+        total = f"{changed} of {len(self)} changed; kept in {self.path}"
+        return f"{aligned(HEADINGS, cells)}\n{total}"
 
     __repr__ = __str__
 
