@@ -96,8 +96,8 @@ def traced(fn: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
     """Every equation of `fn(*args, **kwargs)` that is not dead, inner ones too."""
     if not callable(fn):
         raise TypeError(
-            "the first argument must be a function and its arguments follow, as in "
-            f"explain(fn, x), not explain(fn(x)); got {type(fn).__name__}"
+            "the first argument must be a function and its arguments follow: (fn, x), "
+            f"not (fn(x)); got {type(fn).__name__}"
         )
     leaves, tree = jax.tree.flatten((args, kwargs))
     arrays = {i: a for i, a in enumerate(leaves) if _is_array(a)}
