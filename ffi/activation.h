@@ -93,16 +93,16 @@ JCB_HOST_DEVICE F Activate(Activation a, F z) {
   }
 }
 
-// Of the normal distribution. The host's Exp ends at the smallest normal
-// number, which times a large z would be no zero.
+// z times the density of the normal distribution. The host's Exp ends at the
+// smallest normal number, which times a large z would be no zero.
 template <typename F>
-JCB_HOST_DEVICE F NormalDensity(F z) {
-  const F density = F(0.3989422804014327) * math::Exp(F(-0.5) * z * z);
+JCB_HOST_DEVICE F TimesNormalDensity(F z) {
+  const F product = z * F(0.3989422804014327) * math::Exp(F(-0.5) * z * z);
 #ifdef __CUDA_ARCH__
-  return density;
+  return product;
 #else
   constexpr F kMost = sizeof(F) == 4 ? F(174) : F(1416);
-  return z * z > kMost ? F(0) : density;
+  return z * z > kMost ? F(0) : product;
 #endif
 }
 
@@ -130,7 +130,7 @@ JCB_HOST_DEVICE F ActivationGrad(Activation a, F saved, F dy) {
       return dy * (s + saved * s * (F(1) - s) * slope);
     }
     case Activation::kGeluExact:
-      return dy * (math::NormalCdf(saved) + saved * NormalDensity(saved));
+      return dy * (math::NormalCdf(saved) + TimesNormalDensity(saved));
     case Activation::kSilu: {
       const F s = math::Sigmoid(saved);
       return dy * (s + s * (saved - saved * s));
