@@ -40,8 +40,10 @@ def test_a_bias_that_is_not_of_floating_numbers_is_refused(layer, dtype):
 
 @each_layer
 def test_an_activation_in_the_place_of_a_bias_is_told(layer):
-    with pytest.raises(TypeError, match="got str; pass activation='relu'"):
+    with pytest.raises(TypeError, match="got str; conv_bias_act takes activation='re"):
         jax.eval_shape(lambda x, w: layer(x, w, "relu"), IMAGE, FILTER)
+    with pytest.raises(TypeError, match=r"bias must be an array, got str(\n|$)"):
+        jax.eval_shape(lambda x, w: layer(x, w, "SAME"), IMAGE, FILTER)
 
 
 @each_layer

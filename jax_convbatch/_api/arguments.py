@@ -25,10 +25,7 @@ def check_arrays(**arrays: Any) -> None:
     """
     for name, a in arrays.items():
         if not (hasattr(a, "shape") and hasattr(a, "dtype")):
-            hint = (
-                f"; pass activation={a!r}" if name == "bias" and type(a) is str else ""
-            )
-            raise TypeError(f"{name} must be an array, got {type(a).__name__}{hint}")
+            raise TypeError(f"{name} must be an array, got {type(a).__name__}")
 
 
 def spatial_axes(x: Any, w: Any) -> int:

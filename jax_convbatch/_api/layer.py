@@ -290,6 +290,11 @@ def fitted(
       ValueError, TypeError: as `conv_bias_act`.
     """
     channels = shape[channel_axis]
+    given: Any = bias
+    if isinstance(given, str) and given in activations.ACTIVATIONS:
+        raise TypeError(
+            f"bias must be an array, got str; conv_bias_act takes activation={given!r}"
+        )
     bias = per_channel("bias", bias, channels, dtype)
     scale = per_channel("scale", scale, channels, dtype)
     if residual is not None:

@@ -56,8 +56,8 @@ def scalars(problem: Problem) -> bool:
 
 
 def dx_of_scalars(problem: Problem) -> bool:
-    """f32 of one channel on both sides, or of sequences to one, and of more taps than
-    `scalars` has."""
+    """f32 of one channel on both sides, or of sequences to one, that `scalars`, which
+    is asked before, leaves."""
     g = problem.geometry
     few = g.C == 1 or (sequence(problem) and g.C <= 6)
     flat = taps(problem) > 1 and not depth.is_deep(g)
