@@ -48,6 +48,9 @@ def own_choices(tmp_path, monkeypatch):
 
 
 def pytest_configure(config):
+    if config.getoption("numprocesses", None):
+        # The processes of pytest-xdist, which begin after this, share the cores.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Tests that are not marked `gpu` do not depend on there being one.
     if "not gpu" in config.option.markexpr:
         jax.config.update("jax_platforms", "cpu")

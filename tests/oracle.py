@@ -83,6 +83,18 @@ def _groups(a, conv):
     return a.reshape(*a.shape[:-1], conv.groups, a.shape[-1] // conv.groups)
 
 
+def _group_first(a):
+    """a[..., groups, channels] as [groups, pixels, channels]."""
+    pixels = np.prod(a.shape[:-2], dtype=int)
+    return np.moveaxis(a, -2, 0).reshape(a.shape[-2], pixels, a.shape[-1])
+
+
+def _products(a, w):
+    """a[..., groups, from] times w[groups, from, to], as [..., groups, to]."""
+    found = _group_first(a) @ w
+    return np.moveaxis(found, 0, 1).reshape(*a.shape[:-1], w.shape[-1])
+
+
 def fprop(x, w, conv):
     """y[N, *outputs, K]."""
     outputs = conv.outputs(x.shape[1:-1], w.shape[:-2])
@@ -90,7 +102,7 @@ def fprop(x, w, conv):
     w = _groups(w, conv)
     y = np.zeros((x.shape[0], *outputs, *w.shape[-2:]))
     for tap, pixels in _taps(w.shape[: conv.rank], outputs, conv):
-        y += np.einsum("...gc,cgk->...gk", source[pixels], w[tap])
+        y += _products(source[pixels], np.moveaxis(w[tap], 1, 0))
     return y.reshape(*y.shape[:-2], _last(y))
 
 
@@ -103,7 +115,7 @@ def dgrad(dy, w, conv, inputs):
     dx = np.zeros((dy.shape[0], 1 + np.prod(inputs, dtype=int), channels))
     outputs = dy.shape[1 : 1 + conv.rank]
     for tap, (_, *pixels) in _taps(w.shape[: conv.rank], outputs, conv):
-        part = np.einsum("...gk,cgk->...gc", dy, w[tap])
+        part = _products(dy, np.moveaxis(w[tap], 0, 2))
         at = index[tuple(pixels)]
         flat = part.reshape(dy.shape[0], at.size, channels)
         for n in range(dy.shape[0]):
@@ -117,9 +129,9 @@ def wgrad(x, dy, conv, taps):
     dy = _groups(dy, conv)
     dw = np.zeros((*taps, source.shape[-1], *dy.shape[-2:]))
     for tap, pixels in _taps(taps, dy.shape[1 : 1 + conv.rank], conv):
-        axes = list(range(dy.ndim - 2))
-        g, c, k = range(dy.ndim, dy.ndim + 3)
-        dw[tap] = np.einsum(source[pixels], [*axes, g, c], dy, [*axes, g, k], [c, g, k])
+        met = _group_first(source[pixels])
+        of_groups = met.transpose(0, 2, 1) @ _group_first(dy)
+        dw[tap] = np.moveaxis(of_groups, 0, 1)
     return dw.reshape(*dw.shape[:-2], _last(dw))
 
 

@@ -47,9 +47,19 @@ CASES = {
     "a volume": layer(2, (7, 6, 19), 3, 3, (3, 3, 3)),
     "a deep volume": layer(2, (9, 5, 8), 3, 1, (5, 3, 1)),
     "depth alone": layer(2, (6, 5, 9), 2, 4, (3, 1, 1)),
+    "2->34": layer(2, (19, 35), 2, 34, (3, 3)),
+    "2->34, eight rows": layer(16, (200, 203), 2, 34, (3, 3)),
+    "1->66, five rows of taps": layer(2, (17, 18), 1, 66, (5, 3), ((0, 1), (2, 0))),
+    "3->18, one tap": layer(3, (13, 21), 3, 18, (1, 1)),
+    "1->12": layer(3, (22, 19), 1, 12, (5, 5)),
+    "1->20, eight rows": layer(16, (190, 203), 1, 20, (3, 3)),
+    "a sequence, 6->34": layer(3, (517,), 6, 34, (3,)),
+    "a sequence, 1->34, dilated": layer(3, (90,), 1, 34, (3,), ((6, 0),), dilation=3),
+    "a volume, 1->34": layer(2, (6, 9, 11), 1, 34, (3, 3, 3)),
     "negative padding": layer(2, (15, 15), 1, 2, (3, 3), ((-2, -1), (-1, -3))),
 }
-# fprop of many to one, whose dgrad has another kernel.
+# Those of few outputs have it both ways.
+SHARED = [name for name, case in CASES.items() if case.w[-1] > 6]
 TO_ONE = layer(2, (20, 23), 10, 1, (3, 3))
 each_case = pytest.mark.parametrize("name", CASES)
 
@@ -78,6 +88,9 @@ def config(one):
 def test_few_channels_have_it(native, monkeypatch, name, op, precision):
     fake_gpus.on(monkeypatch, "9.0")
     one = replace(problem(CASES[name], op), precision=precision)
+    if name in SHARED and op == "dgrad":  # the other way round
+        g = one.geometry
+        one = replace(one, geometry=g._replace(C=g.K, K=g.C))
     assert rules.line(one).applies is rule_odd.scalars
     plan = implicit_cuda.planned(one)
     assert plan.reason == f"scalar tiles of {plan.config}"
@@ -90,6 +103,11 @@ def test_rows_of_a_thread(native, monkeypatch):
     one = replace(large, geometry=large.geometry._replace(N=1))
     assert config(one) == "4x256x1"  # of the same bits
     assert config(problem(CASES["a sequence"])) == "1x256x5"
+    assert config(problem(CASES["2->34"])) == "4x256x2"
+    assert config(problem(CASES["2->34, eight rows"])) == "8x256x2"
+    assert config(problem(CASES["1->12"])) == "4x256x4"
+    assert config(problem(CASES["1->20, eight rows"])) == "8x256x4"
+    assert config(problem(CASES["a sequence, 6->34"])) == "4x256x2"
 
 
 def test_others_have_not(native, monkeypatch):
@@ -99,10 +117,14 @@ def test_others_have_not(native, monkeypatch):
     for other in (
         replace(one, op="wgrad"),
         problem(CASES["1->1"], dtype="bfloat16"),
-        problem(TO_ONE, "dgrad"),  # to ten
+        problem(CASES["2->34"], "dgrad"),
         replace(one, geometry=g._replace(stride=(1, 2, 1), P=11)),
         replace(one, geometry=g._replace(K=7)),
         replace(one, geometry=g._replace(C=13)),
+        replace(one, geometry=g._replace(K=24)),
+        replace(one, geometry=g._replace(C=2, K=12)),
+        replace(one, geometry=g._replace(C=6, K=34)),
+        replace(one, geometry=g._replace(C=4, K=34, R=1, P=23)),
         replace(one, geometry=g._replace(C=5, K=5, R=5, S=6)),
         replace(one, geometry=g._replace(N=0)),
     ):
@@ -126,7 +148,7 @@ def test_python_and_the_kernel_agree(native, monkeypatch):
         g = ConvGeometry(
             N=rng.choice([1, 4]),
             C=rng.randint(1, 14),
-            K=rng.randint(1, 8),
+            K=rng.choice([1, 2, 3, 5, 6, 7, 8, 10, 12, 20, 24, 34, 130]),
             **dict(zip("DHW", sizes, strict=True)),
             **dict(zip("OPQ", outputs, strict=True)),
             **dict(zip("TRS", taps, strict=True)),
@@ -156,7 +178,18 @@ def test_whole_numbers_are_exact(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["1->1, eight rows", "5->6", "a sequence", "a volume"])
+@pytest.mark.parametrize("outputs", [10, 12, 20, 34])
+def test_dx_of_one_output_is_exact(hopper, outputs):
+    for size, taps in (((20, 23), (3, 3)), ((41,), (3,)), ((9, 8, 7), (3, 3, 3))):
+        case = layer(2, size, outputs, 1, taps)
+        assert_exact(case, "float32", algorithm="auto")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name",
+    ["1->1, eight rows", "5->6", "a sequence", "a volume", "2->34, eight rows"],
+)
 def test_promises(hopper, name):
     case = CASES[name]
     assert_batch_invariant(case, "float32")
@@ -164,7 +197,7 @@ def test_promises(hopper, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["1->1", "a deep volume", "a sequence"])
+@pytest.mark.parametrize("name", ["1->1", "a deep volume", "a sequence", "2->34"])
 def test_every_precision_has_the_same_bits(hopper, name):
     case = CASES[name]
     x, w, _ = arrays(case, normal, "float32")

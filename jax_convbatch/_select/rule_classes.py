@@ -130,14 +130,6 @@ def uneven_images(problem: Problem) -> bool:
     return tf32(problem) and many and uneven and not halos(problem)
 
 
-def wgrad_of_some_products(problem: Problem) -> bool:
-    """1x1 in 16 bits of so many channels that a tile's sums are long, and tiles few."""
-    g = problem.geometry
-    some = taps(problem) == 1 and least(problem) >= 640 and most(problem) < 1024
-    pixels = 1 << 13 <= g.N * g.O * g.P * g.Q < 1 << 15
-    return half(problem) and plain(problem) and some and pixels
-
-
 def wgrad_of_few_pixels(problem: Problem) -> bool:
     """Of many channels, so that dw is most of what moves."""
     g = problem.geometry
@@ -265,15 +257,6 @@ def to_few_outputs(problem: Problem) -> bool:
     return found and columns.columns_of_outputs(problem) is not None
 
 
-def wgrad_of_f32_products(problem: Problem) -> bool:
-    """1x1 of many pixels, but where our tiles are full."""
-    g = problem.geometry
-    pointwise = taps(problem) == 1 and g.stride == g.input_dilation == (1, 1, 1)
-    own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
-    between = least(problem) >= 16 and most(problem) <= 160 and not own
-    return tf32(problem) and pointwise and between and g.O * g.P * g.Q >= 5000
-
-
 def odd(problem: Problem) -> bool:
     """Channels for which our kernels copy x or y with zeros beside them."""
     g = problem.geometry
@@ -307,20 +290,6 @@ def patches_of_some_channels(problem: Problem) -> bool:
     return tf32(problem) and patches(problem) and some
 
 
-def small_products(problem: Problem) -> bool:
-    """1x1 in 16 bits of small images, few channels on one side and many on the other.
-    Our kernel for them (kernels/skinny) takes longer to begin, and the more, the more
-    channels it sums over."""
-    g = problem.geometry
-    pixels = g.O * g.P * g.Q
-    inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
-    largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
-    small = 49 <= pixels <= largest
-    some = least(problem) <= 32 and 96 <= most(problem) <= 192
-    its = half(problem) and taps(problem) == 1 and plain(problem) and small and some
-    return its and g.C % 8 == g.K % 8 == 0
-
-
 def wide_stems(problem: Problem) -> bool:
     """Few channels to many: what reads columns takes longer than to write them."""
     g = problem.geometry
@@ -344,10 +313,3 @@ def cpu_products(problem: Problem) -> bool:
     elif problem.op == "dgrad":
         few = few and 5 <= least(problem) <= 24
     return several and few
-
-
-def narrow_products(problem: Problem) -> bool:
-    """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
-    g = problem.geometry
-    pointwise = taps(problem) == 1 and plain(problem) and g.O * g.P * g.Q >= 512
-    return half(problem) and pointwise and 32 < g.K < 64 and g.C >= 128

@@ -36,8 +36,10 @@ def odd_scalars(problem: Problem) -> bool:
 
 
 # Products of an output, its channels, and outputs and products of a pixel: those that
-# `PlanScalars` (sm80/direct/scalars_plan.cc) takes.
+# `PlanScalars` (sm80/direct/scalars_plan.cc) takes. Of more outputs, which threads
+# share, products of an output, and inputs where no row of pixels serves several taps.
 _MOST_TERMS, _MOST_INPUTS, _MOST_OUTPUTS, _MOST_PRODUCTS = 128, 12, 6, 512
+_MOST_SHARED, _MOST_SHARED_TERMS, _MOST_UNREUSED = 128, 45, 3
 
 
 def scalars(problem: Problem) -> bool:
@@ -48,8 +50,17 @@ def scalars(problem: Problem) -> bool:
         return False
     inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
     terms = inner * taps(problem)
-    few = inner <= _MOST_INPUTS and outer <= _MOST_OUTPUTS
-    few = few and terms <= _MOST_TERMS and terms * outer <= _MOST_PRODUCTS
+    few = inner <= _MOST_INPUTS and terms <= _MOST_TERMS
+    if outer <= _MOST_OUTPUTS:
+        few = few and terms * outer <= _MOST_PRODUCTS
+    else:
+        flat = g.H == g.P == g.R == 1
+        near, its = (g.filter_dilation[2], g.S) if flat else (g.filter_dilation[1], g.R)
+        reused = its in (3, 5) and near == 1
+        few = few and terms <= (_MOST_SHARED_TERMS if reused else _MOST_UNREUSED)
+        # Tiles have kernels of their own for fours.
+        twos = outer % 4 == 2 and outer <= _MOST_SHARED
+        few = few and (twos or (outer % 4 == 0 and inner == 1 and outer <= 20))
     there = min(g.N, g.C, g.K, *g.inputs, *g.outputs, *g.taps) > 0
     sample = max(math.prod(g.inputs) * g.C, math.prod(g.outputs) * g.K)
     return few and there and sample < 1 << 31
@@ -93,3 +104,11 @@ def wgrad_of_short_products(problem: Problem) -> bool:
     g = problem.geometry
     its = taps(problem) == 1 or g.C == g.K == 1
     return its and wgrad_of_short_sequences(problem)
+
+
+def volumes_of_few(problem: Problem) -> bool:
+    """f32 of some inputs to one output, or of a few to outputs that are no fours."""
+    g = problem.geometry
+    some = 8 <= g.C <= 16 if g.K == 1 else 2 <= g.C <= 3 and g.K >= 16 and g.K % 4 != 0
+    deep = depth.is_deep(g) and min(g.taps) >= 3
+    return tf32(problem) and plain(problem) and deep and some

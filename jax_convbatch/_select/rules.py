@@ -13,6 +13,7 @@ from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select import folds
 from jax_convbatch._select import rule_classes as classes
 from jax_convbatch._select import rule_odd as odd
+from jax_convbatch._select import rule_products as products
 from jax_convbatch._select import rule_sequences as sequences
 from jax_convbatch._select import rule_true_f32 as true_f32
 from jax_convbatch._select import rule_volumes as three_axes
@@ -45,7 +46,8 @@ CUDA = (
         "pixels by themselves: 66x66x66 1->1 3x3x3 in f32 at batch 8 26 us, folded 85, "
         "cuDNN 76; 162x162 2->2 at batch 8 4.0, 13, 13; 34x34x34 3->3 3x3x3 17, 44, "
         "75; 162x162 10->1 11, 25; 2048 steps of 5->5, three taps, at batch 32 3.8, "
-        "8.5, 8.8",
+        "8.5, 8.8; 256x256 1->34 at batch 8 36, 85, 74, 2->34 at batch 32 177, 369, "
+        "276; dgrad of 162x162 34->1 at batch 8 17, 30",
     ),
     columns_first(
         FPROP,
@@ -78,6 +80,12 @@ CUDA = (
         odd.wgrad_to_one,
         "34x34x34 1x1x1 5->1 at batch 8 7.8 us, ours 16.8; 30->1 17.7, 34; 128x128 "
         "34->1 11.5, 16.7",
+    ),
+    cudnn_first(
+        FPROP,
+        odd.volumes_of_few,
+        "34x34x34 12->1 3x3x3 in f32 at batch 8 67 us, folded 98; 66x66x66 2->34 483, "
+        "628",
     ),
     columns_first(
         WGRAD,
@@ -202,7 +210,7 @@ CUDA = (
     ),
     cudnn_first(
         WGRAD,
-        classes.wgrad_of_f32_products,
+        products.wgrad_of_f32_products,
         "512x512 128->128 at batch 8 716 us, ours 847",
     ),
     cudnn_first(
@@ -262,7 +270,7 @@ CUDA = (
     ),
     cudnn_first(
         WGRAD,
-        classes.wgrad_of_some_products,
+        products.wgrad_of_some_products,
         "8192 of 768->768, one tap, in bf16 21 us, ours 28; 16384 of 640 25, 32",
     ),
     cudnn_first(
@@ -280,20 +288,39 @@ CUDA = (
     ),
     cudnn_first(
         BOTH,
-        classes.small_products,
+        products.small_products,
         "14x14 192->32 at batch 16 3.1 us, ours 4.9, dgrad 3.6, 6.4; 28x28 at batch "
         "128 13.1, 16.5",
     ),
     columns_first(
         FPROP,
-        classes.narrow_products,
+        products.narrow_products,
         "38x38 240->40 at batch 128 30 us, ours 41, cuDNN 35; 28x28 144->40 at batch "
         "64 9.1, 11.7, 8.7",
     ),
     cudnn_first(
         DGRAD,
-        classes.narrow_products,
+        products.narrow_products,
         "38x38 240->40 at batch 128 65 us, cuDNN 34",
+    ),
+    cudnn_first(
+        BOTH,
+        products.products_between_sectors,
+        "38x38 240->24 in bf16 at batch 128 112 us, cuDNN 30, dgrad 61, 33; 56x56 "
+        "144->40 105, 45; 28x28 192->136 36, 23; 14x14 480->136 18, 12; dgrad of 75x75 "
+        "96->40 147, 64, of 38x38 240->136 86, 45",
+    ),
+    cudnn_first(
+        WGRAD,
+        products.wgrad_between_sectors,
+        "28x28 136->192 in bf16 at batch 64 24 us, cuDNN 17; 7x7 1152->24 at batch 128 "
+        "10.5, 8.3",
+    ),
+    cudnn_first(
+        WGRAD,
+        products.wgrad_of_uneven_products,
+        "28x28 192->112 in f32 at batch 64 27 us, cuDNN 21; 56x56 192->80 at batch 16 "
+        "29, 23; 14x14 480->40 10.7, 7.6",
     ),
     cudnn_first(
         DGRAD,

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of 1x1 convolutions, products of matrices, that the rule of "auto" tells
+apart."""
+
+from __future__ import annotations
+
+from jax_convbatch._plans.planners import Problem
+from jax_convbatch._select.rule_classes import half, least, most, plain, taps, tf32
+
+
+def pointwise(problem: Problem) -> bool:
+    """Of one tap and one step."""
+    return taps(problem) == 1 and plain(problem)
+
+
+def _between_sectors(problem: Problem) -> bool:
+    """16 bits of so many outputs that every second pixel of y begins within one of the
+    32 bytes that memory moves at once, as of 24, 40 or 136."""
+    return problem.geometry.K % 16 == 8
+
+
+def wgrad_of_some_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of so many channels that a tile's sums are long, and tiles few."""
+    g = problem.geometry
+    some = taps(problem) == 1 and least(problem) >= 640 and most(problem) < 1024
+    pixels = 1 << 13 <= g.N * g.O * g.P * g.Q < 1 << 15
+    return half(problem) and plain(problem) and some and pixels
+
+
+def products_between_sectors(problem: Problem) -> bool:
+    """Images whose pixels our tiles write, and in dgrad read, by halves of sectors. Our
+    kernel for few channels (kernels/skinny) is not slowed."""
+    g = problem.geometry
+    its = half(problem) and pointwise(problem) and _between_sectors(problem)
+    if not its or not 24 <= g.K < 192 or g.C % 8 != 0:
+        return False
+    pixels = g.O * g.P * g.Q
+    if problem.op == "dgrad":
+        fewest = 196 if 32 < g.K < 64 else 361
+        return pixels >= fewest and (g.C >= 96 if g.K > 32 else g.C > 192)
+    return pixels >= 49 and (96 if g.K > 32 else 192) <= g.C
+
+
+def wgrad_between_sectors(problem: Problem) -> bool:
+    """16 bits of 72 channels and more on both sides, of some pixels; or of many
+    channels and the last, small images of a network."""
+    g = problem.geometry
+    if not half(problem) or not pointwise(problem):
+        return False
+    if g.P * g.Q <= 49:
+        return _between_sectors(problem) and g.C >= 1024 and g.K < 192
+    uneven = least(problem) % 16 == 8 and 72 <= least(problem) < 192
+    some = 1 << 14 <= g.N * g.O * g.P * g.Q <= 1 << 17
+    return uneven and some and most(problem) < 768
+
+
+def wgrad_of_uneven_products(problem: Problem) -> bool:
+    """f32 of images of some channels to so many that our tiles are not full."""
+    g = problem.geometry
+    if not tf32(problem) or not pointwise(problem) or g.H == 1:
+        return False
+    pixels = g.O * g.P * g.Q
+    if 32 < g.K < 64:
+        return pixels <= 196 and g.C >= 480
+    return 64 < g.K < 192 and g.K % 64 != 0 and 192 <= g.C <= 480 and pixels >= 196
+
+
+def wgrad_of_f32_products(problem: Problem) -> bool:
+    """1x1 of many pixels, but where our tiles are full."""
+    g = problem.geometry
+    own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
+    between = least(problem) >= 16 and most(problem) <= 160 and not own
+    return tf32(problem) and pointwise(problem) and between and g.O * g.P * g.Q >= 5000
+
+
+def small_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of small images, few channels on one side and many on the other.
+    Our kernel for them (kernels/skinny) takes longer to begin, and the more, the more
+    channels it sums over."""
+    g = problem.geometry
+    pixels = g.O * g.P * g.Q
+    inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
+    largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
+    small = 49 <= pixels <= largest
+    some = least(problem) <= 32 and 96 <= most(problem) <= 192
+    its = half(problem) and taps(problem) == 1 and plain(problem) and small and some
+    return its and g.C % 8 == g.K % 8 == 0
+
+
+def narrow_products(problem: Problem) -> bool:
+    """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
+    g = problem.geometry
+    many = (192 if _between_sectors(problem) and problem.op == "fprop" else 128) <= g.C
+    its = pointwise(problem) and g.O * g.P * g.Q >= 512
+    return half(problem) and its and 32 < g.K < 64 and many
