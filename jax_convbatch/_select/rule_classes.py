@@ -205,6 +205,12 @@ def thin_patches(problem: Problem) -> bool:
     return its and patches(problem) and (small or one)
 
 
+def wgrad_of_small_patches(problem: Problem) -> bool:
+    """In 16 bits, of few elements to fewer channels than have columns."""
+    small = taps(problem) > 1 and sums(problem) <= 16
+    return half(problem) and patches(problem) and small and problem.geometry.K < 512
+
+
 def odd_patches(problem: Problem) -> bool:
     """In 16 bits, whose rows of a filter are no multiples of 16 bytes, as 14x14 of
     colours. Columns are no larger than x."""

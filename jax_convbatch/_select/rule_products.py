@@ -55,14 +55,20 @@ def wgrad_between_sectors(problem: Problem) -> bool:
 
 
 def wgrad_of_uneven_products(problem: Problem) -> bool:
-    """f32 of images of some channels to so many that our tiles are not full."""
+    """f32 of images of some channels, which leave part of our tiles empty."""
     g = problem.geometry
     if not tf32(problem) or not pointwise(problem) or g.H == 1:
         return False
     pixels = g.O * g.P * g.Q
     if 32 < g.K < 64:
         return pixels <= 196 and g.C >= 480
-    return 64 < g.K < 192 and g.K % 64 != 0 and 192 <= g.C <= 480 and pixels >= 196
+    uneven = g.K % 64 != 0 or g.C % 64 != 0
+    some = 96 <= g.C <= (672 if pixels <= 196 else 480) and pixels >= 196
+    return 64 < g.K <= 192 and uneven and some
+
+
+def uneven_wgrad(problem: Problem) -> bool:
+    return wgrad_between_sectors(problem) or wgrad_of_uneven_products(problem)
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:

@@ -78,7 +78,7 @@ def copied_volumes(problem: Problem) -> bool:
         # cuDNN takes no padding that differs between the sides: x is copied.
         if least(problem) >= 64 or _pads_unevenly(problem):
             return False
-    elif g.C % 64 == 0 and g.K % 64 == 0:
+    elif (g.C % 64 == 0 and g.K % 64 == 0) or _pads_unevenly(problem):
         return False
     return outputs > (1 << 17 if g.C == g.K == 32 else 3000)
 
@@ -86,10 +86,14 @@ def copied_volumes(problem: Problem) -> bool:
 def strided_to_few(problem: Problem) -> bool:
     """Of a stride to colours and the like, and so large that a copy of x takes long;
     and dx in f32 of many channels, of taps and a stride along depth alone, where half
-    of our tiles have two taps, and half one."""
+    of our tiles have two taps, and half one. Of images in 16 bits, of many channels."""
     g, dgrad = problem.geometry, problem.op == "dgrad"
-    if not tensor_cores(problem) or not depth.is_deep(g):
+    if not tensor_cores(problem):
         return False
+    if not depth.is_deep(g):
+        many = half(problem) and g.C >= 512 and g.T == 1 < min(g.R, g.S)
+        if not many or min(g.stride[1:]) < 2:
+            return False
     if g.input_dilation != (1, 1, 1) or (dgrad and half(problem)):
         return False
     if _strides_along_depth(g):

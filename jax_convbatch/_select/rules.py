@@ -163,6 +163,11 @@ CUDA = (
         sequences.thin_products,
         "2048 steps of 30->64, one tap, at batch 20 9.5 us, ours 12, dgrad 10.3, 12",
     ),
+    cudnn_first(
+        WGRAD,
+        classes.wgrad_of_small_patches,
+        "28x28 2x2s2 4->96 in bf16 at batch 256 54 us, cuDNN 25",
+    ),
     columns_first(
         ("fprop", "wgrad"),
         classes.thin_patches,
@@ -236,7 +241,7 @@ CUDA = (
         three_axes.strided_to_few,
         "9x128x128 256->3 s2 in f32 228 us, cuDNN 115, dgrad 152, 90; dx of 2x360x320 "
         "1024->3 s2 942, 434; of 2x128x64 512->256 3x1x1 s2x1x1 78, 41; bf16 9x128x128 "
-        "256->3 s1x2x2 at batch 2 489, 176",
+        "256->3 s1x2x2 at batch 2 489, 176, 360x320 1024->3 3x3 s2 247, 175",
     ),
     cudnn_first(
         WGRAD,
@@ -252,9 +257,10 @@ CUDA = (
         "3307",
     ),
     cudnn_first(
-        BOTH,
+        ALL,
         sequences.half_filled,
-        "120000 steps of 32, 11 taps, at batch 4 78 us, cuDNN 63",
+        "120000 steps of 32, 11 taps, at batch 4 78 us, cuDNN 63; wgrad of 65536 at "
+        "batch 16 284, 180",
     ),
     cudnn_first(
         BOTH,
@@ -307,20 +313,14 @@ CUDA = (
         BOTH,
         products.products_between_sectors,
         "38x38 240->24 in bf16 at batch 128 112 us, cuDNN 30, dgrad 61, 33; 56x56 "
-        "144->40 105, 45; 28x28 192->136 36, 23; 14x14 480->136 18, 12; dgrad of 75x75 "
-        "96->40 147, 64, of 38x38 240->136 86, 45",
+        "144->40 105, 45; 28x28 192->136 36, 23; dgrad of 75x75 96->40 147, 64",
     ),
     cudnn_first(
         WGRAD,
-        products.wgrad_between_sectors,
+        products.uneven_wgrad,
         "28x28 136->192 in bf16 at batch 64 24 us, cuDNN 17; 7x7 1152->24 at batch 128 "
-        "10.5, 8.3",
-    ),
-    cudnn_first(
-        WGRAD,
-        products.wgrad_of_uneven_products,
-        "28x28 192->112 in f32 at batch 64 27 us, cuDNN 21; 56x56 192->80 at batch 16 "
-        "29, 23; 14x14 480->40 10.7, 7.6",
+        "10.5, 8.3; f32 28x28 192->112 at batch 64 27, 21; 75x75 96->192 at batch 16 "
+        "39, 33; 14x14 480->40 10.7, 7.6",
     ),
     cudnn_first(
         DGRAD,
