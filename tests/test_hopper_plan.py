@@ -124,7 +124,12 @@ def test_windows_have_many_channels_on_one_side(native):
     assert tile("fprop", row=dense, C=136) != STRIP
     assert tile("dgrad", C=32, K=128) != STRIP
     assert tile("fprop", C=48, K=192) == STRIP
-    assert tile("fprop", C=56, K=192) != STRIP
+    assert tile("fprop", C=64, K=192) == tile("fprop", C=64, K=256) == STRIP
+    assert tile("fprop", C=64, K=320) != STRIP
+    assert tile("fprop", C=72, K=192) != STRIP
+    for size, large in ((28, True), (19, False)):
+        row = (size, size, 64, 96, 3, 3, 1, 1, 1, 1)
+        assert (tile("fprop", row=row) == STRIP) == large
 
 
 @pytest.mark.parametrize("c", [24, 40, 64, 72, 128])

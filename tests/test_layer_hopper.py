@@ -351,8 +351,8 @@ def test_a_layer_has_the_tile_that_runs_it(native, monkeypatch):
     # Those of 128x192 form no epilogue, and 256x96 a plain one alone.
     on(monkeypatch, "9.0")
     x = jax.ShapeDtypeStruct((64, 32, 32, 64), "bfloat16")
-    w = jax.ShapeDtypeStruct((3, 3, 64, 192), "bfloat16")
-    b = jax.ShapeDtypeStruct((192,), "bfloat16")
+    w = jax.ShapeDtypeStruct((3, 3, 64, 576), "bfloat16")
+    b = jax.ShapeDtypeStruct((576,), "bfloat16")
 
     def reason(function, *operands):
         (row,) = jc.explain(function, *operands, platform="cuda")

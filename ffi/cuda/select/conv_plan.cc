@@ -34,14 +34,19 @@ int PixelsOfRowBands(const ConvGeometry& g, Type type, const Activations& in,
                      const Activations& out, const SubproblemAxes& sub,
                      int multiprocessors) {
   // Input channels of row bands that are read for each 64 of many output
-  // channels.
-  constexpr int64_t kMostOfWide = 48;
+  // channels: of 48, and of 64 to some where images are large. 56x56 64->96 3x3
+  // at batch 128 88 us by 256x96, 68 so; 64->192 123 by 128x192, 108; 28x28
+  // 64->192 30, 29; 19x19 64->256 21 by 128x128, 23 (H200).
+  constexpr int64_t kMostOfWide = 48, kMostOfSome = 64, kSome = 256;
+  constexpr int64_t kLargeImage = 28 * 28;
+  const bool some = out.c <= kSome && out.h * out.w >= kLargeImage;
+  const int64_t most_of_wide = some ? kMostOfSome : kMostOfWide;
   if (IsLeftOut(Family::kRowBand)) return 0;
   int best = 0;
   int64_t least = 0;
   for (const int pixels : {kColumnStripPixels, kRowBandPixels}) {
     const auto tiling = TileRowBand(g, type, in, out, sub, pixels);
-    if (!tiling || (out.c > 64 && in.c > kMostOfWide)) continue;
+    if (!tiling || (out.c > 64 && in.c > most_of_wide)) continue;
     const int64_t units = out.c > 64 ? 2 : 1;  // at least
     const int64_t tiles = int64_t{tiling->groups} * tiling->strips;
     const int64_t multiplied = tiles * tiling->pixels;
