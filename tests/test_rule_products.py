@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine "auto" takes for 1x1 convolutions on Hopper, see `rule_products.py`."""
+"""Which engine "auto" takes on Hopper for 1x1 convolutions, see `rule_products.py`,
+and for some others."""
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,22 @@ from jax_convbatch._plans import planners
 from jax_convbatch._select import rules
 
 
-def product(op, size, c, k, dtype):
-    none = (1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), 1
+def problem(op, n, sizes, c, k, dtype, taps=None, strides=None, pads=None):
+    ones = (1,) * len(sizes)
+    pads = pads or tuple(((t - 1) // 2,) * 2 for t in taps or ones)
+    conv = oracle.Conv(strides or ones, pads, ones, ones, 1)
     case = Problem(
-        (64, size, size, c), (1, 1, c, k), oracle.Conv(*none), CHANNELS_LAST[2]
+        (n, *sizes, c), (*(taps or ones), c, k), conv, CHANNELS_LAST[len(sizes)]
     )
     arrays = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
     geometry = params_of(case, *arrays).geometry
     dtype = jnp.dtype(dtype)
     return planners.Problem(op, geometry, dtype, dtype, "cuda")
+
+
+def product(op, size, c, k, dtype, n=64):
+    sizes = size if isinstance(size, tuple) else (size, size)
+    return problem(op, n, sizes, c, k, dtype)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +43,9 @@ def product(op, size, c, k, dtype):
         ("fprop", 28, 192, 144, "implicit_gemm"),
         ("fprop", 28, 192, 200, "implicit_gemm"),
         ("fprop", 1, 2048, 136, "implicit_gemm"),
+        ("fprop", 7, 2048, 136, "implicit_gemm"),
+        ("fprop", (1000,), 512, 72, "implicit_gemm"),
+        ("fprop", 38, 132, 40, "im2col_gemm"),
         ("dgrad", 75, 96, 40, "cudnn"),
         ("dgrad", 14, 480, 40, "cudnn"),
         ("dgrad", 14, 480, 136, "implicit_gemm"),
@@ -43,6 +54,14 @@ def product(op, size, c, k, dtype):
         ("wgrad", 28, 136, 192, "cudnn"),
         ("wgrad", 7, 1152, 24, "cudnn"),
         ("wgrad", 7, 1152, 32, "implicit_gemm"),
+        ("wgrad", 7, 960, 24, "implicit_gemm"),
+        ("wgrad", 7, 1280, 8, "implicit_gemm"),
+        ("wgrad", 1, 2112, 88, "implicit_gemm"),
+        ("wgrad", (1, 64), 1152, 24, "implicit_gemm"),
+        ("wgrad", 28, 56, 192, "implicit_gemm"),
+        ("wgrad", 28, 136, 768, "implicit_gemm"),
+        ("wgrad", 150, 136, 192, "implicit_gemm"),
+        ("wgrad", 14, 136, 192, "implicit_gemm"),
         ("wgrad", 28, 144, 192, "implicit_gemm"),
     ],
 )
@@ -58,9 +77,95 @@ def test_pixels_that_begin_between_sectors(monkeypatch, op, size, c, k, engine):
         (28, 192, 128, "implicit_gemm"),
         (19, 672, 112, "implicit_gemm"),
         (14, 480, 40, "cudnn"),
+        (14, 440, 40, "implicit_gemm"),
+        (5, 480, 40, "implicit_gemm"),
+        (28, 480, 40, "implicit_gemm"),
         (28, 192, 40, "implicit_gemm"),
+        (14, 672, 112, "cudnn"),
+        (14, 704, 112, "implicit_gemm"),
+        (14, 480, 128, "implicit_gemm"),  # nine tenths are filled
+        (75, 96, 192, "cudnn"),
+        (75, 80, 192, "implicit_gemm"),
+        (28, 192, 200, "implicit_gemm"),
+        (10, 192, 112, "implicit_gemm"),
+        ((784,), 192, 112, "implicit_gemm"),
+        ((8, 28, 28), 192, 112, "implicit_gemm"),
     ],
 )
 def test_wgrad_of_uneven_products_in_f32(monkeypatch, size, c, k, engine):
     on(monkeypatch, "9.0")
     assert rules.engines(product("wgrad", size, c, k, "float32"))[0] == engine
+
+
+def test_wgrad_of_uneven_products_has_pixels_enough(monkeypatch):
+    on(monkeypatch, "9.0")
+    engines = [
+        rules.engines(product("wgrad", 14, 480, 112, "float32", n))[0] for n in (1, 16)
+    ]
+    assert engines == ["implicit_gemm", "cudnn"]
+
+
+OTHERS = {
+    "patches of eight elements and more": (
+        ("wgrad", 64, (28, 28), 4, 96, "bfloat16", (2, 2), (2, 2), ((0, 0),) * 2),
+        "cudnn",
+    ),
+    "patches of one channel": (
+        ("wgrad", 8, (128, 64), 1, 96, "bfloat16", (4, 4), (4, 4), ((0, 0),) * 2),
+        "implicit_gemm",
+    ),
+    "strided images to colours": (
+        ("fprop", 2, (360, 320), 1024, 3, "bfloat16", (3, 3), (2, 2)),
+        "cudnn",
+    ),
+    "small ones": (
+        ("fprop", 2, (128, 128), 1024, 3, "bfloat16", (3, 3), (2, 2)),
+        "implicit_gemm",
+    ),
+    "their dx": (
+        ("dgrad", 2, (360, 320), 1024, 3, "bfloat16", (3, 3), (2, 2)),
+        "implicit_gemm",
+    ),
+    "long sequences of 32": (
+        ("wgrad", 16, (65536,), 32, 32, "bfloat16", (11,)),
+        "cudnn",
+    ),
+    "one of them": (
+        ("wgrad", 1, (65536,), 32, 32, "bfloat16", (11,)),
+        "implicit_gemm",
+    ),
+    "dx of volumes": (
+        ("dgrad", 1, (9, 90, 80), 64, 32, "bfloat16", (3, 3, 3)),
+        "cudnn",
+    ),
+    "of causal ones": (
+        (
+            *("dgrad", 1, (9, 90, 80), 64, 32, "bfloat16", (3, 3, 3), (1, 1, 1)),
+            ((2, 0), (1, 1), (1, 1)),
+        ),
+        "implicit_gemm",
+    ),
+    "volumes to one": (
+        ("fprop", 8, (34, 34, 34), 12, 1, "float32", (3, 3, 3)),
+        "cudnn",
+    ),
+    "of larger filters": (
+        ("fprop", 8, (34, 34, 34), 12, 1, "float32", (5, 5, 5)),
+        "implicit_gemm",
+    ),
+    "two to many": (
+        ("fprop", 8, (34, 34, 34), 2, 34, "float32", (3, 3, 3)),
+        "cudnn",
+    ),
+    "1x1 of many to one": (
+        ("fprop", 8, (162, 162), 34, 1, "float32", (1, 1)),
+        "im2col_gemm",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_are_as_measured(monkeypatch, name):
+    on(monkeypatch, "9.0")
+    arguments, engine = OTHERS[name]
+    assert rules.engines(problem(*arguments))[0] == engine

@@ -55,6 +55,7 @@ CASES = {
     "1->20, eight rows": layer(16, (190, 203), 1, 20, (3, 3)),
     "a sequence, 6->34": layer(3, (517,), 6, 34, (3,)),
     "a sequence, 1->34, dilated": layer(3, (90,), 1, 34, (3,), ((6, 0),), dilation=3),
+    "1->34, one tap, eight rows": layer(2, (512, 515), 1, 34, (1, 1)),
     "a volume, 1->34": layer(2, (6, 9, 11), 1, 34, (3, 3, 3)),
     "negative padding": layer(2, (15, 15), 1, 2, (3, 3), ((-2, -1), (-1, -3))),
 }
@@ -125,6 +126,8 @@ def test_others_have_not(native, monkeypatch):
         replace(one, geometry=g._replace(C=2, K=12)),
         replace(one, geometry=g._replace(C=6, K=34)),
         replace(one, geometry=g._replace(C=4, K=34, R=1, P=23)),
+        problem(layer(3, (90,), 2, 34, (3,), ((6, 0),), dilation=3)),
+        problem(layer(3, (90,), 2, 34, (7,))),
         replace(one, geometry=g._replace(C=5, K=5, R=5, S=6)),
         replace(one, geometry=g._replace(N=0)),
     ):
@@ -139,12 +142,17 @@ def test_python_and_the_kernel_agree(native, monkeypatch):
     for _ in range(2000):
         taps = [rng.choice([1, 1, 2, 3, 5, 7]) for _ in range(3)]
         sizes = [rng.choice([1, 2, 9, 40, 9000]) for _ in range(3)]
+        flat = rng.random() < 0.4
+        if flat:
+            taps[:2], sizes[:2] = [1, 1], [1, 1]
         pads = [rng.randint(-1, t) for t in taps]
-        dilation = rng.choice([1, 1, 3])
+        dilation = tuple(rng.choice([1, 1, 3]) for _ in range(3))
         outputs = [
-            size + pad + rng.randint(-1, 3) - dilation * (t - 1)
-            for size, pad, t in zip(sizes, pads, taps, strict=True)
+            size + pad + rng.randint(-1, 3) - step * (t - 1)
+            for size, pad, t, step in zip(sizes, pads, taps, dilation, strict=True)
         ]
+        if flat:
+            pads[:2], outputs[:2] = [0, 0], [1, 1]
         g = ConvGeometry(
             N=rng.choice([1, 4]),
             C=rng.randint(1, 14),
@@ -155,7 +163,7 @@ def test_python_and_the_kernel_agree(native, monkeypatch):
             pad=tuple(pads),
             stride=(1, 1, 1),
             input_dilation=(1, 1, 1),
-            filter_dilation=(dilation,) * 3,
+            filter_dilation=dilation,
             groups=1,
         )
         if min(outputs) < 1:
@@ -164,8 +172,8 @@ def test_python_and_the_kernel_agree(native, monkeypatch):
             other = replace(one, op=op, geometry=g)
             its = rule_odd.scalars(other)
             assert its == (path(other) == "scalar tiles"), other
-            found.add(its)
-    assert found == {True, False}
+            found.add((its, (g.C if op == "dgrad" else g.K) > 6, flat))
+    assert len(found) == 8
 
 
 # --- on Hopper --------------------------------------------------------------------
@@ -179,10 +187,11 @@ def test_whole_numbers_are_exact(hopper, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("outputs", [10, 12, 20, 34])
-def test_dx_of_one_output_is_exact(hopper, outputs):
+def test_dx_of_few_outputs_is_exact(hopper, outputs):
     for size, taps in (((20, 23), (3, 3)), ((41,), (3,)), ((9, 8, 7), (3, 3, 3))):
-        case = layer(2, size, outputs, 1, taps)
-        assert_exact(case, "float32", algorithm="auto")
+        for k in (1, 2):
+            case = layer(2, size, outputs, k, taps)
+            assert_exact(case, "float32", algorithm="auto")
 
 
 @pytest.mark.gpu

@@ -133,7 +133,7 @@ def _fold_of_residues(g: ConvGeometry) -> int:
 
 def _is_pointwise(problem: Problem) -> bool:
     """fprop and dgrad of one tap in f32, of few and odd channels and many pixels. One
-    output of many inputs has columns."""
+    output of many inputs has columns in fprop."""
     g = problem.geometry
     if problem.op == "fprop" and g.K == 1 and g.C >= 30:
         return False

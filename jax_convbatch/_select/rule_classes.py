@@ -206,9 +206,10 @@ def thin_patches(problem: Problem) -> bool:
 
 
 def wgrad_of_small_patches(problem: Problem) -> bool:
-    """In 16 bits, of few elements to fewer channels than have columns."""
-    small = taps(problem) > 1 and sums(problem) <= 16
-    return half(problem) and patches(problem) and small and problem.geometry.K < 512
+    """In 16 bits, images of few elements to fewer channels than have columns."""
+    g = problem.geometry
+    small = g.T == 1 < min(g.R, g.S) and sums(problem) <= 16 and g.C % 4 == 0
+    return half(problem) and patches(problem) and small and 32 <= g.K < 512
 
 
 def odd_patches(problem: Problem) -> bool:

@@ -37,7 +37,7 @@ def odd_scalars(problem: Problem) -> bool:
 
 # Products of an output, its channels, and outputs and products of a pixel: those that
 # `PlanScalars` (sm80/direct/scalars_plan.cc) takes. Of more outputs, which threads
-# share, products of an output, and inputs where no row of pixels serves several taps.
+# share, products of an output, and of one where no row of pixels serves several taps.
 _MOST_TERMS, _MOST_INPUTS, _MOST_OUTPUTS, _MOST_PRODUCTS = 128, 12, 6, 512
 _MOST_SHARED, _MOST_SHARED_TERMS, _MOST_UNREUSED = 128, 45, 3
 
@@ -107,8 +107,8 @@ def wgrad_of_short_products(problem: Problem) -> bool:
 
 
 def volumes_of_few(problem: Problem) -> bool:
-    """f32 of some inputs to one output, or of a few to outputs that are no fours."""
+    """f32 3x3x3 of some inputs to one output, or of two to some that are no fours."""
     g = problem.geometry
-    some = 8 <= g.C <= 16 if g.K == 1 else 2 <= g.C <= 3 and g.K >= 16 and g.K % 4 != 0
-    deep = depth.is_deep(g) and min(g.taps) >= 3
-    return tf32(problem) and plain(problem) and deep and some
+    some = 8 <= g.C <= 12 if g.K == 1 else g.C == 2 and g.K >= 18 and g.K % 4 == 2
+    near = g.taps == (3, 3, 3) and g.filter_dilation == (1, 1, 1)
+    return tf32(problem) and plain(problem) and near and some

@@ -4,6 +4,8 @@ apart."""
 
 from __future__ import annotations
 
+import math
+
 from jax_convbatch._plans.planners import Problem
 from jax_convbatch._select.rule_classes import half, least, most, plain, taps, tf32
 
@@ -11,6 +13,11 @@ from jax_convbatch._select.rule_classes import half, least, most, plain, taps, t
 def pointwise(problem: Problem) -> bool:
     """Of one tap and one step."""
     return taps(problem) == 1 and plain(problem)
+
+
+def _of_images(problem: Problem) -> bool:
+    g = problem.geometry
+    return pointwise(problem) and g.O == 1 < g.H
 
 
 def _between_sectors(problem: Problem) -> bool:
@@ -31,44 +38,45 @@ def products_between_sectors(problem: Problem) -> bool:
     """Images whose pixels our tiles write, and in dgrad read, by halves of sectors. Our
     kernel for few channels (kernels/skinny) is not slowed."""
     g = problem.geometry
-    its = half(problem) and pointwise(problem) and _between_sectors(problem)
-    if not its or not 24 <= g.K < 192 or g.C % 8 != 0:
+    its = half(problem) and _of_images(problem) and _between_sectors(problem)
+    if not its or not 24 <= g.K < 192 or g.C % 8 != 0 or g.C > 1280:
         return False
-    pixels = g.O * g.P * g.Q
+    pixels, wide = g.P * g.Q, g.K > 32
     if problem.op == "dgrad":
         fewest = 196 if 32 < g.K < 64 else 361
-        return pixels >= fewest and (g.C >= 96 if g.K > 32 else g.C > 192)
-    return pixels >= 49 and (96 if g.K > 32 else 192) <= g.C
+        return pixels >= fewest and (g.C >= 96 if wide else g.C > 192)
+    return pixels >= 49 and (96 if wide else 192) <= g.C
+
+
+def uneven_wgrad(problem: Problem) -> bool:
+    return wgrad_between_sectors(problem) or wgrad_of_uneven_products(problem)
 
 
 def wgrad_between_sectors(problem: Problem) -> bool:
     """16 bits of 72 channels and more on both sides, of some pixels; or of many
     channels and the last, small images of a network."""
     g = problem.geometry
-    if not half(problem) or not pointwise(problem):
+    if not half(problem) or not _of_images(problem):
         return False
     if g.P * g.Q <= 49:
-        return _between_sectors(problem) and g.C >= 1024 and g.K < 192
+        small = g.P * g.Q >= 36 and _between_sectors(problem)
+        return small and g.C >= 1024 and 24 <= g.K < 192
     uneven = least(problem) % 16 == 8 and 72 <= least(problem) < 192
-    some = 1 << 14 <= g.N * g.O * g.P * g.Q <= 1 << 17
+    some = 1 << 14 <= g.N * g.P * g.Q <= 1 << 17
     return uneven and some and most(problem) < 768
 
 
 def wgrad_of_uneven_products(problem: Problem) -> bool:
-    """f32 of images of some channels, which leave part of our tiles empty."""
+    """f32 of some channels that leave a tenth of our tiles empty, and more."""
     g = problem.geometry
-    if not tf32(problem) or not pointwise(problem) or g.H == 1:
+    if not tf32(problem) or not _of_images(problem):
         return False
-    pixels = g.O * g.P * g.Q
+    pixels = g.P * g.Q
     if 32 < g.K < 64:
-        return pixels <= 196 and g.C >= 480
-    uneven = g.K % 64 != 0 or g.C % 64 != 0
-    some = 96 <= g.C <= (672 if pixels <= 196 else 480) and pixels >= 196
-    return 64 < g.K <= 192 and uneven and some
-
-
-def uneven_wgrad(problem: Problem) -> bool:
-    return wgrad_between_sectors(problem) or wgrad_of_uneven_products(problem)
+        return 49 <= pixels <= 196 and g.C >= 480
+    filled = math.prod(c / (64 * math.ceil(c / 64)) for c in (g.C, g.K))
+    some = 96 <= g.C <= (672 if pixels <= 196 else 480) and 64 < g.K <= 192
+    return some and filled <= 0.9 and pixels >= 196 and g.N * pixels >= 2048
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:
@@ -96,6 +104,7 @@ def small_products(problem: Problem) -> bool:
 def narrow_products(problem: Problem) -> bool:
     """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
     g = problem.geometry
-    many = (192 if _between_sectors(problem) and problem.op == "fprop" else 128) <= g.C
+    slow = problem.op == "fprop" and _between_sectors(problem) and g.C % 8 == 0
+    many = (192 if slow else 128) <= g.C
     its = pointwise(problem) and g.O * g.P * g.Q >= 512
     return half(problem) and its and 32 < g.K < 64 and many

@@ -19,6 +19,8 @@ def half_filled(problem: Problem) -> bool:
     for each tap, half a box at a time."""
     g = problem.geometry
     long = sequence(problem) and g.S >= 9 and g.Q >= 1 << 16
+    if problem.op == "wgrad" and g.N * g.Q < 1 << 18:
+        return False
     return half(problem) and long and g.C == g.K == 32
 
 

@@ -74,11 +74,13 @@ def copied_volumes(problem: Problem) -> bool:
     # Half of a box of 32 channels is zeros.
     if halos(problem) and (g.C if fprop else g.K) > 32:
         return False
-    if fprop:
-        # cuDNN takes no padding that differs between the sides: x is copied.
-        if least(problem) >= 64 or _pads_unevenly(problem):
-            return False
-    elif (g.C % 64 == 0 and g.K % 64 == 0) or _pads_unevenly(problem):
+    # cuDNN takes no padding that differs between the sides: x is copied, or dx. dx of
+    # 9x360x320 64->32, padded before it, 585 us so, 371 by ours.
+    if _pads_unevenly(problem):
+        return False
+    if fprop and least(problem) >= 64:
+        return False
+    if not fprop and g.C % 64 == 0 and g.K % 64 == 0:
         return False
     return outputs > (1 << 17 if g.C == g.K == 32 else 3000)
 
@@ -86,19 +88,21 @@ def copied_volumes(problem: Problem) -> bool:
 def strided_to_few(problem: Problem) -> bool:
     """Of a stride to colours and the like, and so large that a copy of x takes long;
     and dx in f32 of many channels, of taps and a stride along depth alone, where half
-    of our tiles have two taps, and half one. Of images in 16 bits, of many channels."""
+    of our tiles have two taps, and half one. Images have it in fprop, in 16 bits, of
+    many channels."""
     g, dgrad = problem.geometry, problem.op == "dgrad"
     if not tensor_cores(problem):
         return False
-    if not depth.is_deep(g):
+    flat = not depth.is_deep(g)
+    if flat:
         many = half(problem) and g.C >= 512 and g.T == 1 < min(g.R, g.S)
-        if not many or min(g.stride[1:]) < 2:
+        if not many or min(g.stride[1:]) < 2 or patches(problem):
             return False
     if g.input_dilation != (1, 1, 1) or (dgrad and half(problem)):
         return False
     if _strides_along_depth(g):
         return dgrad and most(problem) >= 512
-    large = g.C * g.D * g.H * g.W >= 1 << 23
+    large = 1 << (26 if flat else 23) <= g.C * g.D * g.H * g.W
     return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32 and large
 
 

@@ -97,7 +97,6 @@ __global__ void __launch_bounds__(kScalarThreads)
   LoadScalarFilter(p, filter);
   __syncthreads();
   const int pitch = p.w.in_size * p.channels;
-  const int slice_size = p.h.in_size * pitch;
   for (uint32_t item = blockIdx.x * kScalarThreads + threadIdx.x;
        item < p.items; item += gridDim.x * kScalarThreads) {
     uint32_t rest = item;
@@ -109,21 +108,18 @@ __global__ void __launch_bounds__(kScalarThreads)
     const int y = row + p.h.first;
     constexpr int kMet = kTaps > 0 ? kRows + kTaps - 1 : kRows;
     const unsigned rows_there = RowsThere(p.h, y, kTaps > 0 ? kMet : 0);
-    const float* source = p.source + int64_t{sample} * p.d.in_size * slice_size;
-
     Outputs sums[kRows] = {};
     const float* w = filter + first_output;
     for (int t = 0; t < p.d.taps; ++t) {
       const int z = slice + p.d.first + t * p.d.step;
       const bool in_slices = z >= 0 && z < p.d.in_size;
+      const int64_t line =
+          (int64_t{sample} * p.d.in_size + z) * p.h.in_size + y;
       for (int c = 0; c < p.channels; ++c) {
         for (int s = 0; s < p.w.taps; ++s) {
           const int x = column + p.w.first + s * p.w.step;
-          if (!in_slices || x < 0 || x >= p.w.in_size) {
-            w += p.h.taps * p.outputs;
-            continue;
-          }
-          const int from = z * slice_size + y * pitch + x * p.channels + c;
+          const bool in_columns = in_slices && x >= 0 && x < p.w.in_size;
+          const float* from = p.source + line * pitch + (x * p.channels + c);
           float met[kMet];
           auto add = [&](const float* of_rows) {
             const Outputs of_tap = *reinterpret_cast<const Outputs*>(w);
@@ -138,16 +134,16 @@ __global__ void __launch_bounds__(kScalarThreads)
             w += p.outputs;
           };
           if constexpr (kTaps > 0) {
-            if (rows_there == (1u << kMet) - 1) {
+            const unsigned there = in_columns ? rows_there : 0;
+            if (there == (1u << kMet) - 1) {
 #pragma unroll
               for (int i = 0; i < kMet; ++i) {
-                met[i] = __ldg(source + (from + i * pitch));
+                met[i] = __ldg(from + i * pitch);
               }
             } else {
 #pragma unroll
               for (int i = 0; i < kMet; ++i) {
-                const bool there = rows_there >> i & 1;
-                met[i] = there ? __ldg(source + (from + i * pitch)) : 0.0f;
+                met[i] = there >> i & 1 ? __ldg(from + i * pitch) : 0.0f;
               }
             }
 #pragma unroll
@@ -157,8 +153,9 @@ __global__ void __launch_bounds__(kScalarThreads)
 #pragma unroll
               for (int i = 0; i < kRows; ++i) {
                 const int at = r * p.h.step + i;
-                const bool inside = y + at >= 0 && y + at < p.h.in_size;
-                met[i] = inside ? __ldg(source + (from + at * pitch)) : 0.0f;
+                const bool inside =
+                    in_columns && y + at >= 0 && y + at < p.h.in_size;
+                met[i] = inside ? __ldg(from + at * pitch) : 0.0f;
               }
               add(met);
             }

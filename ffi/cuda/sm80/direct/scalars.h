@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// f32 convolutions of a few channels on both sides, on the ordinary cores: of
-// these, tiles of matrices would be zeros for the most part.
+// f32 convolutions of a few channels, on both sides or to outputs that are no
+// fours, on the ordinary cores: of these, tiles of matrices would be zeros for
+// the most part.
 #pragma once
 
 #include <optional>
@@ -10,8 +11,10 @@
 namespace jax_convbatch::direct {
 
 inline constexpr int kScalarThreads = 256;
-// Rows of outputs that a thread computes, of all their channels: one of a
-// sequence, more of one channel where that leaves threads enough.
+// Rows of outputs that a thread computes. Of up to kMostScalarOutputs channels
+// it has all, in one row of a sequence; of more two or four, in several rows.
+// It has more rows of one channel and of shared ones where threads are left
+// enough.
 inline constexpr int kScalarRows = 4, kMoreScalarRows = 8;
 inline constexpr int kMostScalarOutputs = 6;
 
