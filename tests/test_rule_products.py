@@ -37,6 +37,8 @@ def product(op, size, c, k, dtype, n=64):
     [
         ("fprop", 38, 240, 24, "cudnn"),
         ("fprop", 56, 96, 24, "implicit_gemm"),  # a kernel for few channels
+        ("fprop", 150, 24, 136, "cudnn"),
+        ("fprop", 150, 24, 40, "implicit_gemm"),
         ("fprop", 56, 144, 40, "cudnn"),
         ("fprop", 38, 240, 40, "im2col_gemm"),
         ("fprop", 28, 192, 136, "cudnn"),

@@ -58,9 +58,9 @@ def scalars(problem: Problem) -> bool:
         near, its = (g.filter_dilation[2], g.S) if flat else (g.filter_dilation[1], g.R)
         reused = its in (3, 5) and near == 1
         few = few and terms <= (_MOST_SHARED_TERMS if reused else _MOST_UNREUSED)
-        # Tiles have kernels of their own for fours.
+        # Tiles have kernels of their own for fours, of 16 and more.
         twos = outer % 4 == 2 and outer <= _MOST_SHARED
-        few = few and (twos or (outer % 4 == 0 and inner == 1 and outer <= 20))
+        few = few and (twos or (outer % 4 == 0 and inner == 1 and outer < 16))
     there = min(g.N, g.C, g.K, *g.inputs, *g.outputs, *g.taps) > 0
     sample = max(math.prod(g.inputs) * g.C, math.prod(g.outputs) * g.K)
     return few and there and sample < 1 << 31

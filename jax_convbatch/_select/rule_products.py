@@ -45,7 +45,8 @@ def products_between_sectors(problem: Problem) -> bool:
     if problem.op == "dgrad":
         fewest = 196 if 32 < g.K < 64 else 361
         return pixels >= fewest and (g.C >= 96 if wide else g.C > 192)
-    return pixels >= 49 and (96 if wide else 192) <= g.C
+    fewest = 24 if g.K >= 72 else 96 if wide else 192
+    return pixels >= 49 and fewest <= g.C
 
 
 def uneven_wgrad(problem: Problem) -> bool:

@@ -313,7 +313,8 @@ CUDA = (
         BOTH,
         products.products_between_sectors,
         "38x38 240->24 in bf16 at batch 128 112 us, cuDNN 30, dgrad 61, 33; 56x56 "
-        "144->40 105, 45; 28x28 192->136 36, 23; dgrad of 75x75 96->40 147, 64",
+        "144->40 105, 45; 28x28 192->136 36, 23; 150x150 24->136 659, 399 (XLA's); "
+        "dgrad of 75x75 96->40 147, 64",
     ),
     cudnn_first(
         WGRAD,

@@ -13,6 +13,8 @@ constexpr int64_t kMostTerms = 128, kMostInputs = 12, kMostProducts = 512;
 // where no row of pixels serves several taps. 6->34 1x1x1 of 34x34x34 takes 31
 // us in folds, 42 so; 10->34 3x3 40 and 62 (H200).
 constexpr int64_t kMostShared = 128, kMostSharedTerms = 45, kMostUnreused = 3;
+// Of so many outputs in fours there are tiles for stems.
+constexpr int64_t kLeastStem = 16;
 constexpr double kLimit = int64_t{1} << 31;
 
 // The outputs of a thread: of those that are shared as many as one access of
@@ -41,7 +43,7 @@ bool IsFew(const ConvGeometry& g, int64_t inner, int64_t outer) {
   if (outer <= kMostScalarOutputs) return terms * outer <= kMostProducts;
   if (terms > (ReusesRows(g) ? kMostSharedTerms : kMostUnreused)) return false;
   return (outer % 4 == 2 && outer <= kMostShared) ||
-         (outer % 4 == 0 && inner == 1 && outer <= 20);
+         (outer % 4 == 0 && inner == 1 && outer < kLeastStem);
 }
 
 }  // namespace
