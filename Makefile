@@ -6,6 +6,7 @@ VENV ?= .venv
 CUDA ?= AUTO
 RACECHECK ?= OFF
 PYTEST_ARGS ?= -q -n 2
+GPU_TEST_ARGS ?= -q -n 4 --dist worksteal
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(CUDA)
@@ -68,7 +69,8 @@ gpu-racecheck:
 .PHONY: .gpu-test .gpu-sanitize .gpu-racecheck
 .gpu-test: $(INSTALLED)
 	@mkdir -p out && rm -f out/gpu-suite-*.json
-	@status=0; $(BIN)/python -m pytest -q -m gpu --summary=out/gpu-suite-run.json || \
+	@status=0; $(BIN)/python -m pytest $(GPU_TEST_ARGS) -m gpu \
+	  --summary=out/gpu-suite-run.json || \
 	  status=$$?; \
 	  $(BIN)/python tests/gpu_suite.py merge out/gpu-suite-run.json \
 	  -o out/gpu-suite-DEVICE.json && exit $$status

@@ -49,8 +49,9 @@ def own_choices(tmp_path, monkeypatch):
 
 def pytest_configure(config):
     if config.getoption("numprocesses", None):
-        # The processes of pytest-xdist, which begin after this, share the cores.
+        # The processes of pytest-xdist, which begin after this, share cores and GPU.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     # Tests that are not marked `gpu` do not depend on there being one.
     if "not gpu" in config.option.markexpr:
         jax.config.update("jax_platforms", "cpu")
