@@ -180,8 +180,8 @@ aarch64-test: aarch64 $(AARCH64_PYTHON)/.installed
 	@rm -f $(AARCH64)/checkout/jax_convbatch/*.so
 	@cp $(AARCH64)/_cpu.abi3.so $(AARCH64)/checkout/jax_convbatch
 	@cd $(AARCH64)/checkout && PYTHONPATH=$(CURDIR)/$(AARCH64_PYTHON)/site \
-	  $(QEMU) -L $(CURDIR)/$(AARCH64_PYTHON)/root \
-	  $(CURDIR)/$(AARCH64_PYTHON)/root/usr/bin/python3 -m pytest -q \
+	  $(QEMU) -L $(CURDIR)/$(AARCH64_PYTHON)/sysroot \
+	  $(CURDIR)/$(AARCH64_PYTHON)/sysroot/usr/bin/python3 -m pytest -q \
 	  -p no:cacheprovider $(AARCH64_TESTS)
 	@echo "make aarch64-test: the tests passed on AArch64, under $(QEMU)"
 

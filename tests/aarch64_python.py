@@ -3,8 +3,8 @@
 
     python tests/aarch64_python.py FOLDER
 
-Debian's Python goes to FOLDER/root, wheels to FOLDER/site. apt keeps its lists in the
-folder too: nothing of the machine changes. `make aarch64-test` calls this.
+Debian's Python goes to FOLDER/sysroot, wheels to FOLDER/site. apt keeps its lists in
+the folder too: nothing of the machine changes. `make aarch64-test` calls this.
 """
 
 import re
@@ -27,14 +27,14 @@ def main(folder: Path) -> None:
             sys.exit(f"error: there is no {tool}: the Python is that of Debian")
     shutil.rmtree(folder, ignore_errors=True)
     debian(folder)
-    (library,) = folder.glob("root/usr/lib/python3.*")
+    (library,) = folder.glob("sysroot/usr/lib/python3.*")
     wheels(folder / "site", library.name.removeprefix("python"))
 
 
 def debian(folder: Path) -> None:
     """Packages for arm64, unpacked, not installed."""
-    for part in ("lists/partial", "cache/archives/partial", "root"):
-        (folder / "apt" / part if part != "root" else folder / part).mkdir(parents=True)
+    for part in ("apt/lists/partial", "apt/cache/archives/partial", "sysroot"):
+        (folder / part).mkdir(parents=True)
     apt = folder.resolve() / "apt"
     (apt / "status").touch()
     options = {
@@ -52,7 +52,7 @@ def debian(folder: Path) -> None:
     run(*command, "update")
     run(*command, "install", "--download-only", "--no-install-recommends", *DEBIAN)
     for package in sorted(apt.glob("cache/archives/*.deb")):
-        run("dpkg-deb", "--extract", str(package), str(folder / "root"))
+        run("dpkg-deb", "--extract", str(package), str(folder / "sysroot"))
 
 
 def wheels(site: Path, version: str) -> None:

@@ -108,7 +108,7 @@ def test_wgrad_of_uneven_products_has_pixels_enough(monkeypatch):
 
 
 OTHERS = {
-    "patches of eight elements and more": (
+    "patches of sixteen elements": (
         ("wgrad", 64, (28, 28), 4, 96, "bfloat16", (2, 2), (2, 2), ((0, 0),) * 2),
         "cudnn",
     ),

@@ -50,14 +50,13 @@ def scalars(problem: Problem) -> bool:
         return False
     inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
     terms = inner * taps(problem)
+    axis = 2 if g.H == g.P == g.R == 1 else 1  # along which a thread has several
+    reuses = g.taps[axis] in (3, 5) and g.filter_dilation[axis] == 1
     few = inner <= _MOST_INPUTS and terms <= _MOST_TERMS
     if outer <= _MOST_OUTPUTS:
         few = few and terms * outer <= _MOST_PRODUCTS
     else:
-        flat = g.H == g.P == g.R == 1
-        near, its = (g.filter_dilation[2], g.S) if flat else (g.filter_dilation[1], g.R)
-        reused = its in (3, 5) and near == 1
-        few = few and terms <= (_MOST_SHARED_TERMS if reused else _MOST_UNREUSED)
+        few = few and terms <= (_MOST_SHARED_TERMS if reuses else _MOST_UNREUSED)
         # Tiles have kernels of their own for fours, of 16 and more.
         twos = outer % 4 == 2 and outer <= _MOST_SHARED
         few = few and (twos or (outer % 4 == 0 and inner == 1 and outer < 16))

@@ -29,9 +29,9 @@ def _between_sectors(problem: Problem) -> bool:
 def wgrad_of_some_products(problem: Problem) -> bool:
     """1x1 in 16 bits of so many channels that a tile's sums are long, and tiles few."""
     g = problem.geometry
-    some = taps(problem) == 1 and least(problem) >= 640 and most(problem) < 1024
+    some = least(problem) >= 640 and most(problem) < 1024
     pixels = 1 << 13 <= g.N * g.O * g.P * g.Q < 1 << 15
-    return half(problem) and plain(problem) and some and pixels
+    return half(problem) and pointwise(problem) and some and pixels
 
 
 def products_between_sectors(problem: Problem) -> bool:
@@ -98,7 +98,7 @@ def small_products(problem: Problem) -> bool:
     largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
     small = 49 <= pixels <= largest
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
-    its = half(problem) and taps(problem) == 1 and plain(problem) and small and some
+    its = half(problem) and pointwise(problem) and small and some
     return its and g.C % 8 == g.K % 8 == 0
 
 

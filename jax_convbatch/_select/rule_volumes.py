@@ -88,22 +88,27 @@ def copied_volumes(problem: Problem) -> bool:
 def strided_to_few(problem: Problem) -> bool:
     """Of a stride to colours and the like, and so large that a copy of x takes long;
     and dx in f32 of many channels, of taps and a stride along depth alone, where half
-    of our tiles have two taps, and half one. Images have it in fprop, in 16 bits, of
-    many channels."""
+    of our tiles have two taps, and half one."""
     g, dgrad = problem.geometry, problem.op == "dgrad"
+    if not depth.is_deep(g):
+        return _strided_images_to_few(problem)
     if not tensor_cores(problem):
         return False
-    flat = not depth.is_deep(g)
-    if flat:
-        many = half(problem) and g.C >= 512 and g.T == 1 < min(g.R, g.S)
-        if not many or min(g.stride[1:]) < 2 or patches(problem):
-            return False
     if g.input_dilation != (1, 1, 1) or (dgrad and half(problem)):
         return False
     if _strides_along_depth(g):
         return dgrad and most(problem) >= 512
-    large = 1 << (26 if flat else 23) <= g.C * g.D * g.H * g.W
+    large = g.C * g.D * g.H * g.W >= 1 << 23
     return g.stride != (1, 1, 1) and g.K <= 4 and g.C >= 32 and large
+
+
+def _strided_images_to_few(problem: Problem) -> bool:
+    """The same of images in fprop, in 16 bits, of many channels."""
+    g = problem.geometry
+    its = half(problem) and problem.op == "fprop" and not patches(problem)
+    strided = min(g.stride[1:]) >= 2 and g.input_dilation == (1, 1, 1)
+    many = g.C >= 512 and g.C * g.D * g.H * g.W >= 1 << 26
+    return its and strided and many and g.T == 1 < min(g.R, g.S) and g.K <= 4
 
 
 def _strides_along_depth(g: ConvGeometry) -> bool:

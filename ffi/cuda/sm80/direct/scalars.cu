@@ -52,7 +52,7 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
   p.h = AxisOf(dgrad, g.H, g.P, g.R, g.pad.h, g.filter_dilation.h);
   p.w = AxisOf(dgrad, g.W, g.Q, g.S, g.pad.w, g.filter_dilation.w);
   // Of a sequence the only axis, of columns of one pixel.
-  if (g.H * g.P * g.R == 1) std::swap(p.h, p.w);
+  if (IsSequence(g)) std::swap(p.h, p.w);
   const int of_tap = static_cast<int>(g.C * g.K);
   p.channels = static_cast<int>(dgrad ? g.K : g.C);
   p.outputs = static_cast<int>(dgrad ? g.C : g.K);
@@ -62,7 +62,8 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
   p.out_step = static_cast<int>(dgrad ? g.K : 1);
   const int rows = call.plan.tile_h, outputs = call.plan.tile_channels;
   const int row_groups = (p.h.out_size + rows - 1) / rows;
-  p.output_groups = Divmod(p.outputs / outputs);
+  const int output_groups = p.outputs / outputs;
+  p.output_groups = Divmod(output_groups);
   p.columns = Divmod(p.w.out_size);
   p.row_groups = Divmod(row_groups);
   p.slices = Divmod(p.d.out_size);
@@ -73,7 +74,7 @@ cudaError_t RunScalars(Op op, const Call& call, Stage stage,
                              : KernelOf<kMoreScalarRows, 4>(p.h, outputs);
   // As many samples at once as FastDivmod is exact for.
   const int64_t of_sample =
-      int64_t{p.d.out_size} * row_groups * p.w.out_size * (p.outputs / outputs);
+      int64_t{p.d.out_size} * row_groups * p.w.out_size * output_groups;
   const int64_t most = std::min(g.N, ((int64_t{1} << 31) - 1) / of_sample);
   const int64_t sample = g.x_size() / g.N, result = g.y_size() / g.N;
   for (int64_t n = 0; n < g.N; n += most) {

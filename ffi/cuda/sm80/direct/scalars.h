@@ -18,6 +18,9 @@ inline constexpr int kScalarThreads = 256;
 inline constexpr int kScalarRows = 4, kMoreScalarRows = 8;
 inline constexpr int kMostScalarOutputs = 6;
 
+// Whether its rows are pixels of the only axis.
+inline bool IsSequence(const ConvGeometry& g) { return g.H * g.P * g.R == 1; }
+
 // fprop and dgrad of one group, one to three spatial axes, steps of one, any
 // padding and filter dilation.
 std::optional<Plan> PlanScalars(Op op, const ConvGeometry& g, Type type,

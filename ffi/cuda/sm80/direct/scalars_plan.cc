@@ -24,8 +24,6 @@ int OutputsOfThread(int64_t outputs) {
   return outputs % 4 == 0 ? 4 : 2;
 }
 
-bool IsSequence(const ConvGeometry& g) { return g.H * g.P * g.R == 1; }
-
 // Whether a kernel has the taps along a column, neighbours, unrolled.
 bool ReusesRows(const ConvGeometry& g) {
   const int64_t taps = IsSequence(g) ? g.S : g.R;
