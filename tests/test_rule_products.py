@@ -14,13 +14,12 @@ from jax_convbatch._plans import planners
 from jax_convbatch._select import rules
 
 
-def problem(op, n, sizes, c, k, dtype, taps=None, strides=None, pads=None):
+def problem(op, n, sizes, c, k, dtype, taps=None, strides=None, pads=None, groups=1):
     ones = (1,) * len(sizes)
     pads = pads or tuple(((t - 1) // 2,) * 2 for t in taps or ones)
-    conv = oracle.Conv(strides or ones, pads, ones, ones, 1)
-    case = Problem(
-        (n, *sizes, c), (*(taps or ones), c, k), conv, CHANNELS_LAST[len(sizes)]
-    )
+    conv = oracle.Conv(strides or ones, pads, ones, ones, groups)
+    w = (*(taps or ones), c // groups, k)
+    case = Problem((n, *sizes, c), w, conv, CHANNELS_LAST[len(sizes)])
     arrays = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
     geometry = params_of(case, *arrays).geometry
     dtype = jnp.dtype(dtype)
@@ -53,6 +52,13 @@ def product(op, size, c, k, dtype, n=64):
         ("dgrad", 14, 480, 136, "implicit_gemm"),
         ("dgrad", 38, 240, 24, "cudnn"),
         ("dgrad", 28, 192, 24, "implicit_gemm"),
+        ("dgrad", 56, 136, 24, "cudnn"),
+        ("dgrad", 56, 128, 24, "implicit_gemm"),
+        ("dgrad", 14, 136, 24, "implicit_gemm"),
+        ("fprop", 7, 960, 16, "cudnn"),
+        ("fprop", 14, 960, 16, "implicit_gemm"),
+        ("fprop", 7, 240, 16, "implicit_gemm"),
+        ("fprop", 7, 960, 32, "implicit_gemm"),
         ("wgrad", 28, 136, 192, "cudnn"),
         ("wgrad", 7, 1152, 24, "cudnn"),
         ("wgrad", 7, 1152, 32, "implicit_gemm"),
@@ -158,6 +164,67 @@ OTHERS = {
     "two to many": (
         ("fprop", 8, (34, 34, 34), 2, 34, "float32", (3, 3, 3)),
         "cudnn",
+    ),
+    "wgrad of strided volumes of 32": (
+        ("wgrad", 2, (48, 48, 48), 32, 64, "bfloat16", (3, 3, 3), (2, 2, 2)),
+        "cudnn",
+    ),
+    "of few pixels": (
+        ("wgrad", 1, (9, 60, 104), 32, 64, "bfloat16", (3, 3, 3), (1, 2, 2)),
+        "implicit_gemm",
+    ),
+    "of 96": (
+        ("wgrad", 2, (24, 48, 48), 96, 96, "bfloat16", (3, 3, 3), (2, 2, 2)),
+        "cudnn",
+    ),
+    "of 96 and many pixels": (
+        ("wgrad", 1, (17, 60, 160), 96, 96, "bfloat16", (3, 3, 3), (1, 2, 2)),
+        "implicit_gemm",
+    ),
+    "of 96 to 192 and many": (
+        ("wgrad", 2, (64, 64, 64), 96, 192, "bfloat16", (3, 3, 3), (2, 2, 2)),
+        "cudnn",
+    ),
+    "of 160": (
+        ("wgrad", 2, (32, 32, 32), 160, 160, "bfloat16", (3, 3, 3), (2, 2, 2)),
+        "implicit_gemm",
+    ),
+    "wgrad of long products": (
+        ("wgrad", 1, (65536,), 896, 896, "bfloat16"),
+        "cudnn",
+    ),
+    "of longer ones": (
+        ("wgrad", 1, (131072,), 768, 768, "bfloat16"),
+        "implicit_gemm",
+    ),
+    "wgrad of short sequences": (
+        ("wgrad", 8, (512,), 5, 64, "float32", (5,)),
+        "im2col_gemm",
+    ),
+    "of three channels to 64": (
+        ("wgrad", 8, (512,), 3, 64, "float32", (5,)),
+        "implicit_gemm",
+    ),
+    "mapped stems in f32": (
+        (
+            *("fprop", 16, (32, 32), 192, 1024, "float32", (3, 3), None, None),
+            64,
+        ),
+        "implicit_gemm",
+    ),
+    "in 16 bits": (
+        (
+            *("fprop", 16, (32, 32), 192, 1024, "bfloat16", (3, 3), None, None),
+            64,
+        ),
+        "im2col_gemm",
+    ),
+    "of large filters in f32": (
+        (
+            *("fprop", 16, (84, 84), 256, 2048, "float32", (8, 8), (4, 4)),
+            *(((0, 0),) * 2, 64),
+        ),
+        "im2col_gemm",
     ),
     "1x1 of many to one": (
         ("fprop", 8, (162, 162), 34, 1, "float32", (1, 1)),

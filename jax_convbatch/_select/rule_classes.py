@@ -163,11 +163,10 @@ def gradients_of_examples(problem: Problem) -> bool:
 
 def mapped_stems(problem: Problem) -> bool:
     """Groups of colours and the like to many channels: networks that are mapped over
-    seeds."""
+    seeds. In f32 of large filters alone."""
     g = problem.geometry
     few = g.groups > 1 and 1 < g.C // g.groups <= 4 and g.K // g.groups >= 16
-    many = problem.dtype.itemsize == 2 or g.groups >= 64
-    return few and taps(problem) >= (9 if many else 64)
+    return few and taps(problem) >= (9 if problem.dtype.itemsize == 2 else 64)
 
 
 def mapped_scalars(problem: Problem) -> bool:

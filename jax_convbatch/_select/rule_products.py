@@ -30,7 +30,7 @@ def wgrad_of_some_products(problem: Problem) -> bool:
     """1x1 in 16 bits of so many channels that a tile's sums are long, and tiles few."""
     g = problem.geometry
     some = least(problem) >= 640 and most(problem) < 1024
-    pixels = 1 << 13 <= g.N * g.O * g.P * g.Q < 1 << 15
+    pixels = 1 << 13 <= g.N * g.O * g.P * g.Q <= 1 << 16
     return half(problem) and pointwise(problem) and some and pixels
 
 
@@ -44,7 +44,8 @@ def products_between_sectors(problem: Problem) -> bool:
     pixels, wide = g.P * g.Q, g.K > 32
     if problem.op == "dgrad":
         fewest = 196 if 32 < g.K < 64 else 361
-        return pixels >= fewest and (g.C >= 96 if wide else g.C > 192)
+        uneven = g.C % 16 == 8 and g.C > 128
+        return pixels >= fewest and (g.C >= 96 if wide else g.C > 192 or uneven)
     fewest = 24 if g.K >= 72 else 96 if wide else 192
     return pixels >= 49 and fewest <= g.C
 
@@ -98,7 +99,9 @@ def small_products(problem: Problem) -> bool:
     largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
     small = 49 <= pixels <= largest
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
-    its = half(problem) and pointwise(problem) and small and some
+    # Our tiles have 32 outputs.
+    squeezed = problem.op == "fprop" and g.K <= 16 and g.C >= 480 and pixels <= 64
+    its = half(problem) and pointwise(problem) and ((small and some) or squeezed)
     return its and g.C % 8 == g.K % 8 == 0
 
 

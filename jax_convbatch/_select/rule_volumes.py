@@ -157,8 +157,11 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
         some = least(problem) >= 96 and (g.C % 64 != 0 or g.K % 64 != 0)
-        copied = 32 <= least(problem) < 48
-        return (pixels >= 4096 and (copied or some)) or (g.K <= 4 and g.C >= 128)
+        if some and g.C % 64 != 0 and g.K % 64 != 0:
+            # Of more outputs cuDNN's first are kernels of mma.sync.
+            some = most(problem) < 128 and pixels < 1 << 15
+        copied = 32 <= least(problem) < 48 and pixels >= 1 << 14
+        return copied or (some and pixels >= 4096) or (g.K <= 4 and g.C >= 128)
     whole = g.C % 64 == 0 and g.K % 64 == 0 and 256 <= least(problem) <= 512
     # What blocks read at a time, which a large image takes out of the L2. Not of
     # three slices, which have tiles that copy less of x (select/wgrad_plan.cc).

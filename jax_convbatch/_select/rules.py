@@ -143,7 +143,7 @@ CUDA = (
     columns_first(
         BOTH,
         classes.mapped_stems,
-        "84x84 8x8s4 of 4 groups of 4->32 at batch 16 14 us, ours 42; 32x32 of 64 "
+        "84x84 8x8s4 of 4 groups of 4->32 at batch 16 14 us, ours 42; bf16 32x32 of 64 "
         "groups of 3->16 at batch 128 fprop 1379, cuDNN 1746, dgrad 1657, 4248",
     ),
     columns_first(
@@ -296,7 +296,7 @@ CUDA = (
         BOTH,
         products.small_products,
         "14x14 192->32 at batch 16 3.1 us, ours 4.9, dgrad 3.6, 6.4; 28x28 at batch "
-        "128 13.1, 16.5",
+        "128 13.1, 16.5; 7x7 960->16 at batch 64 4.8, 5.9",
     ),
     columns_first(
         FPROP,

@@ -108,13 +108,14 @@ bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
 // Times as long as others that boxes of pixels take, for padding before and
 // after a short volume: 3x90x320 1024->512 3x3x3 s2, a third of whose boxes are
 // zeros, 909 us by 128x128 and 539 by 128x256, which copies half as many
-// (H200). Of f32, and of longer volumes, the fit found nothing.
-double WithPadding(const TiledConv& conv) {
-  constexpr double kZeros = 12;
+// (H200); less where there is one wave of them. Of f32, and of longer volumes,
+// the fit found nothing.
+double WithPadding(const TiledConv& conv, const Tile& tile) {
+  constexpr double kZeros = 12, kZerosOfWave = 4;
   const bool fprop = conv.op == Op::kFprop;
   if (conv.type == Type::kTf32 || (!fprop && !conv.g.stride.all(1))) return 1;
-  return 1 +
-         kZeros * PaddingOfShortVolume(fprop ? conv.g : DgradAsFprop(conv.g));
+  return 1 + (tile.kernel == kSingleWave ? kZerosOfWave : kZeros) *
+                 PaddingOfShortVolume(fprop ? conv.g : DgradAsFprop(conv.g));
 }
 
 // Times as long that boxes take whose pixels begin between lines of memory:
@@ -221,7 +222,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   // 1x1 of 256x256 at batch 8 283 us by 256x128, 250 by 256x64 (H200).
   const bool together = conv.type == Type::kTf32 && tile.kernel == kCooperative;
   const double idle = together ? 1.2 : 1;
-  const double padding = WithPadding(conv) * OfUnevenRows(conv, tile);
+  const double padding = WithPadding(conv, tile) * OfUnevenRows(conv, tile);
   TileWork work = {tile.m * tile.n / (128.0 * 128),
                    (padding * pixels + tile.n) / 256,
                    tiles,

@@ -12,9 +12,11 @@ namespace jax_convbatch::hopper {
 #define JCB_TEXT_24 JCB_TEXT_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define JCB_TEXT_28 JCB_TEXT_24 ", %24, %25, %26, %27"
 #define JCB_TEXT_52 JCB_TEXT_48 ", %48, %49, %50, %51"
+#define JCB_TEXT_68 JCB_TEXT_64 ", %64, %65, %66, %67"
 #define JCB_D_24 JCB_D_16, JCB_D4(16), JCB_D4(20)
 #define JCB_D_28 JCB_D_24, JCB_D4(24)
 #define JCB_D_52 JCB_D_48, JCB_D4(48)
+#define JCB_D_68 JCB_D_64, JCB_D4(64)
 
 #define JCB_WGMMA(type, n, registers, a_, b_, ta_)                            \
   asm volatile(                                                               \
@@ -40,7 +42,7 @@ __device__ __forceinline__ void WgmmaColumns(float (&d)[kN / 2], uint64_t a,
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half>);
   static_assert(kN == 32 || kN == 48 || kN == 56 || kN == 96 || kN == 104 ||
-                kN == 192);
+                kN == 136 || kN == 192);
   if constexpr (kN == 192) {
     Wgmma<T, kA, Contiguous::kReduction, kN>(d, a, b);
   }
@@ -49,13 +51,16 @@ __device__ __forceinline__ void WgmmaColumns(float (&d)[kN / 2], uint64_t a,
   JCB_COLUMNS(56, 28, 28, 29, 30);
   JCB_COLUMNS(96, 48, 48, 49, 50);
   JCB_COLUMNS(104, 52, 52, 53, 54);
+  JCB_COLUMNS(136, 68, 68, 69, 70);
 }
 
 #undef JCB_COLUMNS
 #undef JCB_WGMMA
+#undef JCB_D_68
 #undef JCB_D_52
 #undef JCB_D_28
 #undef JCB_D_24
+#undef JCB_TEXT_68
 #undef JCB_TEXT_52
 #undef JCB_TEXT_28
 #undef JCB_TEXT_24

@@ -19,9 +19,9 @@ inline constexpr SingleWaveSize kSingleWaveTiles[] = {
     {96, 64}, {104, 64}, {104, 128}, {192, 64}, {192, 128}};
 inline constexpr int kMaxSingleWaveSubproblems = 4;  // of a stride
 // Where sums come in K slices, of which the blocks of a cluster form one each
-// (single_wave_split_k_kernel.cuh): of images of 7x7 pixels.
+// (single_wave_split_k_kernel.cuh): of images of 7x7 pixels, and two of 8x8.
 inline constexpr SingleWaveSize kSplitKTiles[] = {
-    {56, 64}, {104, 64}, {56, 128}, {104, 128}};
+    {56, 64}, {104, 64}, {56, 128}, {104, 128}, {136, 128}};
 
 // Whether the kernel can run the sub-problems: of 16-bit types and one group;
 // of a stride's sub-problems the first alone has taps.
