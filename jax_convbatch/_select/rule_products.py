@@ -99,9 +99,11 @@ def small_products(problem: Problem) -> bool:
     largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
     small = 49 <= pixels <= largest
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
-    # Our tiles have 32 outputs.
-    squeezed = problem.op == "fprop" and g.K <= 16 and g.C >= 480 and pixels <= 64
-    its = half(problem) and pointwise(problem) and ((small and some) or squeezed)
+    # Our tiles have 32 outputs, and stages 64 inputs.
+    uneven = g.C % 64 != 0 and 192 < g.C < 480 and 512 <= pixels <= largest
+    squeezed = g.K <= 16 and ((g.C >= 480 and 49 <= pixels <= 64) or uneven)
+    few = (small and some) or (problem.op == "fprop" and squeezed)
+    its = half(problem) and pointwise(problem) and few
     return its and g.C % 8 == g.K % 8 == 0
 
 

@@ -171,9 +171,9 @@ const Config& FullestForWgrad(const Problem& problem, const Config& first,
     const bool alike = each.config.engine == first.engine &&
                        each.config.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1) ==
                            first.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1);
-    const bool divides =
-        cluster % each.config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1) == 0;
-    if (alike && divides &&
+    const bool half =
+        2 * each.config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1) == cluster;
+    if (alike && half &&
         FilledByWgrad(problem, each.config) > FilledByWgrad(problem, *best)) {
       best = &each.config;
     }

@@ -67,10 +67,10 @@ bool SharesDy(const Config& config);
 // Whether clusters leave so much empty that others are worth a look.
 bool IsEmptyForWgrad(const Problem& problem, const Config& config);
 
-// Of configurations that are as the first but for their clusters, of a part as
-// many tiles, the one that leaves the least empty: 96x96x96 32->64 3x3x3 s2 in
-// bf16 at batch 2 takes 144 us in clusters of 6, 123 in those of 3, and 414 in
-// those of 7 (H200).
+// The first, or the same in clusters of half as many tiles where those leave
+// less empty: 96x96x96 32->64 3x3x3 s2 in bf16 at batch 2 takes 144 us in
+// clusters of 6, 123 in those of 3, 414 in those of 7 and 705 by tiles of no
+// cluster (H200).
 const Config& FullestForWgrad(const Problem& problem, const Config& first,
                               const std::vector<Recommendation>& others);
 
