@@ -172,6 +172,11 @@ def test_long_sums_of_few_outputs_take_clusters_in_small_batches(native):
         assert tile(op, 256) == "128x128"
 
 
+def test_tiles_have_no_more_channels_than_outputs(native):
+    g = geometry(64, (28, 28, 240, 16, 1, 1, 1, 0, 1, 1))
+    assert native("fprop", g, "bfloat16", H200)["config"] == "256x32"
+
+
 def chosen(native, op, g, dtype):
     """Of the tiles that the plan chooses among, its own."""
     name = native(op, g, dtype, H200)["config"]

@@ -190,8 +190,10 @@ def test_all_ways_to_add_chunks_give_the_same_bits(hopper, dtype):
     for op in ("fprop", "dgrad"):
         assert FEW in tiles(case, 8)[op]
         assert SOME in tiles(case, 9)[op]
+        assert "136x128" in tiles(case, 16)[op]
         assert MANY in tiles(case, 256)[op]
-    assert_batch_invariant(case._replace(x=(256, *case.x[1:])), dtype)
+    batches = (1, 2, 3, 8, 9, 16, 33, 256)
+    assert_batch_invariant(case._replace(x=(256, *case.x[1:])), dtype, batches=batches)
 
 
 @pytest.mark.gpu

@@ -54,14 +54,8 @@ def product(op, size, c, k, dtype, n=64):
         ("dgrad", 28, 192, 24, "implicit_gemm"),
         ("dgrad", 56, 136, 24, "cudnn"),
         ("dgrad", 56, 128, 24, "implicit_gemm"),
-        ("dgrad", 14, 136, 24, "cudnn"),
-        ("fprop", 7, 960, 16, "cudnn"),
-        ("fprop", 14, 960, 16, "implicit_gemm"),
-        ("fprop", 7, 240, 16, "implicit_gemm"),
-        ("fprop", 7, 960, 32, "implicit_gemm"),
-        ("fprop", 28, 240, 16, "cudnn"),
-        ("fprop", 28, 256, 16, "implicit_gemm"),
-        ("fprop", 14, 240, 16, "implicit_gemm"),
+        ("dgrad", 19, 136, 24, "cudnn"),
+        ("dgrad", 18, 136, 24, "implicit_gemm"),
         ("wgrad", 28, 136, 192, "cudnn"),
         ("wgrad", 7, 1152, 24, "cudnn"),
         ("wgrad", 7, 1152, 32, "implicit_gemm"),
@@ -79,6 +73,26 @@ def product(op, size, c, k, dtype, n=64):
 def test_pixels_that_begin_between_sectors(monkeypatch, op, size, c, k, engine):
     on(monkeypatch, "9.0")
     assert rules.engines(product(op, size, c, k, "bfloat16"))[0] == engine
+
+
+@pytest.mark.parametrize(
+    ("size", "c", "k", "engine"),
+    [
+        (7, 960, 16, "cudnn"),
+        (14, 960, 16, "implicit_gemm"),
+        (7, 240, 16, "implicit_gemm"),
+        (7, 2048, 16, "implicit_gemm"),
+        (7, 960, 8, "implicit_gemm"),
+        (7, 960, 32, "implicit_gemm"),
+        (28, 240, 16, "cudnn"),
+        (28, 256, 16, "implicit_gemm"),
+        (14, 240, 16, "implicit_gemm"),
+        (56, 240, 16, "implicit_gemm"),
+    ],
+)
+def test_products_to_sixteen(monkeypatch, size, c, k, engine):
+    on(monkeypatch, "9.0")
+    assert rules.engines(product("fprop", size, c, k, "bfloat16"))[0] == engine
 
 
 @pytest.mark.parametrize(
@@ -206,6 +220,17 @@ OTHERS = {
     ),
     "of three channels to 64": (
         ("wgrad", 8, (512,), 3, 64, "float32", (5,)),
+        "implicit_gemm",
+    ),
+    "of one tap": (
+        ("wgrad", 8, (512,), 3, 64, "float32"),
+        "im2col_gemm",
+    ),
+    "dx of mapped stems in f32": (
+        (
+            *("dgrad", 16, (32, 32), 192, 1024, "float32", (3, 3), None, None),
+            64,
+        ),
         "implicit_gemm",
     ),
     "mapped stems in f32": (

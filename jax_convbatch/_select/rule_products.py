@@ -99,12 +99,19 @@ def small_products(problem: Problem) -> bool:
     largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
     small = 49 <= pixels <= largest
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
-    # Our tiles have 32 outputs, and stages 64 inputs.
-    uneven = g.C % 64 != 0 and 192 < g.C < 480 and 512 <= pixels <= largest
-    squeezed = g.K <= 16 and ((g.C >= 480 and 49 <= pixels <= 64) or uneven)
-    few = (small and some) or (problem.op == "fprop" and squeezed)
-    its = half(problem) and pointwise(problem) and few
+    its = half(problem) and pointwise(problem)
+    its = its and ((small and some) or products_to_sixteen(problem))
     return its and g.C % 8 == g.K % 8 == 0
+
+
+def products_to_sixteen(problem: Problem) -> bool:
+    """fprop of many channels to 16, half of our smallest tile: small images, and larger
+    ones of channels that leave a part of a stage empty."""
+    g = problem.geometry
+    pixels = g.O * g.P * g.Q
+    small = 480 <= g.C <= 1280 and 49 <= pixels <= 64
+    uneven = 192 < g.C < 480 and g.C % 64 != 0 and 512 <= pixels <= 784
+    return problem.op == "fprop" and g.K == 16 and (small or uneven)
 
 
 def narrow_products(problem: Problem) -> bool:

@@ -157,9 +157,10 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
         some = least(problem) >= 96 and (g.C % 64 != 0 or g.K % 64 != 0)
-        if some and g.C % 64 != 0 and g.K % 64 != 0:
-            # Of more outputs cuDNN's first are kernels of mma.sync.
-            some = most(problem) < 128 and pixels < 1 << 15
+        # Where both are uneven cuDNN's first are slow from 128 channels or 32768
+        # pixels on: kernels of mma.sync, and other clusters.
+        small = most(problem) < 128 and pixels < 1 << 15
+        some = some and (small or g.C % 64 == 0 or g.K % 64 == 0)
         copied = 32 <= least(problem) < 48 and pixels >= 1 << 14
         return copied or (some and pixels >= 4096) or (g.K <= 4 and g.C >= 128)
     whole = g.C % 64 == 0 and g.K % 64 == 0 and 256 <= least(problem) <= 512

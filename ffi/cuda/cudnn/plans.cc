@@ -78,12 +78,25 @@ class Search {
     for (const Recommendation& each : recommended) Try(each.config, false);
   }
 
+  // fprop's and dgrad's: a product of matrices, be it the last in the list of
+  // the canonical batch.
+  void OfProduct() {
+    if (!IsHalfProduct(problem_)) return;
+    const Problem canonical = problem_.WithBatch(CanonicalBatch(problem_.g));
+    for (const Recommendation& each :
+         RecommendedFor(canonical, Heuristics::kAll)) {
+      if (IsMatmul(each.config) && AddsWhole(canonical, each)) {
+        Try(each.config, false);
+        return;
+      }
+    }
+  }
+
   // fprop's and dgrad's: those with the bits that the canonical batch has.
   void OfSample(Heuristics heuristics) {
     const Problem canonical = problem_.WithBatch(CanonicalBatch(problem_.g));
     const auto recommended = RecommendedFor(canonical, heuristics);
-    auto first = FirstProduct(canonical);
-    if (!first) first = FirstWhole(canonical, recommended);
+    auto first = FirstWhole(canonical, recommended);
     if (!first && heuristics == Heuristics::kAll) {
       first = FirstChanged(canonical, recommended);
     }
@@ -121,18 +134,6 @@ class Search {
                                              Heuristics heuristics) const {
     const DeviceHandle handle;
     return Recommended(problem, tf32_, heuristics, handle.get());
-  }
-
-  // A product of matrices, where the heuristics list it, be it last.
-  std::optional<Config> FirstProduct(const Problem& problem) const {
-    if (!IsHalfProduct(problem)) return std::nullopt;
-    for (const Recommendation& each :
-         RecommendedFor(problem, Heuristics::kAll)) {
-      if (IsMatmul(each.config) && AddsWhole(problem, each)) {
-        return each.config;
-      }
-    }
-    return std::nullopt;
   }
 
   // The first that adds sums whole.
@@ -210,6 +211,7 @@ std::vector<Candidate> Candidates(const Problem& problem, bool tf32,
     throw std::runtime_error(*reason);
   }
   Search search(problem, tf32, workspace_limit, most);
+  if (problem.operation != Operation::kWgrad) search.OfProduct();
   for (const Heuristics each : {Heuristics::kQuick, Heuristics::kAll}) {
     if (search.full()) break;
     if (problem.operation == Operation::kWgrad) {

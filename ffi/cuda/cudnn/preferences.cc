@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
 
 #include "cuda/cudnn/tile_cost.h"
 
@@ -39,8 +40,8 @@ bool HasFreeTiles(const Config& config) {
   return config.Has(CUDNN_KNOB_TYPE_TILE_CGA_M) || Is(config.engine, {22, 40});
 }
 
-// What of the tiles of wgrad's TMA kernels lies within dw. Their columns, taps
-// by inputs, come in whole clusters.
+// What of wgrad's tiles of 64 columns lies within dw. Its columns, taps by
+// inputs, come in whole clusters.
 double FilledByWgrad(const Problem& problem, const Config& config) {
   constexpr int64_t kTileColumns = 64;
   const ConvGeometry& g = problem.g;
@@ -49,6 +50,14 @@ double FilledByWgrad(const Problem& problem, const Config& config) {
   const int64_t columns = g.taps() * g.C;
   return static_cast<double>(columns) /
          static_cast<double>((columns + step - 1) / step * step);
+}
+
+std::string NameWithout(Config config,
+                        std::initializer_list<cudnnBackendKnobType_t> knobs) {
+  for (const auto knob : knobs) {
+    config.knobs.erase(static_cast<int64_t>(knob));
+  }
+  return config.Name();
 }
 
 }  // namespace
@@ -65,13 +74,10 @@ bool IsHalfProduct(const Problem& problem) {
 bool SameBits(const Config& a, const Config& b) {
   if (a.Name() == b.Name()) return true;
   if (!IsHopper() || !HasFreeTiles(a)) return false;
-  const auto order = [](Config config) {
-    for (const auto knob :
-         {CUDNN_KNOB_TYPE_TILE_SIZE, CUDNN_KNOB_TYPE_WORKSPACE,
-          CUDNN_KNOB_TYPE_TILE_CGA_M, CUDNN_KNOB_TYPE_TILE_CGA_N}) {
-      config.knobs.erase(static_cast<int64_t>(knob));
-    }
-    return config.Name();
+  const auto order = [](const Config& config) {
+    return NameWithout(
+        config, {CUDNN_KNOB_TYPE_TILE_SIZE, CUDNN_KNOB_TYPE_WORKSPACE,
+                 CUDNN_KNOB_TYPE_TILE_CGA_M, CUDNN_KNOB_TYPE_TILE_CGA_N});
   };
   return order(a) == order(b);
 }
@@ -158,27 +164,29 @@ bool SharesDy(const Config& config) {
 
 bool IsEmptyForWgrad(const Problem& problem, const Config& config) {
   constexpr double kFilled = 0.85;
+  constexpr int64_t k128x64 = 1, k64x64 = 5;  // sizes
+  const int64_t size = config.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1);
+  const int64_t cluster = config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1);
   return IsHopper() && IsHalf(problem) && problem.g.groups == 1 &&
-         config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1) > 1 &&
+         Is(size, {k128x64, k64x64}) && cluster % 2 == 0 &&
          FilledByWgrad(problem, config) < kFilled;
 }
 
 const Config& FullestForWgrad(const Problem& problem, const Config& first,
                               const std::vector<Recommendation>& others) {
-  const int64_t cluster = first.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1);
-  const Config* best = &first;
+  constexpr auto kCluster = CUDNN_KNOB_TYPE_TILE_CGA_N;
+  const auto rest = [](const Config& config) {
+    return NameWithout(config, {kCluster});
+  };
   for (const Recommendation& each : others) {
-    const bool alike = each.config.engine == first.engine &&
-                       each.config.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1) ==
-                           first.Knob(CUDNN_KNOB_TYPE_TILE_SIZE, -1);
-    const bool half =
-        2 * each.config.Knob(CUDNN_KNOB_TYPE_TILE_CGA_N, 1) == cluster;
-    if (alike && half &&
-        FilledByWgrad(problem, each.config) > FilledByWgrad(problem, *best)) {
-      best = &each.config;
+    const Config& other = each.config;
+    if (2 * other.Knob(kCluster, 1) == first.Knob(kCluster, 1) &&
+        rest(other) == rest(first) &&
+        FilledByWgrad(problem, other) > FilledByWgrad(problem, first)) {
+      return other;
     }
   }
-  return *best;
+  return first;
 }
 
 }  // namespace jax_convbatch::cudnn

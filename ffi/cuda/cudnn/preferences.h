@@ -40,8 +40,8 @@ bool IsSlow(const Problem& problem, const Config& config);
 // number of pixels. For 16 bits all of them add in the same order.
 bool IsMatmul(const Config& config);
 
-// Whether it is such a product in 16 bits, of which IsMatmul's are the fastest
-// wherever the heuristics list them.
+// Whether it is a 1x1 convolution in 16 bits and no layer. For these, engines
+// of IsMatmul are the fastest, if they are listed.
 bool IsHalfProduct(const Problem& problem);
 
 // Whether no sum is cut, since where it is depends on the number of all tiles,
@@ -64,7 +64,8 @@ bool IsLastForWgrad(const Problem& problem, const Config& config);
 // Of wgrad, tiles of 128x64 in clusters of 1x8.
 bool SharesDy(const Config& config);
 
-// Whether clusters leave so much empty that others are worth a look.
+// Whether tiles of 64 columns come in clusters that leave so much of dw's last
+// ones empty that others are worth a look.
 bool IsEmptyForWgrad(const Problem& problem, const Config& config);
 
 // The first, or the same in clusters of half as many tiles where those leave

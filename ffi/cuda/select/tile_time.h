@@ -45,8 +45,10 @@ std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors);
 
 Plan PlanOf(const TimedTile& timed, int multiprocessors);
 
-// The plan of the first that is accepted. A single-wave tile gives way to one
-// of fewer pixels that are as many: that is less work, whatever was fitted.
+// The plan of the first that is accepted, without tiles of more than 64
+// channels half of which, or more, are none of the output's. A single-wave tile
+// gives way to one of fewer pixels that are as many: that is less work,
+// whatever was fitted.
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,
                   bool (*accepts)(const Tile&));
 
