@@ -32,8 +32,7 @@ bool TapsShareIn(const TiledConv& conv, const Tile& tile) {
 
 // Of three axes, there are none of several sub-problems.
 bool HasSingleWaves(const TiledConv& conv) {
-  return !IsLeftOut(Family::kSingleWave) &&
-         TakesSingleWave(conv.type, conv.in, conv.out, conv.subs) &&
+  return !IsLeftOut(Family::kSingleWave) && TakesSingleWave(conv.subs) &&
          (!Is3d(conv.g) || conv.subs.size() == 1);
 }
 

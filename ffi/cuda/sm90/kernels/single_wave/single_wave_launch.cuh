@@ -62,8 +62,7 @@ cudaError_t RunSingleWave(const ConvCall& call, const Activations& in,
                           const Activations& out,
                           const SingleWaveSubproblems& subs, Stage stage,
                           cudaStream_t stream, const EpilogueT& epilogue = {}) {
-  if (!TakesSingleWave(call.type, in, out, subs) ||
-      (kSubs > 1 && Is3d(call.g))) {
+  if (!TakesSingleWave(subs) || (kSubs > 1 && Is3d(call.g))) {
     return cudaErrorInvalidValue;
   }
   const int m = call.plan.tile_m;

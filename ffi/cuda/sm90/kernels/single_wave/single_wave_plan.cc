@@ -9,8 +9,7 @@
 
 namespace jax_convbatch::hopper {
 
-bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
-                     const std::vector<SubproblemAxes>& subs) {
+bool TakesSingleWave(const std::vector<SubproblemAxes>& subs) {
   if (subs.empty() || subs.size() > kMaxSingleWaveSubproblems) return false;
   return std::all_of(subs.begin() + 1, subs.end(),
                      [](const SubproblemAxes& sub) { return sub.taps() == 0; });

@@ -23,10 +23,9 @@ inline constexpr int kMaxSingleWaveSubproblems = 4;  // of a stride
 inline constexpr SingleWaveSize kSplitKTiles[] = {
     {56, 64}, {104, 64}, {56, 128}, {104, 128}, {136, 128}};
 
-// Whether the kernel can run the sub-problems: of 16-bit types and one group;
-// of a stride's sub-problems the first alone has taps.
-bool TakesSingleWave(Type type, const Activations& in, const Activations& out,
-                     const std::vector<SubproblemAxes>& subs);
+// Whether the kernels can run the sub-problems, of one group: of a stride's
+// the first alone has taps.
+bool TakesSingleWave(const std::vector<SubproblemAxes>& subs);
 
 // Where sums come in K slices, each tile a cluster's if all of them run at
 // once: a plan of single_wave_split_k_kernel.cuh where it is faster than

@@ -44,8 +44,7 @@ cudaError_t RunSingleWaveTf32(const ConvCall& call, const Activations& in,
                               const std::vector<SubproblemAxes>& subs,
                               Stage stage, cudaStream_t stream,
                               const EpilogueT& epilogue = {}) {
-  if (!TakesSingleWave(call.type, in, out, subs) ||
-      (kSubs > 1 && Is3d(call.g))) {
+  if (!TakesSingleWave(subs) || (kSubs > 1 && Is3d(call.g))) {
     return cudaErrorInvalidValue;
   }
   return WithSingleWaveTile<kSingleWaveTf32Tiles>(
