@@ -139,6 +139,30 @@ OTHERS = {
         ("wgrad", 8, (128, 64), 1, 96, "bfloat16", (4, 4), (4, 4), ((0, 0),) * 2),
         "implicit_gemm",
     ),
+    "4x4 patches of colours": (
+        ("wgrad", 256, (64, 64), 3, 384, "bfloat16", (4, 4), (4, 4), ((0, 0),) * 2),
+        "im2col_gemm",
+    ),
+    "to fewer channels": (
+        ("wgrad", 256, (64, 64), 3, 192, "bfloat16", (4, 4), (4, 4), ((0, 0),) * 2),
+        "implicit_gemm",
+    ),
+    "of more elements": (
+        ("wgrad", 64, (112, 112), 3, 512, "bfloat16", (8, 8), (8, 8), ((0, 0),) * 2),
+        "implicit_gemm",
+    ),
+    "4x4 patches in f32": (
+        ("wgrad", 64, (64, 64), 3, 1024, "float32", (4, 4), (4, 4), ((0, 0),) * 2),
+        "im2col_gemm",
+    ),
+    "to fewer in f32": (
+        ("wgrad", 64, (64, 64), 3, 768, "float32", (4, 4), (4, 4), ((0, 0),) * 2),
+        "implicit_gemm",
+    ),
+    "patches of large columns": (
+        ("wgrad", 64, (512, 512), 3, 384, "bfloat16", (4, 4), (4, 4), ((0, 0),) * 2),
+        "implicit_gemm",
+    ),
     "strided images to colours": (
         ("fprop", 2, (360, 320), 1024, 3, "bfloat16", (3, 3), (2, 2)),
         "cudnn",

@@ -201,7 +201,16 @@ def thin_patches(problem: Problem) -> bool:
     # Several frames of far steps are read in place.
     several = g.T > 1 and max(g.stride[1:]) > 8
     one = g.C == 1 and sums(problem) >= 64 and half(problem) and not several
-    return its and patches(problem) and (small or one)
+    some = problem.op == "wgrad" and _of_some_elements(problem)
+    return its and patches(problem) and (small or one or some)
+
+
+def _of_some_elements(problem: Problem) -> bool:
+    """Patches of images, 4x4 of colours, of which columns take little memory."""
+    g = problem.geometry
+    few = 16 < sums(problem) <= 64 and (384 if half(problem) else 1024) <= g.K
+    columns = g.N * g.P * g.Q * sums(problem) * problem.dtype.itemsize
+    return g.T == 1 < min(g.R, g.S) and few and columns <= 1 << 26
 
 
 def wgrad_of_small_patches(problem: Problem) -> bool:

@@ -172,8 +172,8 @@ CUDA = (
         ("fprop", "wgrad"),
         classes.thin_patches,
         "28x28 2x2s2 4->1024 at batch 256 48 us, ours 89, wgrad 60, 420; 224x224 "
-        "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914; f32 wgrad of 28x28 "
-        "2x2s2 4->1024 at batch 64 23, 35",
+        "16x16s16 1->1152 at batch 256 106, 124, wgrad 344, 914; wgrad of 64x64 4x4s4 "
+        "3->384 at batch 256 36, 59, f32 3->1024 at batch 64 34, 52",
     ),
     columns_first(
         FPROP,
