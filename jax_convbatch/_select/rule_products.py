@@ -99,12 +99,11 @@ def small_products(problem: Problem) -> bool:
     largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
     small = 49 <= pixels <= largest
     some = least(problem) <= 32 and 96 <= most(problem) <= 192
-    its = half(problem) and pointwise(problem)
-    its = its and ((small and some) or products_to_sixteen(problem))
-    return its and g.C % 8 == g.K % 8 == 0
+    its = half(problem) and pointwise(problem) and g.C % 8 == g.K % 8 == 0
+    return its and ((small and some) or _to_sixteen(problem))
 
 
-def products_to_sixteen(problem: Problem) -> bool:
+def _to_sixteen(problem: Problem) -> bool:
     """fprop of many channels to 16, half of our smallest tile: small images, and larger
     ones of channels that leave a part of a stage empty."""
     g = problem.geometry
