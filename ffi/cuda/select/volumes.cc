@@ -23,8 +23,7 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 
 }  // namespace
 
-double PaddingOfShortVolume(const ConvGeometry& g) {
-  constexpr double kLittle = 0.21;
+double PaddingOfVolume(const ConvGeometry& g) {
   if (g.T * g.O == 0) return 0;
   // The outputs that read slices before `end`.
   auto up_to = [&](int64_t end) {
@@ -36,8 +35,12 @@ double PaddingOfShortVolume(const ConvGeometry& g) {
     const int64_t first = t * g.filter_dilation.d - g.pad.d;
     read += std::max<int64_t>(0, up_to(g.D - first) - up_to(-first));
   }
-  const double padding =
-      1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
+  return 1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
+}
+
+double PaddingOfShortVolume(const ConvGeometry& g) {
+  constexpr double kLittle = 0.21;
+  const double padding = PaddingOfVolume(g);
   return padding > kLittle ? padding : 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/common/left_out.h"
 #include "cuda/select/volumes.h"
+#include "cuda/select/wgrad_reread.h"
 #include "cuda/sm90/kernels/conv/conv_tf32.h"
 #include "cuda/sm90/kernels/narrow_groups/group_tf32_plan.h"
 #include "cuda/sm90/kernels/wgrad/wgrad_short.h"
@@ -32,6 +33,7 @@ struct Tiles {
   int m, n;
   int64_t units, m_tiles, n_tiles, steps;
   int64_t rows;                            // of m that are formed
+  int64_t tap_boxes;                       // of a tap's channels
   double multiplier_cycles, copied_bytes;  // of a step
   double in_dw = 1;                        // of a tile's sums, those that are
   double zeros = 0;  // bytes that take as long as to fill x's with zeros does
@@ -41,6 +43,17 @@ struct Tiles {
     return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
   }
   bool small() const { return m * n <= kSmallTile; }
+  TileShares shares(const Plan& plan, const Sharing& sharing) const {
+    return {plan.blocks,
+            units,
+            m_tiles,
+            n_tiles,
+            tap_boxes,
+            m / 64,
+            plan.pair == Pair::kNone && m_tiles > n_tiles,
+            sharing.whole,
+            sharing.splits > 0};
+  }
   int64_t partial_bytes() const {
     return static_cast<int64_t>(in_dw * rows * n * sizeof(float));
   }
@@ -52,9 +65,13 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                     int multiprocessors) {
   constexpr double kCyclesPerMicrosecond = 1755;
   constexpr double kPerStep = 42.9, kOneWarpgroup = 46.8;
-  // Bytes a microsecond. Of several groups, fewer tiles share what they copy,
-  // and partials are few.
-  const double copy_rate = g.groups == 1 ? 11.30e6 : 8.5e6;
+  // Bytes a microsecond. Blocks of small tiles share less of what they copy: dw
+  // of 9x44x104 256->3 3x3x3 in bf16 by 128x64 would take 84 us at the rate of
+  // large ones, and takes 143. Of several groups, fewer tiles share it, and
+  // partials are few.
+  const double copy_rate = g.groups > 1    ? 8.5e6
+                           : tiles.small() ? 7.3e6
+                                           : 11.30e6;
   const double partials_rate = g.groups == 1 ? 1.36e6 : 2.2e6;
   const double add_launch = g.groups == 1 ? 0.9 : 2.5;
   constexpr double kCopiedForBoth = 0.466;
@@ -107,20 +124,11 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   const double memory = (read(BytesRead(g), tiles.n_tiles, pair_x) +
                          read(2.0 * g.y_size(), tiles.m_tiles, pair_dy)) /
                         (kMemoryRate * (resident > 1 ? kTwoResident : 1));
-  // Blocks that begin tiles at their own pace read other pixels at a time,
-  // which the L2 forgets: 65536 steps of 1024->1152, 5 taps, took 1700 us, and
-  // by cuDNN 1081 (H200).
-  constexpr double kAlone = 0.75, kForgotten = 110e6;
-  const bool paced =
-      even || count % plan.blocks == 0 ||
-      static_cast<double>(count) < kAlone * static_cast<double>(plan.blocks);
-  const double once = BytesRead(g) + 2.0 * g.y_size();
-  const double copied =
-      static_cast<double>(count * tiles.steps) * tiles.copied_bytes;
-  const double again_read = paced ? 0
-                                  : once / (once + kForgotten) *
-                                        std::max(0.0, copied - once) /
-                                        kMemoryRate;
+  const double again_read =
+      tiles.m == kHaloM ? 0
+                        : BytesReadAgain(tiles.shares(plan, sharing),
+                                         BytesRead(g), 2.0 * g.y_size()) /
+                              kMemoryRate;
   const double bytes = static_cast<double>(tiles.partial_bytes());
   double time =
       std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
@@ -172,13 +180,14 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
           tiling.n_tiles,
           tiling.steps,
           rows,
+          tiling.channel_blocks,
           m * n / 32.0 *
               (m == 64 && n == 128   ? kInTurns
                : m == 128 && n == 64 ? kHalves
                                      : 1),
           static_cast<double>(rows + n) * 128,
           InDw(g),
-          static_cast<double>(rows) * 128 * kZeros * PaddingOfShortVolume(g)};
+          static_cast<double>(rows) * 128 * kZeros * PaddingOfVolume(g)};
 }
 
 Tiles HaloTiles(const ConvGeometry& g) {
@@ -195,6 +204,7 @@ Tiles HaloTiles(const ConvGeometry& g) {
           tiling.n_tiles,
           tiling.steps,
           kHaloM,
+          tiling.channel_blocks,
           tiling.multiplications() * kPerMultiplication * multiplied,
           0,
           InDw(g)};
