@@ -74,7 +74,7 @@ struct WgradProblem : WgradTiles {
 // A step is one row of a strip of dy, `strip` pixels of `images` images. Rows
 // that taps connect, `dilation` apart, follow each other.
 struct HaloProblem : WgradTiles {
-  CUtensorMap x;   // [H, W, N, C], strip + 2 dilations of a row a box
+  CUtensorMap x;   // [H, W, N, C], a strip and what taps add to it a box
   CUtensorMap dy;  // [P, Q, N, K], strip pixels of a row a box
   int images, strip, strips;
   int rows;    // P
@@ -82,8 +82,8 @@ struct HaloProblem : WgradTiles {
   int pad_h, pad_w;
   int dilation;  // from one row of taps to the next
   // Of three axes, in whose maps x is [N, H, W, D, C], and dy like it: groups
-  // of slices of an image, and the padding before the first.
-  int slice_groups, pad_d;
+  // of slices of an image, slices of x, and the padding before the first.
+  int slice_groups, depth, pad_d;
   int tap_bytes;  // from a pixel to the next tap's
   int x_bytes, dy_bytes;
   int stages;

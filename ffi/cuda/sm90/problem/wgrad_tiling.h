@@ -126,9 +126,10 @@ struct Sharing {
   }
 };
 
-// A multiplication takes 16 pixels: those of 16 images at one place, or of 8 at
-// two. A step is a row of a strip. Of three axes (16 bits alone), slices of dy
-// take the place of images, and each tap of depth has tiles of its own.
+// A multiplication takes 16 pixels: those of 16 images at one place, of 8 at
+// two, ..., or of one image at 16. A step is a row of a strip. Of three axes
+// (16 bits alone), slices of dy take the place of images, and each tap of depth
+// has tiles of its own.
 struct HaloTiling {
   static constexpr int kMaxStages = 8;
   static constexpr int kSharedBytes = 225 << 10;
@@ -176,7 +177,12 @@ struct HaloTiling {
   }
   int multiplications() const { return strip * images / 16; }
   int pixel_bytes() const { return images * 128; }
-  int stage_bytes() const { return (2 * strip + reach) * pixel_bytes(); }
+  // Of x, so that boxes begin at multiples of the swizzle's 1024 bytes.
+  int x_columns() const {
+    const int eight = std::max(1, 8 / images);
+    return (strip + reach + eight - 1) / eight * eight;
+  }
+  int stage_bytes() const { return (strip + x_columns()) * pixel_bytes(); }
   // Of the ring, beside so many bytes for what is stored.
   int stages(int stored_bytes = 0) const {
     return std::min(kMaxStages, (kSharedBytes - stored_bytes) / stage_bytes());
@@ -189,16 +195,23 @@ struct HaloTiling {
     return g.filter_dilation.w <= 4 && g.filter_dilation.h * 4 <= g.P;
   }
 
-  static int64_t Covered(int64_t cols, int64_t strip) {
-    return (cols + strip - 1) / strip * strip;
+  static int64_t Covered(int64_t count, int64_t of) {
+    return (count + of - 1) / of * of;
   }
 
-  // Strips of 8 images are twice as wide, so that fewer columns of x are read
-  // twice; more of them may hang over.
+  // Those that fill the least with zeros. Strips of 8 images are twice as wide
+  // as those of 16, so that fewer columns of x are read twice.
   static int Images(const ConvGeometry& g, Type type) {
-    if ((Is3d(g) ? g.O : g.N) <= 8) return 8;
     if (type == Type::kTf32) return 16;
-    return Covered(g.Q, Strip(g.Q, 8)) <= Covered(g.Q, Strip(g.Q, 16)) ? 8 : 16;
+    const int64_t count = Is3d(g) ? g.O : g.N;
+    auto pixels = [&](int images) {
+      return Covered(count, images) * Covered(g.Q, Strip(g.Q, images));
+    };
+    int best = 8;
+    for (const int images : {16, 4, 2, 1}) {
+      if (pixels(images) < pixels(best)) best = images;
+    }
+    return best;
   }
 
   // Seven or eight multiplications wide.

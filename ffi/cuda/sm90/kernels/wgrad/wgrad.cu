@@ -16,7 +16,7 @@ bool MakeHaloProblem(const ConvCall& call, HaloProblem* problem) {
   const ConvGeometry& g = call.g;
   const HaloTiling tiling(g, call.type);
   *problem = HaloProblemOf(call, tiling);
-  const int columns = tiling.strip + tiling.reach;
+  const int columns = tiling.x_columns();
   problem->tap_bytes = tiling.reach / 2 * tiling.pixel_bytes();
   problem->x_bytes = columns * tiling.pixel_bytes();
   problem->dy_bytes = tiling.strip * tiling.pixel_bytes();

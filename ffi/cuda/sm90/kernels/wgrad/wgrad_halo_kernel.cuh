@@ -2,9 +2,9 @@
 // wgrad of 3x3 filters at stride 1, with x in shared memory once for all taps.
 //
 // Pixels lie in shared memory with the images innermost: [column, image,
-// channel], 16 images (or 8) at a time. A tap's shift by a column is then a
-// shift by whole groups of 8 rows of 128 bytes, which leaves the swizzle alone:
-// the three taps of a filter row are one operand of 3 x 64 columns whose boxes
+// channel], 1 to 16 images at a time. A tap's shift by a column is then a shift
+// by as many rows of 128 bytes, whose swizzle follows from the address: the
+// three taps of a filter row are one operand of 3 x 64 columns whose boxes
 // begin one pixel after another, and so overlap. Padding is filled in by TMA.
 //
 // A stage holds one row of a strip of x (strip + 2 pixels) and a row of dy:
@@ -96,11 +96,15 @@ struct HaloConfig {
 // Rows of one strip: `count` of dy, from `row` on, `dilation` apart.
 struct HaloRun {
   int image, col, row, count;
+  // Of three axes: the first slice of dy and, of x, of the tile's tap.
+  int slice = 0, x_slice = 0;
+  bool inside = true;  // whether x has any of these slices
 };
 
 // The run that begins at `step` of a tile, of a partial that ends at `end`.
-__device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
-                                         int end) {
+template <bool k3d>
+__device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int tile,
+                                         int step, int end) {
   const int strip = step / problem.rows;
   const int in_strip = step - strip * problem.rows;
   const int group = strip / problem.strips;
@@ -112,10 +116,18 @@ __device__ __forceinline__ HaloRun RunAt(const HaloProblem& problem, int step,
   const int from = late < 0 ? in_strip : late;
   const int row_class = from / size;
   const int of_class = from - row_class * size;
-  return {group * problem.images,
-          (strip - group * problem.strips) * problem.strip,
-          of_class * problem.dilation + row_class + (late < 0 ? 0 : whole),
-          min(size - of_class, end - step)};
+  HaloRun run{group * problem.images,
+              (strip - group * problem.strips) * problem.strip,
+              of_class * problem.dilation + row_class + (late < 0 ? 0 : whole),
+              min(size - of_class, end - step)};
+  if constexpr (k3d) {  // slices are the run's images
+    run.image = group / problem.slice_groups;
+    run.slice = (group - run.image * problem.slice_groups) * problem.images;
+    run.x_slice = run.slice + HaloDepth(problem, tile).t - problem.pad_d;
+    run.inside =
+        run.x_slice < problem.depth && run.x_slice + problem.images > 0;
+  }
+  return run;
 }
 
 // By one thread.
@@ -126,24 +138,18 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
   HaloRing at{problem.stages};
   HaloWalk<kRole> walk(problem);
   for (WgradPartial partial; walk.Next(&partial);) {
-    int c = 0, slice = 0;
+    int c = 0;
     if constexpr (Config::k3d) {
-      const HaloDepth depth(problem, partial.tile);
-      c = depth.c * 64;
-      slice = depth.t - problem.pad_d;
+      c = HaloDepth(problem, partial.tile).c * 64;
     } else {
       c = HaloInput<Config::kWidth>(problem, partial.tile);
     }
     const int k = Config::Origin(problem, partial.tile, 0, 0).k;
     for (int step = partial.begin; step < partial.end;) {
-      HaloRun run = RunAt(problem, step, partial.end);
+      const HaloRun run =
+          RunAt<Config::k3d>(problem, partial.tile, step, partial.end);
       step += run.count;
-      int image = 0;  // of three axes, whose slices are the run's images
-      if constexpr (Config::k3d) {
-        const int group = run.image / problem.images;
-        image = group / problem.slice_groups;
-        run.image -= image * problem.slice_groups * problem.images;
-      }
+      if (!run.inside) continue;
       for (int row = 0; row < run.count + 2; ++row) {
         const uint32_t full = SharedAddress(&barriers.ring.full[at.stage]);
         const uint32_t x =
@@ -159,16 +165,16 @@ __device__ __forceinline__ void IssueHaloCopies(const HaloProblem& problem,
         auto load = [&](uint32_t to, const CUtensorMap& map, int channel,
                         int slice, int col, int of_row) {
           if constexpr (Config::k3d) {
-            LoadTile5(to, map, full, channel, slice, col, of_row, image);
+            LoadTile5(to, map, full, channel, slice, col, of_row, run.image);
           } else {
-            LoadTile4(to, map, full, channel, slice, col, of_row);
+            LoadTile4(to, map, full, channel, run.image, col, of_row);
           }
         };
         if (inside) {
-          load(x, problem.x, c, run.image + slice, run.col - problem.pad_w, h);
+          load(x, problem.x, c, run.x_slice, run.col - problem.pad_w, h);
         }
         if (has_dy) {
-          load(x + problem.x_bytes, problem.dy, k, run.image, run.col,
+          load(x + problem.x_bytes, problem.dy, k, run.slice, run.col,
                run.row + row * problem.dilation);
         }
         at.Advance();
@@ -223,8 +229,10 @@ __device__ __forceinline__ void ConsumeHalo(const HaloProblem& problem,
 #pragma unroll
     for (int j = 0; j < Config::kColumns / 2; ++j) acc[j] = 0.0f;
     for (int step = partial.begin; step < partial.end;) {
-      const HaloRun run = RunAt(problem, step, partial.end);
+      const HaloRun run =
+          RunAt<Config::k3d>(problem, partial.tile, step, partial.end);
       step += run.count;
+      if (!run.inside) continue;
       for (int row = 0; row < run.count + 2; ++row) {
         const int dy_row = row - filter_row;
         // Who has done its part of the run waits for no more of it. These are

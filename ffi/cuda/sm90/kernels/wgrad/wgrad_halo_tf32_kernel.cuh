@@ -101,7 +101,8 @@ __device__ __forceinline__ void ForHaloRuns(const HaloProblem& problem,
   PartialWalk<false> walk(problem, blockIdx.x);
   for (WgradPartial partial; walk.Next(&partial);) {
     for (int step = partial.begin; step < partial.end;) {
-      const HaloTf32Run run(problem, RunAt(problem, step, partial.end));
+      const HaloTf32Run run(problem, RunAt</*k3d=*/false>(problem, partial.tile,
+                                                          step, partial.end));
       step += run.count;
       visit(partial, run);
     }
@@ -267,7 +268,8 @@ __device__ __forceinline__ void ConsumeHaloTf32(
 #pragma unroll
     for (int j = 0; j < Config::kColumns / 2; ++j) acc[j] = 0.0f;
     for (int step = partial.begin; step < partial.end;) {
-      const HaloTf32Run run(problem, RunAt(problem, step, partial.end));
+      const HaloTf32Run run(problem, RunAt</*k3d=*/false>(problem, partial.tile,
+                                                          step, partial.end));
       step += run.count;
       int there = run.begin, released = run.begin;  // rows of x so far
       auto stage_of = [&](int row) {

@@ -85,6 +85,7 @@ inline HaloProblem HaloProblemOf(const ConvCall& call,
   problem.pad_w = static_cast<int>(g.pad.w);
   problem.dilation = static_cast<int>(g.filter_dilation.h);
   problem.slice_groups = static_cast<int>(tiling.slice_groups(g));
+  problem.depth = static_cast<int>(g.D);
   problem.pad_d = static_cast<int>(g.pad.d);
   return problem;
 }
