@@ -31,6 +31,24 @@ HALO = {
     "dilated along columns": problem(
         100, (26, 15), 136, 264, (3, 3), padding=((3, 3), (1, 0)), dilation=(3, 1)
     ),
+    "four images": problem(4, (56, 56), 256, 264, (3, 3), padding=SAME),
+    "three images, dilated": problem(
+        3, (92, 83), 256, 264, (3, 3), padding=((2, 3), (3, 0)), dilation=(2, 3)
+    ),
+    "two images": problem(2, (64, 110), 136, 264, (3, 3), padding=((2, 0), (-1, 3))),
+    "one image": problem(1, (90, 220), 200, 192, (3, 3), padding=SAME),
+    "one image, dilated by four": problem(
+        1, (64, 250), 256, 256, (3, 3), padding=((4, 4), (4, 4)), dilation=(4, 4)
+    ),
+    "slices, one at a time": layer(
+        2, (5, 30, 111), 192, 136, (3, 3, 3), ((2, 0), *SAME)
+    ),
+    "slices, two at a time": layer(
+        1, (10, 24, 55), 264, 200, (3, 3, 3), ((3, 1), (0, 2), (1, 1))
+    ),
+    "slices, four at a time": layer(
+        2, (12, 31, 27), 128, 264, (3, 3, 3), ((1, 1), *SAME)
+    ),
 }
 
 
@@ -114,13 +132,9 @@ SPLITS = {
         problem(128, (112, 56), 64, 256, (1, 1), (2, 1)),
         "64x128/120c2px",
     ),
-    "blocks of the smallest tiles share x": (
-        problem(160, (56, 56), 64, 128, (1, 1)),
-        "64x64/264px",
-    ),
     "clusters of two share dy": (
-        problem(64, (28, 14), 256, 1024, (1, 1), (2, 1)),
-        "64x128/64c2py",
+        problem(64, (56, 56), 128, 128, (1, 1)),
+        "64x128/120c2py",
     ),
     "blocks of large tiles share x": (
         problem(160, (28, 14), 1024, 256, (1, 1), (2, 1)),
@@ -275,8 +289,8 @@ SPLITS = {
         "128x64/72",
     ),
     "a last step of four pixels, stages in turns": (
-        problem(68, (7, 7), 248, 256, (3, 3), padding=SAME),
-        "64x128/72",
+        problem(41, (11, 11), 248, 248, (3, 3), (2, 2), SAME),
+        "64x128/72py",
     ),
     "a last step of four pixels, clusters of two": (
         problem(68, (13, 7), 264, 1024, (1, 1), (2, 1)),
@@ -287,8 +301,8 @@ SPLITS = {
         "192x128/96",
     ),
     "channels that do not fill small tiles, 3x3": (
-        problem(9, (29, 27), 200, 136, (3, 3), padding=SAME),
-        "128x64/108c2",
+        problem(30, (15, 13), 248, 72, (3, 3), (2, 2), SAME),
+        "128x64/72c2",
     ),
 }
 WGRADS = {name: (case, "576x64") for name, case in HALO.items()} | SPLITS

@@ -18,12 +18,6 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// The bytes of x that some tap reads: a stride may leap over pixels.
-double BytesRead(const ConvGeometry& g) {
-  return 2.0 * g.x_size() * std::min(1.0, 1.0 * g.R / g.stride.h) *
-         std::min(1.0, 1.0 * g.S / g.stride.w);
-}
-
 // Of a tile or a part of it: from so many on barriers, and beginning and
 // storing tiles, are little beside them.
 constexpr int64_t kManySteps = 24;
@@ -60,7 +54,8 @@ struct Tiles {
 };
 
 // Microseconds on an H200. The constants are fitted to times of 22 layers of
-// ResNet-50 at batches 8 and 256.
+// ResNet-50 at batches 8 and 256; what is said of small tiles, of idle SMs and
+// of blocks apart, to 325 layers, most of them random draws.
 double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                     int multiprocessors) {
   constexpr double kCyclesPerMicrosecond = 1755;
@@ -69,9 +64,12 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
   // of 9x44x104 256->3 3x3x3 in bf16 by 128x64 would take 84 us at the rate of
   // large ones, and takes 143. Of several groups, fewer tiles share it, and
   // partials are few.
-  const double copy_rate = g.groups > 1    ? 8.5e6
-                           : tiles.small() ? 7.3e6
-                                           : 11.30e6;
+  constexpr double kIdleCopies = 0.25;  // of what idle SMs would copy is lost
+  const double idle =
+      std::max(0.0, 1 - static_cast<double>(plan.blocks) / multiprocessors);
+  const double copy_rate = g.groups > 1 ? 8.5e6
+                                        : (tiles.small() ? 7.3e6 : 11.30e6) *
+                                              (1 - kIdleCopies * idle);
   const double partials_rate = g.groups == 1 ? 1.36e6 : 2.2e6;
   const double add_launch = g.groups == 1 ? 0.9 : 2.5;
   constexpr double kCopiedForBoth = 0.466;
@@ -106,12 +104,17 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
                            : even ? sharing.whole / plan.blocks * tiles.steps +
                                         (tiles.steps - 1) / sharing.splits + 1
                                   : (count * tiles.steps - 1) / plan.blocks + 1;
+  // Times as long that blocks take that are in step with few others.
+  constexpr double kApart = 1.1, kHaloApart = 1.05;
+  const bool together = even || count % plan.blocks == 0 || g.groups > 1 ||
+                        helpers.count > 0 || rounds.whole > 0;
+  const double apart = together ? 1 : tiles.m == kHaloM ? kHaloApart : kApart;
   const double steps =
-      static_cast<double>(of_block) * cycles / kCyclesPerMicrosecond;
+      apart * static_cast<double>(of_block) * cycles / kCyclesPerMicrosecond;
   const double shared =
       64.0 * static_cast<double>(pair_x * tiles.rows + pair_dy * tiles.n);
   const double copies =
-      static_cast<double>(count * tiles.steps) *
+      apart * static_cast<double>(count * tiles.steps) *
       (tiles.copied_bytes + tiles.zeros - (1 - kCopiedForBoth) * shared) /
       copy_rate;
   // Tiles that share pixels find some of them in the L2: most where blocks
@@ -121,14 +124,16 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
     if (sharing == 1 || (paired && sharing == 2)) return bytes;
     return bytes * (1 + again * (paired ? 0.5 : 1));
   };
-  const double memory = (read(BytesRead(g), tiles.n_tiles, pair_x) +
-                         read(2.0 * g.y_size(), tiles.m_tiles, pair_dy)) /
+  const double x_bytes = 2.0 * g.x_size() * ShareRead(g);
+  const double y_bytes = 2.0 * g.y_size();
+  const double memory = (read(x_bytes, tiles.n_tiles, pair_x) +
+                         read(y_bytes, tiles.m_tiles, pair_dy)) /
                         (kMemoryRate * (resident > 1 ? kTwoResident : 1));
   const double again_read =
-      tiles.m == kHaloM ? 0
-                        : BytesReadAgain(tiles.shares(plan, sharing),
-                                         BytesRead(g), 2.0 * g.y_size()) /
-                              kMemoryRate;
+      tiles.m == kHaloM
+          ? 0
+          : BytesReadAgain(tiles.shares(plan, sharing), x_bytes, y_bytes) /
+                kMemoryRate;
   const double bytes = static_cast<double>(tiles.partial_bytes());
   double time =
       std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
@@ -216,8 +221,8 @@ std::vector<Plan> PlansOf(const ConvGeometry& g, const Tiles& tiles,
   const int64_t count = tiles.count();
   const bool small = tiles.small();
   const bool smallest = tiles.m == 64 && tiles.n == 64;  // two an SM
-  // Those that Run() in wgrad.cu has kernels for.
-  const bool pairs = g.groups == 1 && (smallest || tiles.n == 128);
+  // Those that RunTiles() has kernels for.
+  const bool pairs = g.groups == 1 && tiles.n == 128;
   std::vector<Plan> plans;
   auto add = [&](int64_t blocks, int cluster, Pair pair) {
     Plan plan{tiles.m, tiles.n, static_cast<int>(blocks), 0};

@@ -12,6 +12,12 @@
 
 namespace jax_convbatch::hopper {
 
+// Of x's pixels, those that some tap reads: a stride may leap over some.
+inline double ShareRead(const ConvGeometry& g) {
+  return std::min(1.0, 1.0 * g.R / g.stride.h) *
+         std::min(1.0, 1.0 * g.S / g.stride.w);
+}
+
 // The tile_m of tiles that are a row of three taps by 64 channels. (TF32 only.)
 inline constexpr int kTapRowTile = 3 * 64;
 

@@ -47,9 +47,7 @@ double EstimateTime(const ConvGeometry& g, const WgradShortTile& tile,
   const int64_t tiles = tiling.tiles();
   const int64_t splits = plan.blocks / tiles;
   const double steps = static_cast<double>((tiling.steps - 1) / splits + 1);
-  const double read = 2.0 * (static_cast<double>(g.x_size()) *
-                                 std::min(1.0, 1.0 * g.R / g.stride.h) *
-                                 std::min(1.0, 1.0 * g.S / g.stride.w) +
+  const double read = 2.0 * (static_cast<double>(g.x_size()) * ShareRead(g) +
                              static_cast<double>(g.y_size()));
   const double sums = 4.0 * tile.m * tile.n;  // bytes
   auto power = [](double time) { return std::pow(time, kOverlap); };

@@ -60,8 +60,6 @@ cudaError_t RunTiles(const ConvCall& call, Stage stage, cudaStream_t stream) {
   };
   constexpr bool kNo = false, kYes = true;  // transposed; in pairs
   if (call.plan.pair != Pair::kNone) {
-    if (m == 64 && n == 64)
-      return launch(WgradConfig<T, 64, 64, 5, kNo, 1, kYes>());
     if (m == 64 && n == 128)
       return launch(WgradConfig<T, 64, 128, 8, kNo, 2, kYes>());
     if (m == 128 && n == 128)
