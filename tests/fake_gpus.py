@@ -50,6 +50,7 @@ FAR = {
     "a volume to one": ((34, 34, 34), 12, 1, (3, 3, 3), (1, 1, 1), (1, 1, 1)),
     "short sequences": ((160,), 12, 12, (3,), (1,), (1,)),
     "small products": ((28, 28), 192, 24, (1, 1), (1, 1), (1, 1)),
+    "deep patches": ((8, 64, 64), 3, 768, (2, 8, 8), (1, 1, 1), (2, 8, 8)),
 }
 
 
@@ -78,7 +79,10 @@ def _geometry(shape, window):
 def _far(name):
     size, c, k, taps, dilation, strides = FAR[name]
     ones = (1,) * len(size)
-    reach = ((t - 1) * d // 2 for t, d in zip(taps, dilation, strict=True))
+    whole = taps == strides  # patches have no padding
+    reach = (
+        0 if whole else (t - 1) * d // 2 for t, d in zip(taps, dilation, strict=True)
+    )
     window = Window(strides, tuple((r, r) for r in reach), ones, dilation, 1)
     draw = Draw("far", 0, name, 2, size, c, k, taps, window, "float32", True)
     return _geometry(draw.shape, window)

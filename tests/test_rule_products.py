@@ -99,7 +99,12 @@ def test_products_to_sixteen(monkeypatch, size, c, k, engine):
     ("size", "c", "k", "engine"),
     [
         (28, 192, 112, "cudnn"),
-        (28, 192, 128, "implicit_gemm"),
+        (28, 192, 128, "cudnn"),
+        (28, 128, 512, "cudnn"),
+        (28, 128, 520, "implicit_gemm"),
+        (28, 192, 192, "implicit_gemm"),
+        (28, 64, 192, "cudnn"),
+        (28, 60, 192, "implicit_gemm"),
         (19, 672, 112, "implicit_gemm"),
         (14, 480, 40, "cudnn"),
         (14, 440, 40, "implicit_gemm"),
@@ -108,11 +113,11 @@ def test_products_to_sixteen(monkeypatch, size, c, k, engine):
         (28, 192, 40, "implicit_gemm"),
         (14, 672, 112, "cudnn"),
         (14, 704, 112, "implicit_gemm"),
-        (14, 480, 128, "implicit_gemm"),  # nine tenths are filled
+        (14, 480, 192, "implicit_gemm"),  # nine tenths are filled
         (75, 96, 192, "cudnn"),
-        (75, 80, 192, "implicit_gemm"),
+        (75, 48, 192, "implicit_gemm"),
         (28, 192, 200, "implicit_gemm"),
-        (10, 192, 112, "implicit_gemm"),
+        (10, 192, 136, "implicit_gemm"),
         ((784,), 192, 112, "implicit_gemm"),
         ((8, 28, 28), 192, 112, "implicit_gemm"),
     ],

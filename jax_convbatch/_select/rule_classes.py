@@ -136,9 +136,11 @@ def wgrad_of_few_pixels(problem: Problem) -> bool:
     pixels = g.N * min(math.prod(g.inputs), math.prod(g.outputs))
     weights = taps(problem) * g.C * g.K
     if half(problem):
-        whole = taps(problem) > 1 and g.input_dilation == (1, 1, 1)
-        most_pixels = 2048 if weights >= 14_000_000 else 256
-        return whole and pixels <= most_pixels and least(problem) >= 512
+        most_pixels = 512 if weights >= 8_000_000 else 256
+        if weights >= 14_000_000 and g.input_dilation == (1, 1, 1):
+            most_pixels = 1024
+        some = pixels <= most_pixels and least(problem) >= 512
+        return some and taps(problem) > 1
     if taps(problem) == 1:
         many = pixels <= 256 and least(problem) >= 1024
     else:
@@ -208,7 +210,8 @@ def thin_patches(problem: Problem) -> bool:
 def _of_some_elements(problem: Problem) -> bool:
     """Patches of images, 4x4 of colours, of which columns take little memory."""
     g = problem.geometry
-    few = 16 < sums(problem) <= 64 and (384 if half(problem) else 1024) <= g.K
+    fewest = 384 if half(problem) else 1024
+    few = g.C <= 4 and 16 < sums(problem) <= 64 and fewest <= g.K
     columns = g.N * g.P * g.Q * sums(problem) * problem.dtype.itemsize
     return g.T == 1 < min(g.R, g.S) and few and columns <= 1 << 26
 

@@ -94,9 +94,10 @@ def wgrad_of_short_sequences(problem: Problem) -> bool:
     g = problem.geometry
     short = (1 << 14 if g.C == g.K == 1 else 1 << 13) >= g.N * g.Q
     few = min(g.C, g.K) <= 12 and max(g.C, g.K) <= 64
-    # Tiles of patches are faster: 512 steps of 2->64, five taps, at batch 8 9.0 us,
-    # columns 11.3.
-    few = few and not (1 < g.C < 4 and g.K == 64 and taps(problem) > 1)
+    # Our tiles are faster: 512 steps of 2->64, five taps, at batch 8 9.0 us, columns
+    # 11.3; 2048 of 12->64, three taps, 12.4, 25.
+    filled = (1 < g.C < 4 or g.C % 4 == 0) and g.K == 64
+    few = few and not (filled and taps(problem) > 1)
     flat = g.H == g.D == g.P == g.O == 1 and plain(problem)
     return tf32(problem) and flat and few and short and taps(problem) <= 5
 

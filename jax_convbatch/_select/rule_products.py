@@ -82,11 +82,16 @@ def wgrad_of_uneven_products(problem: Problem) -> bool:
 
 
 def wgrad_of_f32_products(problem: Problem) -> bool:
-    """1x1 of many pixels, but where our tiles are full."""
+    """1x1 of 64 to 128 channels on a side, where our tiles are few; and of many pixels
+    and fewer channels, but what has kernels of its own."""
     g = problem.geometry
+    its = tf32(problem) and pointwise(problem)
+    pixels = g.O * g.P * g.Q
+    if _of_images(problem) and 64 <= least(problem) <= 128 and most(problem) <= 512:
+        return its and g.N * pixels >= 1024
     own = most(problem) <= 64 and g.C % 32 == g.K % 32 == 0
     between = least(problem) >= 16 and most(problem) <= 160 and not own
-    return tf32(problem) and pointwise(problem) and between and g.O * g.P * g.Q >= 5000
+    return its and between and pixels >= 5000
 
 
 def small_products(problem: Problem) -> bool:

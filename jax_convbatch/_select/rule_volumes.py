@@ -139,10 +139,11 @@ def one_output_of_volumes(problem: Problem) -> bool:
 
 
 def wgrad_of_volumes(problem: Problem) -> bool:
-    """In 16 bits; taps and a stride along depth alone are among them."""
+    """In 16 bits; taps and a stride along depth alone are among them. In f32 patches of
+    several frames that overlap."""
     g = problem.geometry
     if not half(problem):
-        return False
+        return overlapping_patches(problem)
     if _strides_along_depth(g):
         return least(problem) >= 256
     if not volumes(problem):
@@ -171,18 +172,29 @@ def wgrad_of_volumes(problem: Problem) -> bool:
 
 
 def deep_patches(problem: Problem) -> bool:
-    """Of several frames and few channels; in f32 ones that overlap, too. Not whole ones
-    of more steps than TMA takes: of these one copy of x makes patches of two axes,
-    which ours are fast for."""
+    """Of several frames and few channels: whole ones in 16 bits, and in f32 ones that
+    overlap, of large images. Not those of more steps than TMA takes: of these one copy
+    of x makes patches of two axes, which ours are fast for."""
     g = problem.geometry
-    few = g.T > 1 and g.R * g.S > 1 and g.C <= 4 and g.stride[0] == g.T
-    whole = patches(problem) and max(g.stride) <= 8
-    overlapping = tf32(problem) and g.stride[1] > 2 and not patches(problem)
-    its = few and (whole or overlapping)
-    return tensor_cores(problem) and its and sums(problem) >= 256
+    large = g.P * g.Q >= 1 << 13
+    whole = half(problem) and patches(problem) and max(g.stride) <= 8
+    return (whole and _are_deep(problem)) or (large and overlapping_patches(problem))
 
 
 def wgrad_of_deep_patches(problem: Problem) -> bool:
-    """Whole ones, and of f32 ones that overlap those to many channels."""
-    whole = patches(problem) or problem.geometry.K >= 192
-    return whole and deep_patches(problem)
+    """Those that overlap where they are to many channels, of several samples."""
+    g = problem.geometry
+    many = g.K >= 192 and g.N >= 4 and overlapping_patches(problem)
+    return many or (half(problem) and deep_patches(problem))
+
+
+def overlapping_patches(problem: Problem) -> bool:
+    """f32 patches of several frames that overlap."""
+    overlap = problem.geometry.stride[1] > 2 and not patches(problem)
+    return tf32(problem) and overlap and _are_deep(problem)
+
+
+def _are_deep(problem: Problem) -> bool:
+    g = problem.geometry
+    few = g.T > 1 and g.R * g.S > 1 and g.C <= 4 and g.stride[0] == g.T
+    return few and sums(problem) >= 256

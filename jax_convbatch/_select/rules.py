@@ -178,14 +178,14 @@ CUDA = (
     columns_first(
         FPROP,
         three_axes.deep_patches,
-        "f32 16x512x512 2x7x7s2x4x4 3->128 248 us, ours 325, cuDNN 280; whole patches "
-        "of short steps are as many columns, and were not timed apart",
+        "f32 16x512x512 2x7x7s2x4x4 3->128 248 us, ours 325, cuDNN 280; whole ones in "
+        "bf16 16x224x224 2x8x8 3->768 20, 29",
     ),
     columns_first(
         WGRAD,
         three_axes.wgrad_of_deep_patches,
         "f32 2x512x512 2x7x7s2x4x4 3->192 at batch 4 357 us, ours 637, cuDNN 509; "
-        "whole patches of short steps as above",
+        "whole ones in bf16 8x216x216 2x8x8 3->768 at batch 4 33, 51",
     ),
     columns_first(
         DGRAD,
@@ -216,7 +216,7 @@ CUDA = (
     cudnn_first(
         WGRAD,
         products.wgrad_of_f32_products,
-        "512x512 128->128 at batch 8 716 us, ours 847",
+        "512x512 128->128 at batch 8 716 us, ours 847; 28x28 64->192 at batch 8 8, 10",
     ),
     cudnn_first(
         ALL,
@@ -248,7 +248,8 @@ CUDA = (
         three_axes.wgrad_of_volumes,
         "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x32x160 512 3x1x1 s2x1x1 at batch 2 "
         "69, 55; 48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 "
-        "84, 68, 64x64x64 128->64 at batch 2 195, 172, 16x16x16 320->256 35, 29",
+        "84, 68, 64x64x64 128->64 at batch 2 195, 172, 16x16x16 320->256 35, 29; f32 "
+        "8x224x224 2x7x7s2x4x4 3->128 86, 59",
     ),
     cudnn_first(
         BOTH,
@@ -282,10 +283,9 @@ CUDA = (
     cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
-        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18, at batch 8 38, 29; 32x32 "
-        "at batch 1 55, 48; f32 8x8 at batch 8 120, 89, one tap at batch 4 11.9, 10.3; "
-        "4x8x8 320 s2 at batch 2 13.3, 11.9; 128 steps of a transposed 1024->512 26, "
-        "22",
+        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18, at batch 8 38, 29; f32 at "
+        "batch 8 120, 89, one tap at batch 4 11.9, 10.3; 4x8x8 320 s2 at batch 2 13.3, "
+        "11.9; 128 steps of a transposed 1024->512 26, 22, bf16 64 at batch 4 42, 27",
     ),
     cudnn_first(
         BOTH,
