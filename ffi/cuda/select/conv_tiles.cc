@@ -105,17 +105,17 @@ bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
 }
 
 // Times as long as others that boxes of pixels take, for padding before and
-// after a short volume: 3x90x320 1024->512 3x3x3 s2, a third of whose boxes are
-// zeros, 909 us by 128x128 and 539 by 128x256, which copies half as many
-// (H200). Single-wave tiles wait less for zeros: 3x44x160 256->128 3x3x3 67 us
-// by 128x64 halo tiles, 50 by 192x128. Of f32, and of longer volumes, the fit
-// found nothing.
+// after a volume: 3x90x320 1024->512 3x3x3 s2, a third of whose boxes are
+// zeros, 909 us by 128x128 and 539 by 128x256, which copies half as many;
+// 9x90x160 96, a ninth, 145 by 256x96 and 107 by halo tiles (H200). Single-wave
+// tiles wait less for zeros: 3x44x160 256->128 3x3x3 67 us by 128x64 halo
+// tiles, 50 by 192x128. Of f32 the fit found nothing.
 double WithPadding(const TiledConv& conv, const Tile& tile) {
   constexpr double kZeros = 12, kZerosOfWave = 4;
   const bool fprop = conv.op == Op::kFprop;
   if (conv.type == Type::kTf32 || (!fprop && !conv.g.stride.all(1))) return 1;
   return 1 + (tile.kernel == kSingleWave ? kZerosOfWave : kZeros) *
-                 PaddingOfShortVolume(fprop ? conv.g : DgradAsFprop(conv.g));
+                 PaddingOfVolume(fprop ? conv.g : DgradAsFprop(conv.g));
 }
 
 // Times as long that boxes take whose pixels begin between lines of memory:

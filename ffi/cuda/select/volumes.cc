@@ -38,12 +38,6 @@ double PaddingOfVolume(const ConvGeometry& g) {
   return 1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
 }
 
-double PaddingOfShortVolume(const ConvGeometry& g) {
-  constexpr double kLittle = 0.21;
-  const double padding = PaddingOfVolume(g);
-  return padding > kLittle ? padding : 0;
-}
-
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
                                 int multiprocessors) {
   if (g.T == 1 || !IsPlain(g, type) ||

@@ -19,8 +19,4 @@ std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
 // times as long to fill a box with zeros as to load it.
 double PaddingOfVolume(const ConvGeometry& g);
 
-// The same if it is more than a fifth, as in short volumes; else 0: what little
-// there is otherwise is in what was fitted for fprop and dgrad.
-double PaddingOfShortVolume(const ConvGeometry& g);
-
 }  // namespace jax_convbatch::hopper
