@@ -62,7 +62,7 @@ SPLITS = {
         "c2",
     ),
     "clusters of two, 576x64": (
-        problem(32, (7, 7), 512, 512, (3, 3), padding=SAME),
+        problem(64, (7, 7), 512, 512, (3, 3), padding=SAME),
         "576x64/128c2",
     ),
     "clusters of two, pieces, 576x64": (
@@ -133,7 +133,7 @@ SPLITS = {
         "64x128/120c2px",
     ),
     "clusters of two share dy": (
-        problem(64, (56, 56), 128, 128, (1, 1)),
+        problem(64, (112, 56), 128, 128, (1, 1)),
         "64x128/120c2py",
     ),
     "blocks of large tiles share x": (
@@ -245,7 +245,7 @@ SPLITS = {
         "64x128/120c8",
     ),
     "few steps, clusters of twelve": (
-        problem(8, (56, 56), 64, 256, (1, 1)),
+        problem(4, (56, 56), 64, 256, (1, 1)),
         "64x64/48c12",
     ),
     "few steps, clusters of eight": (
