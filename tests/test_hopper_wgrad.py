@@ -43,9 +43,6 @@ HALO = {
     "slices, one at a time": layer(
         2, (5, 30, 111), 192, 136, (3, 3, 3), ((2, 0), *SAME)
     ),
-    "slices, two at a time": layer(
-        1, (10, 24, 55), 264, 200, (3, 3, 3), ((3, 1), (0, 2), (1, 1))
-    ),
     "slices, four at a time": layer(
         2, (12, 31, 27), 128, 264, (3, 3, 3), ((1, 1), *SAME)
     ),
@@ -174,6 +171,14 @@ SPLITS = {
     ),
     "helpers, 576x64, dilated": (
         problem(16, (23, 27), 520, 640, (3, 3), padding=SAME, dilation=(2, 2)),
+        "576x64/132",
+    ),
+    "clusters of two, 576x64, two slices at a time": (
+        layer(1, (10, 24, 55), 264, 200, (3, 3, 3), ((3, 1), (0, 2), (1, 1))),
+        "576x64/120c2",
+    ),
+    "helpers, 576x64, slices": (
+        layer(1, (5, 60, 112), 320, 320, (3, 3, 3), ((2, 0), *SAME)),
         "576x64/132",
     ),
     "whole tiles of 576x64, two a block": (

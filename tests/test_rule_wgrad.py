@@ -79,7 +79,6 @@ def test_patches_of_two_frames(
     ("n", "steps", "c", "k", "taps", "takes"),
     [
         (32, 160, 12, 12, 3, COLUMNS),
-        (32, 160, 10, 34, 3, COLUMNS),
         (32, 160, 12, 64, 3, OURS),
         (1, 2048, 12, 64, 3, OURS),
         (32, 160, 12, 60, 3, COLUMNS),

@@ -69,7 +69,8 @@ def wgrad_between_sectors(problem: Problem) -> bool:
 
 
 def wgrad_of_uneven_products(problem: Problem) -> bool:
-    """f32 of some channels that leave a tenth of our tiles empty, and more."""
+    """f32 of some channels that leave a tenth of our tiles empty, and more, beside
+    those of `wgrad_of_f32_products`."""
     g = problem.geometry
     if not tf32(problem) or not _of_images(problem):
         return False
@@ -77,7 +78,7 @@ def wgrad_of_uneven_products(problem: Problem) -> bool:
     if 32 < g.K < 64:
         return 49 <= pixels <= 196 and g.C >= 480
     filled = math.prod(c / (64 * math.ceil(c / 64)) for c in (g.C, g.K))
-    some = 96 <= g.C <= (672 if pixels <= 196 else 480) and 64 < g.K <= 192
+    some = 128 < g.C <= (672 if pixels <= 196 else 480) and 64 < g.K <= 192
     return some and filled <= 0.9 and pixels >= 196 and g.N * pixels >= 2048
 
 

@@ -173,8 +173,8 @@ def wgrad_of_volumes(problem: Problem) -> bool:
 
 def deep_patches(problem: Problem) -> bool:
     """Of several frames and few channels: whole ones in 16 bits, and in f32 ones that
-    overlap, of large images. Not those of more steps than TMA takes: of these one copy
-    of x makes patches of two axes, which ours are fast for."""
+    overlap, of large images. Not whole ones of more steps than TMA takes: of these one
+    copy of x makes patches of two axes, which ours are fast for."""
     g = problem.geometry
     large = g.P * g.Q >= 1 << 13
     whole = half(problem) and patches(problem) and max(g.stride) <= 8

@@ -283,9 +283,10 @@ CUDA = (
     cudnn_first(
         WGRAD,
         classes.wgrad_of_few_pixels,
-        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18, at batch 8 38, 29; f32 at "
-        "batch 8 120, 89, one tap at batch 4 11.9, 10.3; 4x8x8 320 s2 at batch 2 13.3, "
-        "11.9; 128 steps of a transposed 1024->512 26, 22, bf16 64 at batch 4 42, 27",
+        "8x8 of 1280 channels, 3x3, in bf16 55 us, cuDNN 18, at batch 8 38, 29, 16x16 "
+        "at batch 4 50, 44; f32 8x8 at batch 8 120, 89, one tap at batch 4 11.9, 10.3; "
+        "4x8x8 320 s2 at batch 2 13.3, 11.9; 128 steps of a transposed 1024->512 26, "
+        "22, bf16 64 at batch 4 42, 27",
     ),
     cudnn_first(
         BOTH,
@@ -320,8 +321,7 @@ CUDA = (
         WGRAD,
         products.uneven_wgrad,
         "28x28 136->192 in bf16 at batch 64 24 us, cuDNN 17; 7x7 1152->24 at batch 128 "
-        "10.5, 8.3; f32 28x28 192->112 at batch 64 27, 21; 75x75 96->192 at batch 16 "
-        "39, 33; 14x14 480->40 10.7, 7.6",
+        "10.5, 8.3; f32 14x14 480->40 10.7, 7.6, 56x56 192->136 130, 113 (a peer's)",
     ),
     cudnn_first(
         DGRAD,

@@ -18,6 +18,10 @@
 namespace jax_convbatch::hopper {
 namespace {
 
+// That some tap reads.
+double XBytes(const ConvGeometry& g) { return 2.0 * g.x_size() * ShareRead(g); }
+double YBytes(const ConvGeometry& g) { return 2.0 * g.y_size(); }
+
 // Of a tile or a part of it: from so many on barriers, and beginning and
 // storing tiles, are little beside them.
 constexpr int64_t kManySteps = 24;
@@ -27,7 +31,7 @@ struct Tiles {
   int m, n;
   int64_t units, m_tiles, n_tiles, steps;
   int64_t rows;                            // of m that are formed
-  int64_t tap_boxes;                       // of a tap's channels
+  int64_t tap_boxes, filter_boxes;         // of a tap's channels, of all rows
   double multiplier_cycles, copied_bytes;  // of a step
   double in_dw = 1;                        // of a tile's sums, those that are
   double zeros = 0;  // bytes that take as long as to fill x's with zeros does
@@ -37,12 +41,13 @@ struct Tiles {
     return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
   }
   bool small() const { return m * n <= kSmallTile; }
-  TileShares shares(const Plan& plan, const Sharing& sharing) const {
+  TileShares shares(const Plan& plan) const {
+    const Sharing sharing = this->sharing(plan.blocks);
     return {plan.blocks,
-            units,
             m_tiles,
             n_tiles,
             tap_boxes,
+            filter_boxes,
             m / 64,
             plan.pair == Pair::kNone && m_tiles > n_tiles,
             sharing.whole,
@@ -56,17 +61,18 @@ struct Tiles {
 // Microseconds on an H200. The constants are fitted to times of 22 layers of
 // ResNet-50 at batches 8 and 256; what is said of small tiles, of idle SMs and
 // of blocks apart, to 325 layers, most of them random draws.
+// `read_again`: bytes, see wgrad_reread.h.
 double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
-                    int multiprocessors) {
+                    int multiprocessors, double read_again) {
   constexpr double kCyclesPerMicrosecond = 1755;
   constexpr double kPerStep = 42.9, kOneWarpgroup = 46.8;
+  constexpr double kIdleCopies = 0.25;  // of what idle SMs would copy is lost
+  const double idle =
+      std::max(0.0, 1 - static_cast<double>(plan.blocks) / multiprocessors);
   // Bytes a microsecond. Blocks of small tiles share less of what they copy: dw
   // of 9x44x104 256->3 3x3x3 in bf16 by 128x64 would take 84 us at the rate of
   // large ones, and takes 143. Of several groups, fewer tiles share it, and
   // partials are few.
-  constexpr double kIdleCopies = 0.25;  // of what idle SMs would copy is lost
-  const double idle =
-      std::max(0.0, 1 - static_cast<double>(plan.blocks) / multiprocessors);
   const double copy_rate = g.groups > 1 ? 8.5e6
                                         : (tiles.small() ? 7.3e6 : 11.30e6) *
                                               (1 - kIdleCopies * idle);
@@ -124,20 +130,14 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
     if (sharing == 1 || (paired && sharing == 2)) return bytes;
     return bytes * (1 + again * (paired ? 0.5 : 1));
   };
-  const double x_bytes = 2.0 * g.x_size() * ShareRead(g);
-  const double y_bytes = 2.0 * g.y_size();
-  const double memory = (read(x_bytes, tiles.n_tiles, pair_x) +
-                         read(y_bytes, tiles.m_tiles, pair_dy)) /
-                        (kMemoryRate * (resident > 1 ? kTwoResident : 1));
-  const double again_read =
-      tiles.m == kHaloM
-          ? 0
-          : BytesReadAgain(tiles.shares(plan, sharing), x_bytes, y_bytes) /
-                kMemoryRate;
+  const double memory = (read(XBytes(g), tiles.n_tiles, pair_x) +
+                         read(YBytes(g), tiles.m_tiles, pair_dy)) /
+                            (kMemoryRate * (resident > 1 ? kTwoResident : 1)) +
+                        read_again / kMemoryRate;
   const double bytes = static_cast<double>(tiles.partial_bytes());
   double time =
       std::pow(std::pow(steps, kOverlap) + std::pow(copies, kOverlap) +
-                   std::pow(memory + again_read, kOverlap),
+                   std::pow(memory, kOverlap),
                1 / kOverlap) +
       kFixed;
   if (plan.cluster > 1) {
@@ -164,6 +164,13 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
              static_cast<double>(split_tiles);
 }
 
+// Halos read x once for all taps. Groups share nothing with each other, and
+// were fitted without it.
+double ReadAgain(const ConvGeometry& g, const Tiles& tiles, const Plan& plan) {
+  if (tiles.m == kHaloM || g.groups > 1) return 0;
+  return BytesReadAgain(tiles.shares(plan), XBytes(g), YBytes(g));
+}
+
 // Of narrow groups, only what lies on a tile's diagonal.
 double InDw(const ConvGeometry& g) {
   const int width = IsFew16Bit(g, Type::kBf16) ? kFewWidth : GroupWidth(g);
@@ -186,6 +193,7 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
           tiling.steps,
           rows,
           tiling.channel_blocks,
+          tiling.filter_blocks,
           m * n / 32.0 *
               (m == 64 && n == 128   ? kInTurns
                : m == 128 && n == 64 ? kHalves
@@ -195,6 +203,8 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
           static_cast<double>(rows) * 128 * kZeros * PaddingOfVolume(g)};
 }
 
+// Runs that are padding along depth are left out, but not all blocks have some:
+// it takes as long.
 Tiles HaloTiles(const ConvGeometry& g) {
   constexpr double kPerMultiplication = 278;
   const HaloTiling tiling(g, Type::kBf16);
@@ -210,6 +220,7 @@ Tiles HaloTiles(const ConvGeometry& g) {
           tiling.steps,
           kHaloM,
           tiling.channel_blocks,
+          9 * tiling.channel_blocks,
           tiling.multiplications() * kPerMultiplication * multiplied,
           0,
           InDw(g)};
@@ -343,11 +354,15 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
   for (const Tiles& tiles : choices) {
     for (const Plan& plan : PlansOf(g, tiles, multiprocessors)) {
       if (IsShort(g, type, plan)) continue;  // below
-      const double time = EstimateTime(g, tiles, plan, multiprocessors);
-      if (best.blocks == 0 || time < least) {
-        least = time;
-        best = plan;
+      double time = EstimateTime(g, tiles, plan, multiprocessors, 0);
+      if (best.blocks != 0 && time >= least) continue;
+      const double again = ReadAgain(g, tiles, plan);
+      if (again > 0) {
+        time = EstimateTime(g, tiles, plan, multiprocessors, again);
+        if (best.blocks != 0 && time >= least) continue;
       }
+      least = time;
+      best = plan;
     }
   }
   for (const auto& [plan, time] : PlansOfWgradShort(g, type, multiprocessors)) {

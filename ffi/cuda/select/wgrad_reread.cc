@@ -14,9 +14,9 @@ class InStep {
  public:
   InStep(const TileShares& shares, double x_bytes, double y_bytes)
       : shares_(shares),
-        box_bytes_(x_bytes / static_cast<double>(boxes())),
-        column_bytes_(y_bytes / static_cast<double>(columns())),
-        seen_(boxes() + columns(), 0) {}
+        box_bytes_(x_bytes / static_cast<double>(shares.tap_boxes)),
+        column_bytes_(y_bytes / static_cast<double>(shares.n_tiles)),
+        seen_(shares.tap_boxes + shares.n_tiles, 0) {}
 
   // Of `count` tiles, `apart` from each other.
   double Bytes(int64_t first, int64_t count, int64_t apart) {
@@ -27,24 +27,19 @@ class InStep {
   }
 
  private:
-  int64_t boxes() const { return shares_.units * shares_.tap_boxes; }
-  int64_t columns() const { return shares_.units * shares_.n_tiles; }
-
   double New(int64_t tile) {
-    const int64_t of_unit = shares_.m_tiles * shares_.n_tiles;
-    const int64_t unit = tile / of_unit, place = tile % of_unit;
-    const int64_t m =
-        shares_.m_minor ? place % shares_.m_tiles : place / shares_.n_tiles;
-    const int64_t n =
-        shares_.m_minor ? place / shares_.m_tiles : place % shares_.n_tiles;
+    const TileShares& s = shares_;
+    const int64_t m = s.m_minor ? tile % s.m_tiles : tile / s.n_tiles;
+    const int64_t n = s.m_minor ? tile / s.m_tiles : tile % s.n_tiles;
     double bytes = 0;
     // All taps read the same channels, at pixels near each other.
-    const int64_t each = std::min(shares_.tile_boxes, shares_.tap_boxes);
-    for (int64_t i = 0; i < each; ++i) {
-      const int64_t box = (m * shares_.tile_boxes + i) % shares_.tap_boxes;
-      if (Take(unit * shares_.tap_boxes + box)) bytes += box_bytes_;
+    const int64_t first = m * s.tile_boxes;
+    const int64_t count =
+        std::min({s.tile_boxes, s.tap_boxes, s.filter_boxes - first});
+    for (int64_t i = 0; i < count; ++i) {
+      if (Take((first + i) % s.tap_boxes)) bytes += box_bytes_;
     }
-    if (Take(boxes() + unit * shares_.n_tiles + n)) bytes += column_bytes_;
+    if (Take(s.tap_boxes + n)) bytes += column_bytes_;
     return bytes;
   }
 
@@ -61,16 +56,18 @@ class InStep {
 double BytesReadAgain(const TileShares& shares, double x_bytes,
                       double y_bytes) {
   constexpr double kForgotten = 110e6;  // half of so many bytes are
+  if (shares.ends_with_tiles && shares.whole == 0) return 0;
   InStep in_step(shares, x_bytes, y_bytes);
-  const int64_t tiles = shares.tiles(), blocks = shares.blocks;
+  const int64_t blocks = shares.blocks;
+  const int64_t tiles = shares.m_tiles * shares.n_tiles;
   double bytes = 0;
-  for (int64_t tile = 0; tile < shares.whole; tile += blocks) {
-    bytes += in_step.Bytes(tile, std::min(blocks, shares.whole - tile), 1);
-  }
-  if (shares.ends_with_tiles) {
+  if (shares.whole > 0) {
+    // One round is much like another.
+    bytes += in_step.Bytes(0, blocks, 1) *
+             static_cast<double>(shares.whole / blocks);
     bytes += in_step.Bytes(shares.whole, tiles - shares.whole, 1);
-  } else if (shares.whole == 0) {
-    // So many begin at the same step, each of its tile; the others elsewhere.
+  } else {
+    // So many begin at the same place of their tiles, the others elsewhere.
     const int64_t together = std::gcd(blocks, tiles);
     const int64_t apart = tiles / together, starts = blocks / together;
     // A tile is as long as there are starts.

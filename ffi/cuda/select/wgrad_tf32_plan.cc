@@ -24,8 +24,24 @@ double PartialsTime(const Plan& plan) {
                              : plan.workspace / kPartialsRate + kPartialsLaunch;
 }
 
+double XBytes(const ConvGeometry& g) { return 4.0 * g.x_size() * ShareRead(g); }
+double YBytes(const ConvGeometry& g) { return 4.0 * g.y_size(); }
+
+// Groups share nothing with each other.
+double ReadAgain(const ConvGeometry& g, const WgradTiling& tiling,
+                 const Plan& plan) {
+  if (g.groups > 1) return 0;
+  const bool tap_rows = plan.tile_m == kTapRowTile;
+  return BytesReadAgain(
+      {plan.blocks, tiling.m_tiles, tiling.n_tiles, tiling.channel_blocks,
+       tiling.filter_blocks, tap_rows ? 1 : plan.tile_m / tiling.block,
+       tiling.m_tiles > tiling.n_tiles, 0, plan.blocks % tiling.tiles() == 0},
+      XBytes(g), YBytes(g));
+}
+
+// `read_again`: bytes, see wgrad_reread.h.
 double EstimateTime(const ConvGeometry& g, const WgradTiling& tiling,
-                    const Plan& plan) {
+                    const Plan& plan, double read_again) {
   constexpr double kCyclesPerStep = 180;
   constexpr double kCyclesPerByte = 0.0154;
   constexpr double kCyclesPerMultiplication = 0.64 / 1024;
@@ -55,16 +71,7 @@ double EstimateTime(const ConvGeometry& g, const WgradTiling& tiling,
   const bool together = plan.blocks % tiling.tiles() == 0;
   const double steps = static_cast<double>((line - 1) / plan.blocks + 1) *
                        cycles * (together ? 1 : kApart) / kCyclesPerMicrosecond;
-  const int64_t rows = tap_rows ? 1 : plan.tile_m / tiling.block;
-  const double x_bytes = 4.0 * g.x_size() * ShareRead(g);
-  const double y_bytes = 4.0 * g.y_size();
-  const double memory =
-      (x_bytes + y_bytes +
-       BytesReadAgain({plan.blocks, tiling.units, tiling.m_tiles,
-                       tiling.n_tiles, tiling.channel_blocks, rows,
-                       tiling.m_tiles > tiling.n_tiles, 0, together},
-                      x_bytes, y_bytes)) /
-      kMemoryRate;
+  const double memory = (XBytes(g) + YBytes(g) + read_again) / kMemoryRate;
   return std::pow(std::pow(steps, kOverlap) + std::pow(memory, kOverlap),
                   1 / kOverlap) +
          PartialsTime(plan);
@@ -125,7 +132,11 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
       if (tiling.tiles() % blocks != 0) {
         plan.workspace = int64_t{2} * blocks * m * n * sizeof(float);
       }
-      take(plan, EstimateTime(g, tiling, plan));
+      double time = EstimateTime(g, tiling, plan, 0);
+      if (best.blocks != 0 && time >= least) return;
+      const double again = ReadAgain(g, tiling, plan);
+      if (again > 0) time = EstimateTime(g, tiling, plan, again);
+      take(plan, time);
     });
   }
   if (IsLeftOut(Family::kWgradHalo) || !HaloTiling::Covers(g, Type::kTf32)) {
