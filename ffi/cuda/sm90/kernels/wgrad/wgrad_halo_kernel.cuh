@@ -7,8 +7,9 @@
 // three taps of a filter row are one operand of 3 x 64 columns whose boxes
 // begin one pixel after another, and so overlap. Padding is filled in by TMA.
 //
-// A stage holds one row of a strip of x (x_columns() in wgrad_tiling.h) and a row of dy:
-// with the two stages before it, the rows of dy that this row of x multiplies.
+// A stage holds one row of a strip of x, with the columns that taps add to it,
+// and a row of dy: with the two stages before it, the rows of dy that this row
+// of x multiplies.
 // Where the filter is dilated, so is the pixel's distance from tap to tap, and
 // the rows that follow each other are those that taps connect: every second,
 // then the others. Warpgroup r multiplies with filter row r, and so by the row
