@@ -75,8 +75,9 @@ EDGES = {
     **{
         f"wgrad, {name}": case
         for name, (case, _) in test_hopper_wgrad.SPLITS.items()
-        if "left" in name or name == "helpers, 576x64, dilated"
+        if "left" in name or "slices" in name or name == "helpers, 576x64, dilated"
     },
+    "wgrad, one image": test_hopper_wgrad.HALO["one image"],
     **{
         f"deep, {name}": case
         for name, case in test_deep.CASES.items()
