@@ -93,3 +93,20 @@ def test_short_sequences_in_f32(monkeypatch, n, steps, c, k, taps, takes):
 def test_products_in_f32_have_pixels_enough(monkeypatch, n, takes):
     where = "wgrad", "float32", n, (7, 7), 128, 512, (1, 1)
     assert engine(monkeypatch, *where) == takes
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes", "c", "k", "strides", "takes"),
+    [
+        (2, (64, 64, 64), 96, 192, (2, 2, 2), CUDNN),
+        (2, (5, 60, 80), 192, 96, (1, 2, 2), CUDNN),  # 12000 pixels
+        (2, (5, 180, 256), 192, 96, (1, 2, 2), OURS),
+        (2, (48, 48, 48), 128, 192, (2, 2, 2), OURS),
+        (2, (48, 48, 48), 96, 96, (2, 2, 2), CUDNN),
+        (2, (64, 64, 64), 96, 96, (2, 2, 2), OURS),
+        (2, (48, 48, 48), 96, 160, (2, 2, 2), OURS),
+    ],
+)
+def test_strided_volumes(monkeypatch, n, sizes, c, k, strides, takes):
+    where = "wgrad", "bfloat16", n, sizes, c, k, (3, 3, 3), strides
+    assert engine(monkeypatch, *where) == takes
