@@ -110,3 +110,9 @@ def test_products_in_f32_have_pixels_enough(monkeypatch, n, takes):
 def test_strided_volumes(monkeypatch, n, sizes, c, k, strides, takes):
     where = "wgrad", "bfloat16", n, sizes, c, k, (3, 3, 3), strides
     assert engine(monkeypatch, *where) == takes
+
+
+@pytest.mark.parametrize(("slices", "takes"), [(7, CUDNN), (9, OURS)])
+def test_strides_along_depth_alone(monkeypatch, slices, takes):
+    where = "wgrad", "bfloat16", 1, (slices, 32, 64), 384, 384, (3, 1, 1), (2, 1, 1)
+    assert engine(monkeypatch, *where) == takes
