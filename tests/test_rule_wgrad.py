@@ -89,9 +89,17 @@ def test_short_sequences_in_f32(monkeypatch, n, steps, c, k, taps, takes):
     assert engine(monkeypatch, *where) == takes
 
 
-@pytest.mark.parametrize(("n", "takes"), [(20, OURS), (21, CUDNN)])
-def test_products_in_f32_have_pixels_enough(monkeypatch, n, takes):
-    where = "wgrad", "float32", n, (7, 7), 128, 512, (1, 1)
+@pytest.mark.parametrize(
+    ("n", "c", "k", "takes"),
+    [
+        (20, 128, 512, OURS),
+        (21, 128, 512, CUDNN),
+        (41, 768, 48, OURS),
+        (42, 768, 48, CUDNN),
+    ],
+)
+def test_products_in_f32_have_pixels_enough(monkeypatch, n, c, k, takes):
+    where = "wgrad", "float32", n, (7, 7), c, k, (1, 1)
     assert engine(monkeypatch, *where) == takes
 
 
