@@ -124,3 +124,12 @@ def test_strided_volumes(monkeypatch, n, sizes, c, k, strides, takes):
 def test_strides_along_depth_alone(monkeypatch, slices, takes):
     where = "wgrad", "bfloat16", 1, (slices, 32, 64), 384, 384, (3, 1, 1), (2, 1, 1)
     assert engine(monkeypatch, *where) == takes
+
+
+@pytest.mark.parametrize(
+    ("size", "c", "k", "takes"),
+    [(64, 20, 20, CUDNN), (63, 20, 20, OURS), (64, 12, 20, OURS), (64, 32, 32, OURS)],
+)
+def test_products_of_few_channels_in_f32(monkeypatch, size, c, k, takes):
+    where = "wgrad", "float32", 32, (size, size), c, k, (1, 1)
+    assert engine(monkeypatch, *where) == takes
