@@ -139,13 +139,12 @@ def one_output_of_volumes(problem: Problem) -> bool:
 
 
 def wgrad_of_volumes(problem: Problem) -> bool:
-    """In 16 bits; taps and a stride along depth alone are among them. In f32 patches of
-    several frames that overlap."""
+    """In 16 bits; taps and a stride along depth alone are among them."""
     g = problem.geometry
     if not half(problem):
-        return overlapping_patches(problem)
+        return False
     if _strides_along_depth(g):
-        # Ours wait for zeros in short ones: 17x32x64 384 3x1x1 s2x1x1 30 us, cuDNN 48.
+        # Where ours wait for zeros; of 17x32x64 384 3x1x1 s2x1x1 30 us, cuDNN 48.
         return least(problem) >= 256 and g.O <= 4
     if not volumes(problem):
         return False
@@ -158,9 +157,9 @@ def wgrad_of_volumes(problem: Problem) -> bool:
         whole = g.C % 64 == g.K % 64 == 0 and not few
         return least(problem) >= 32 and 4096 <= pixels < 1 << 20 and not whole
     if strided:
-        # Of 32768 pixels and more ours are ahead where both are uneven: cuDNN's first
-        # are kernels of mma.sync then, as from 128 channels on. So they are where
-        # slices have no steps: 5x180x256 192->96 s1x2x2 at batch 2 264 us, cuDNN 309.
+        # Where both are uneven cuDNN's first are slow from 128 channels or 32768 pixels
+        # on: kernels of mma.sync, and other clusters. Where slices have no steps ours
+        # are ahead from there on: 5x180x256 192->96 at batch 2 264 us, cuDNN 309.
         small = pixels < 1 << 15
         even = g.C % 64 == 0, g.K % 64 == 0
         one = any(even) and (small or g.stride[0] > 1)
@@ -177,19 +176,15 @@ def wgrad_of_volumes(problem: Problem) -> bool:
 
 def deep_patches(problem: Problem) -> bool:
     """Of several frames and few channels: whole ones in 16 bits, and in f32 ones that
-    overlap, of large images. Not whole ones of more steps than TMA takes: of these one
-    copy of x makes patches of two axes, which ours are fast for."""
+    overlap, of large images; in wgrad to many channels, of several samples. Not whole
+    ones of more steps than TMA takes: of these one copy of x makes patches of two axes,
+    which ours are fast for."""
     g = problem.geometry
+    if half(problem):
+        return _are_deep(problem) and patches(problem) and max(g.stride) <= 8
     large = g.P * g.Q >= 1 << 13
-    whole = half(problem) and patches(problem) and max(g.stride) <= 8
-    return (whole and _are_deep(problem)) or (large and overlapping_patches(problem))
-
-
-def wgrad_of_deep_patches(problem: Problem) -> bool:
-    """Those that overlap where they are to many channels, of several samples."""
-    g = problem.geometry
-    many = g.K >= 192 and g.N >= 4 and overlapping_patches(problem)
-    return many or (half(problem) and deep_patches(problem))
+    many = g.K >= 192 and g.N >= 4 if problem.op == "wgrad" else large
+    return many and overlapping_patches(problem)
 
 
 def overlapping_patches(problem: Problem) -> bool:

@@ -176,16 +176,16 @@ CUDA = (
         "3->384 at batch 256 36, 59, f32 3->1024 at batch 64 34, 52",
     ),
     columns_first(
-        FPROP,
+        ("fprop", "wgrad"),
         three_axes.deep_patches,
-        "f32 16x512x512 2x7x7s2x4x4 3->128 248 us, ours 325, cuDNN 280; whole ones in "
-        "bf16 16x224x224 2x8x8 3->768 20, 29",
+        "f32 16x512x512 2x7x7s2x4x4 3->128 248 us, ours 325, cuDNN 280, wgrad of "
+        "2x512x512 to 192 at batch 4 357, 637, 509; whole ones in bf16 16x224x224 "
+        "2x8x8 3->768 20, 29, wgrad of 8x216x216 at batch 4 33, 51",
     ),
-    columns_first(
+    cudnn_first(
         WGRAD,
-        three_axes.wgrad_of_deep_patches,
-        "f32 2x512x512 2x7x7s2x4x4 3->192 at batch 4 357 us, ours 637, cuDNN 509; "
-        "whole ones in bf16 8x216x216 2x8x8 3->768 at batch 4 33, 51",
+        three_axes.overlapping_patches,
+        "f32 8x224x224 2x7x7s2x4x4 3->128 59 us, ours 86",
     ),
     columns_first(
         DGRAD,
@@ -248,8 +248,7 @@ CUDA = (
         three_axes.wgrad_of_volumes,
         "16x16x16 256 at batch 2 45 us, cuDNN 40; 3x32x160 512 3x1x1 s2x1x1 at batch 2 "
         "69, 55; 48x48x48 96->192 s2 104, 71 (PyTorch's); transposed 12x48x48 192->96 "
-        "84, 68, 64x64x64 128->64 at batch 2 195, 172, 16x16x16 320->256 35, 29; f32 "
-        "8x224x224 2x7x7s2x4x4 3->128 86, 59",
+        "84, 68, 64x64x64 128->64 at batch 2 195, 172, 16x16x16 320->256 35, 29",
     ),
     cudnn_first(
         BOTH,

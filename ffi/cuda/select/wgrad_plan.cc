@@ -18,10 +18,6 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// That some tap reads.
-double XBytes(const ConvGeometry& g) { return 2.0 * g.x_size() * ShareRead(g); }
-double YBytes(const ConvGeometry& g) { return 2.0 * g.y_size(); }
-
 // Of a tile or a part of it: from so many on barriers, and beginning and
 // storing tiles, are little beside them.
 constexpr int64_t kManySteps = 24;
@@ -31,7 +27,6 @@ struct Tiles {
   int m, n;
   int64_t units, m_tiles, n_tiles, steps;
   int64_t rows;                            // of m that are formed
-  int64_t tap_boxes, filter_boxes;         // of a tap's channels, of all rows
   double multiplier_cycles, copied_bytes;  // of a step
   double in_dw = 1;                        // of a tile's sums, those that are
   double zeros = 0;  // bytes that take as long as to fill x's with zeros does
@@ -41,18 +36,6 @@ struct Tiles {
     return Sharing::Of(count(), blocks, steps, MayDoWhole(m, n));
   }
   bool small() const { return m * n <= kSmallTile; }
-  TileShares shares(const Plan& plan) const {
-    const Sharing sharing = this->sharing(plan.blocks);
-    return {plan.blocks,
-            m_tiles,
-            n_tiles,
-            tap_boxes,
-            filter_boxes,
-            m / 64,
-            plan.pair == Pair::kNone && m_tiles > n_tiles,
-            sharing.whole,
-            sharing.splits > 0};
-  }
   int64_t partial_bytes() const {
     return static_cast<int64_t>(in_dw * rows * n * sizeof(float));
   }
@@ -130,8 +113,8 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
     if (sharing == 1 || (paired && sharing == 2)) return bytes;
     return bytes * (1 + again * (paired ? 0.5 : 1));
   };
-  const double memory = (read(XBytes(g), tiles.n_tiles, pair_x) +
-                         read(YBytes(g), tiles.m_tiles, pair_dy)) /
+  const double memory = (read(XBytes(g, Type::kBf16), tiles.n_tiles, pair_x) +
+                         read(YBytes(g, Type::kBf16), tiles.m_tiles, pair_dy)) /
                             (kMemoryRate * (resident > 1 ? kTwoResident : 1)) +
                         read_again / kMemoryRate;
   const double bytes = static_cast<double>(tiles.partial_bytes());
@@ -164,13 +147,6 @@ double EstimateTime(const ConvGeometry& g, const Tiles& tiles, const Plan& plan,
              static_cast<double>(split_tiles);
 }
 
-// Halos read x once for all taps. Groups share nothing with each other, and
-// were fitted without it.
-double ReadAgain(const ConvGeometry& g, const Tiles& tiles, const Plan& plan) {
-  if (tiles.m == kHaloM || g.groups > 1) return 0;
-  return BytesReadAgain(tiles.shares(plan), XBytes(g), YBytes(g));
-}
-
 // Of narrow groups, only what lies on a tile's diagonal.
 double InDw(const ConvGeometry& g) {
   const int width = IsFew16Bit(g, Type::kBf16) ? kFewWidth : GroupWidth(g);
@@ -192,8 +168,6 @@ Tiles TilesOf(const ConvGeometry& g, int m, int n) {
           tiling.n_tiles,
           tiling.steps,
           rows,
-          tiling.channel_blocks,
-          tiling.filter_blocks,
           m * n / 32.0 *
               (m == 64 && n == 128   ? kInTurns
                : m == 128 && n == 64 ? kHalves
@@ -219,8 +193,6 @@ Tiles HaloTiles(const ConvGeometry& g) {
           tiling.n_tiles,
           tiling.steps,
           kHaloM,
-          tiling.channel_blocks,
-          9 * tiling.channel_blocks,
           tiling.multiplications() * kPerMultiplication * multiplied,
           0,
           InDw(g)};
@@ -356,7 +328,8 @@ std::optional<Plan> PlanWgrad(const ConvGeometry& g, Type type,
       if (IsShort(g, type, plan)) continue;  // below
       double time = EstimateTime(g, tiles, plan, multiprocessors, 0);
       if (best.blocks != 0 && time >= least) continue;
-      const double again = ReadAgain(g, tiles, plan);
+      const double again =
+          tiles.m == kHaloM ? 0 : BytesReadAgain(g, type, plan);
       if (again > 0) {
         time = EstimateTime(g, tiles, plan, multiprocessors, again);
         if (best.blocks != 0 && time >= least) continue;

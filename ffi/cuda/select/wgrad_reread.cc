@@ -9,14 +9,21 @@
 namespace jax_convbatch::hopper {
 namespace {
 
-// Counts what tiles read that are multiplied in step.
+// Counts what tiles read that are multiplied in step. A box has channels of a
+// tap, or of a row of taps.
 class InStep {
  public:
-  InStep(const TileShares& shares, double x_bytes, double y_bytes)
-      : shares_(shares),
-        box_bytes_(x_bytes / static_cast<double>(shares.tap_boxes)),
-        column_bytes_(y_bytes / static_cast<double>(shares.n_tiles)),
-        seen_(shares.tap_boxes + shares.n_tiles, 0) {}
+  InStep(const ConvGeometry& g, Type type, const Plan& plan,
+         const WgradTiling& tiling)
+      : tiling_(tiling),
+        tile_boxes_(type == Type::kTf32 && plan.tile_m == kTapRowTile
+                        ? 1
+                        : plan.tile_m / tiling.block),
+        m_minor_(plan.pair == Pair::kNone && tiling.m_tiles > tiling.n_tiles),
+        box_bytes_(XBytes(g, type) /
+                   static_cast<double>(tiling.channel_blocks)),
+        column_bytes_(YBytes(g, type) / static_cast<double>(tiling.n_tiles)),
+        seen_(tiling.channel_blocks + tiling.n_tiles, 0) {}
 
   // Of `count` tiles, `apart` from each other.
   double Bytes(int64_t first, int64_t count, int64_t apart) {
@@ -28,24 +35,26 @@ class InStep {
 
  private:
   double New(int64_t tile) {
-    const TileShares& s = shares_;
-    const int64_t m = s.m_minor ? tile % s.m_tiles : tile / s.n_tiles;
-    const int64_t n = s.m_minor ? tile / s.m_tiles : tile % s.n_tiles;
+    const WgradTiling& t = tiling_;
+    const int64_t m = m_minor_ ? tile % t.m_tiles : tile / t.n_tiles;
+    const int64_t n = m_minor_ ? tile / t.m_tiles : tile % t.n_tiles;
     double bytes = 0;
     // All taps read the same channels, at pixels near each other.
-    const int64_t first = m * s.tile_boxes;
+    const int64_t first = m * tile_boxes_;
     const int64_t count =
-        std::min({s.tile_boxes, s.tap_boxes, s.filter_boxes - first});
+        std::min({tile_boxes_, t.channel_blocks, t.filter_blocks - first});
     for (int64_t i = 0; i < count; ++i) {
-      if (Take((first + i) % s.tap_boxes)) bytes += box_bytes_;
+      if (Take((first + i) % t.channel_blocks)) bytes += box_bytes_;
     }
-    if (Take(s.tap_boxes + n)) bytes += column_bytes_;
+    if (Take(t.channel_blocks + n)) bytes += column_bytes_;
     return bytes;
   }
 
   bool Take(int64_t what) { return std::exchange(seen_[what], turn_) != turn_; }
 
-  const TileShares& shares_;
+  const WgradTiling& tiling_;
+  int64_t tile_boxes_;
+  bool m_minor_;
   double box_bytes_, column_bytes_;
   std::vector<int> seen_;
   int turn_ = 0;
@@ -53,19 +62,23 @@ class InStep {
 
 }  // namespace
 
-double BytesReadAgain(const TileShares& shares, double x_bytes,
-                      double y_bytes) {
+double BytesReadAgain(const ConvGeometry& g, Type type, const Plan& plan) {
   constexpr double kForgotten = 110e6;  // half of so many bytes are
-  if (shares.ends_with_tiles && shares.whole == 0) return 0;
-  InStep in_step(shares, x_bytes, y_bytes);
-  const int64_t blocks = shares.blocks;
-  const int64_t tiles = shares.m_tiles * shares.n_tiles;
+  if (g.groups > 1) return 0;
+  const WgradTiling tiling(g, type, plan.tile_m, plan.tile_n);
+  const int64_t blocks = plan.blocks, tiles = tiling.tiles();
+  // f32 has no whole tiles beside shares.
+  const Sharing sharing =
+      Sharing::Of(tiles, blocks, tiling.steps,
+                  type != Type::kTf32 && MayDoWhole(plan.tile_m, plan.tile_n));
+  if (sharing.splits > 0 && sharing.whole == 0) return 0;
+  InStep in_step(g, type, plan, tiling);
   double bytes = 0;
-  if (shares.whole > 0) {
+  if (sharing.whole > 0) {
     // One round is much like another.
     bytes += in_step.Bytes(0, blocks, 1) *
-             static_cast<double>(shares.whole / blocks);
-    bytes += in_step.Bytes(shares.whole, tiles - shares.whole, 1);
+             static_cast<double>(sharing.whole / blocks);
+    bytes += in_step.Bytes(sharing.whole, tiles - sharing.whole, 1);
   } else {
     // So many begin at the same place of their tiles, the others elsewhere.
     const int64_t together = std::gcd(blocks, tiles);
@@ -80,7 +93,7 @@ double BytesReadAgain(const TileShares& shares, double x_bytes,
       at = end;
     }
   }
-  const double once = x_bytes + y_bytes;
+  const double once = XBytes(g, type) + YBytes(g, type);
   return once / (once + kForgotten) * std::max(0.0, bytes - once);
 }
 

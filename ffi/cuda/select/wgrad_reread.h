@@ -2,29 +2,25 @@
 // What wgrad's blocks read from memory more than once. Host only.
 #pragma once
 
-#include <cstdint>
+#include "cuda/sm90/problem/wgrad_tiling.h"
 
 namespace jax_convbatch::hopper {
 
-// How blocks share the tiles of dw, of one group.
-struct TileShares {
-  int64_t blocks, m_tiles, n_tiles;
-  int64_t tap_boxes;     // of a tap's channels
-  int64_t filter_boxes;  // of all filter rows
-  int64_t tile_boxes;    // of the filter rows of a tile
-  bool m_minor;          // tiles: filter rows before output channels
-  // Of the first tiles each block does whole ones, all blocks at a time.
-  int64_t whole = 0;
-  // Whether blocks that do the others end with them, and so keep in step.
-  bool ends_with_tiles = false;
-};
+// Of x, that some tap reads; and of dy.
+inline double XBytes(const ConvGeometry& g, Type type) {
+  return ElementBytes(type) * ShareRead(g) * static_cast<double>(g.x_size());
+}
+inline double YBytes(const ConvGeometry& g, Type type) {
+  return ElementBytes(type) * static_cast<double>(g.y_size());
+}
 
 // Bytes of x and dy beyond reading each once: blocks find in the L2 what those
 // in step with them read, and of small arrays what any other did. Blocks whose
 // shares cut tiles at other places pass over the pixels at another pace, and
 // large arrays come from memory again for each: dw of 131072 steps of
 // 1152->1152, one tap, in bf16 616 us by 132 blocks for 54 tiles of 192x128,
-// 511 by 108 (H200).
-double BytesReadAgain(const TileShares& shares, double x_bytes, double y_bytes);
+// 511 by 108 (H200). Several groups share nothing; halos (HaloTiling) are not
+// asked for.
+double BytesReadAgain(const ConvGeometry& g, Type type, const Plan& plan);
 
 }  // namespace jax_convbatch::hopper

@@ -24,21 +24,6 @@ double PartialsTime(const Plan& plan) {
                              : plan.workspace / kPartialsRate + kPartialsLaunch;
 }
 
-double XBytes(const ConvGeometry& g) { return 4.0 * g.x_size() * ShareRead(g); }
-double YBytes(const ConvGeometry& g) { return 4.0 * g.y_size(); }
-
-// Groups share nothing with each other.
-double ReadAgain(const ConvGeometry& g, const WgradTiling& tiling,
-                 const Plan& plan) {
-  if (g.groups > 1) return 0;
-  const bool tap_rows = plan.tile_m == kTapRowTile;
-  return BytesReadAgain(
-      {plan.blocks, tiling.m_tiles, tiling.n_tiles, tiling.channel_blocks,
-       tiling.filter_blocks, tap_rows ? 1 : plan.tile_m / tiling.block,
-       tiling.m_tiles > tiling.n_tiles, 0, plan.blocks % tiling.tiles() == 0},
-      XBytes(g), YBytes(g));
-}
-
 // `read_again`: bytes, see wgrad_reread.h.
 double EstimateTime(const ConvGeometry& g, const WgradTiling& tiling,
                     const Plan& plan, double read_again) {
@@ -71,7 +56,9 @@ double EstimateTime(const ConvGeometry& g, const WgradTiling& tiling,
   const bool together = plan.blocks % tiling.tiles() == 0;
   const double steps = static_cast<double>((line - 1) / plan.blocks + 1) *
                        cycles * (together ? 1 : kApart) / kCyclesPerMicrosecond;
-  const double memory = (XBytes(g) + YBytes(g) + read_again) / kMemoryRate;
+  const double memory =
+      (XBytes(g, Type::kTf32) + YBytes(g, Type::kTf32) + read_again) /
+      kMemoryRate;
   return std::pow(std::pow(steps, kOverlap) + std::pow(memory, kOverlap),
                   1 / kOverlap) +
          PartialsTime(plan);
@@ -134,7 +121,7 @@ Plan PlanWgradTf32(const ConvGeometry& g, int multiprocessors) {
       }
       double time = EstimateTime(g, tiling, plan, 0);
       if (best.blocks != 0 && time >= least) return;
-      const double again = ReadAgain(g, tiling, plan);
+      const double again = BytesReadAgain(g, Type::kTf32, plan);
       if (again > 0) time = EstimateTime(g, tiling, plan, again);
       take(plan, time);
     });
