@@ -107,11 +107,13 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     waves = np.where(busy > 1, part * np.ceil(busy) + (1 - part) * busy, 1.0)
     square = (0.34 * busy * stages * products / shared["long_us"]) ** 2
     length = square / (1 + square)
-    crowd = np.where(single, 1 + shared["crowded"] * np.minimum(busy, 1), 1)
+    even = stages / np.maximum(longest, 1)
+    crowd = np.where(single, 1 + shared["crowded"] * np.minimum(busy, 1) * even, 1)
     copies = per_box * boxes * (1 + shared["long_boxes"] * length) * crowd
     stage = ((per_product * products) ** 4 + copies**4) ** 0.25 + per_stage
     factor = np.asarray(factors)[work[8].astype(int)]
-    of_block = np.maximum(waves * stages, longest)
+    of_wave = np.where(single, (stages + longest) / 2, stages)
+    of_block = np.maximum(waves * of_wave, longest)
     computed = factor * (of_block * stage + waves * (begin + end * products))
     power_boxes = shared["power_boxes"] * (1 + shared["long_power"] * length)
     power = shared["power_products"] * products + power_boxes * boxes

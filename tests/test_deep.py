@@ -11,6 +11,7 @@ from promises import (
     arrays,
     assert_a_hundred_runs_agree,
     assert_batch_invariant,
+    assert_configurations_agree,
     assert_exact,
     assert_right_but_for_rounding,
 )
@@ -58,6 +59,38 @@ def test_whole_numbers_are_exact(hopper, name, dtype):
 @pytest.mark.parametrize("name", ["one box", "odd channels", "stride 2", "many tiles"])
 def test_real_numbers_are_right_but_for_rounding(hopper, name):
     assert_right_but_for_rounding(CASES[name], "bfloat16")
+
+
+# Slices that tiles fill, so that they leave out other taps than the next.
+FEW_SLICES = {
+    "past alone": volume(2, (3, 16, 24), 64, 136, (3, 3, 3), pad=((2, 0), 1, 1)),
+    "on both sides": volume(3, (2, 19, 17), 72, 64, (3, 3, 3)),
+    "one slice": volume(3, (1, 16, 16), 64, 64, (3, 3, 3)),
+    "future alone": volume(2, (4, 24, 16), 96, 96, (3, 1, 1), pad=((0, 2), 0, 0)),
+    "dilated": volume(
+        *(2, (5, 16, 16), 64, 96, (4, 3, 3)),
+        pad=((6, 3), 1, 1),
+        dilation=(3, 1, 1),
+    ),
+    "strides": volume(2, (5, 33, 32), 64, 72, (3, 3, 3), 2, ((2, 1), 1, 1)),
+    "strides of images": volume(
+        2, (3, 34, 32), 72, 128, (3, 3, 3), (1, 2, 2), ((2, 0), 1, 1)
+    ),
+    "padding beyond the taps": volume(
+        2, (2, 16, 16), 64, 64, (3, 3, 3), pad=((5, 4), 1, 1)
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FEW_SLICES)
+def test_taps_of_padding_are_left_out_without_a_trace(hopper, name, dtype):
+    case = FEW_SLICES[name]
+    assert_exact(case, dtype)
+    found = assert_configurations_agree(case, dtype)
+    assert all(len(configs) > 1 for configs in found.values())
+    assert_batch_invariant(case, dtype)
 
 
 @pytest.mark.gpu

@@ -104,18 +104,22 @@ bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
   return conv.tf32_k_slices() > 1 && tile.m != kAddedKSlicePixels;
 }
 
-// Times as long as others that boxes of pixels take, for padding before and
-// after a volume: 3x90x320 1024->512 3x3x3 s2, a third of whose boxes are
-// zeros, 909 us by 128x128 and 539 by 128x256, which copies half as many;
-// 9x90x160 96, a ninth, 145 by 256x96 and 107 by halo tiles (H200). Single-wave
-// tiles wait less for zeros: 3x44x160 256->128 3x3x3 67 us by 128x64 halo
-// tiles, 50 by 192x128. Of f32 the fit found nothing.
-double WithPadding(const TiledConv& conv, const Tile& tile) {
-  constexpr double kZeros = 12, kZerosOfWave = 4;
-  const bool fprop = conv.op == Op::kFprop;
-  if (conv.type == Type::kTf32 || (!fprop && !conv.g.stride.all(1))) return 1;
-  return 1 + (tile.kernel == kSingleWave ? kZerosOfWave : kZeros) *
-                 PaddingOfVolume(fprop ? conv.g : DgradAsFprop(conv.g));
+// Taps of depth that a tile of so many pixels sums: in the mean and at most.
+// Those that read padding alone are left out where the sum is whole. Tiles that
+// lie in two slices have the taps of both.
+struct TapsOfDepth {
+  double mean, most;
+};
+TapsOfDepth TapsOf(const TiledConv& conv, const SubproblemAxes& sub,
+                   int pixels) {
+  const auto taps = static_cast<double>(sub.d.taps.count);
+  if (taps <= 1 || !conv.sums_whole()) return {taps, taps};
+  const auto slice = static_cast<double>(sub.h.count * sub.w.count);
+  const bool aligned = sub.h.count * sub.w.count % pixels == 0;
+  const double in_one = aligned ? 1 : std::max(0.0, 1 - pixels / slice);
+  const int64_t inside = (conv.in.d - 1) / sub.d.taps.offset_step + 1;
+  return {taps * (1 - in_one * PaddingOfDepth(sub.d, conv.in.d)),
+          std::min(taps, static_cast<double>(inside))};
 }
 
 // Times as long that boxes take whose pixels begin between lines of memory:
@@ -140,13 +144,12 @@ bool StoresBesideMemory(const TiledConv& conv, const Tile& tile,
 }
 
 // A stage's pixels are a share of the halo's.
-void SetHalo(const TiledConv& conv, const Tile& tile, double padding,
-             TileWork* work) {
+void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
   const HaloShape shape =
       HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
   work->tiles = static_cast<double>(shape.tiles) *
                 static_cast<double>((conv.out.c + tile.n - 1) / tile.n);
-  work->boxes = (padding * static_cast<double>(shape.halo_pixels()) /
+  work->boxes = (static_cast<double>(shape.halo_pixels()) /
                      static_cast<double>(conv.g.R * conv.g.S) +
                  tile.n) /
                 256;
@@ -208,10 +211,12 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
     const int64_t pixels = conv.out.n * sub.d.count * sub.h.count * columns;
     const auto count = static_cast<double>(
         (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n));
-    const double stages = static_cast<double>(sub.taps()) * tap_stages;
+    const double stages =
+        static_cast<double>(sub.h.taps.count * sub.w.taps.count) * tap_stages;
+    const TapsOfDepth depth = TapsOf(conv, sub, tile.m);
     tiles += count;
-    sum += count * stages;
-    longest = std::max(longest, stages);
+    sum += count * depth.mean * stages;
+    longest = std::max(longest, depth.most * stages);
   }
   const double pixels = share ? (tile.m + kTapReach) / 3.0 : tile.m;
   const ConvGeometry& g = conv.g;
@@ -222,9 +227,8 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
   // 1x1 of 256x256 at batch 8 283 us by 256x128, 250 by 256x64 (H200).
   const bool together = conv.type == Type::kTf32 && tile.kernel == kCooperative;
   const double idle = together ? 1.2 : 1;
-  const double padding = WithPadding(conv, tile) * OfUnevenRows(conv, tile);
   TileWork work = {tile.m * tile.n / (128.0 * 128),
-                   (padding * pixels + tile.n) / 256,
+                   (OfUnevenRows(conv, tile) * pixels + tile.n) / 256,
                    tiles,
                    sum / std::max(tiles, 1.0),
                    longest,
@@ -240,7 +244,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
     work.stages /= work.k_slices;
     work.longest /= work.k_slices;
   }
-  if (tile.halo()) SetHalo(conv, tile, padding, &work);
+  if (tile.halo()) SetHalo(conv, tile, &work);
   // Several taps of a transposed filter in tiles of 128 channels take longer
   // than one: 32x256x256 50->50 3x3 in folds of two 1589 us, 1171 by halo
   // tiles; 28x28 128 at batch 256 155, 144 by 256x128; 4x65536 128->128, 7

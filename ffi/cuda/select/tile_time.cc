@@ -43,12 +43,16 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
   const double part = single ? 1 : c.whole_waves;
   const double waves =
       busy > 1 ? part * std::ceil(busy) + (1 - part) * busy : 1;
-  // A block has no less than one of the longest tiles.
-  const double stages = std::max(waves * work.stages, work.longest);
+  // A block has no less than one of the longest tiles, and blocks of one tile
+  // begin in their order, however long they are.
+  const double of_wave =
+      single ? (work.stages + work.longest) / 2 : work.stages;
+  const double stages = std::max(waves * of_wave, work.longest);
   const double us = kProducts * busy * work.stages * work.products;
   const double square = (us / c.long_us) * (us / c.long_us);
   const double length = square / (1 + square);
-  const double crowd = single ? 1 + c.crowded * std::min(busy, 1.0) : 1;
+  const double even = work.stages / std::max(work.longest, 1.0);
+  const double crowd = single ? 1 + c.crowded * std::min(busy, 1.0) * even : 1;
   const double stage =
       Hidden({kernel.products * work.products,
               kernel.boxes * work.boxes * (1 + c.long_boxes * length) * crowd},

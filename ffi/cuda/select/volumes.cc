@@ -23,19 +23,25 @@ bool FillsBoxes(Op op, const ConvGeometry& g, Type type) {
 
 }  // namespace
 
-double PaddingOfVolume(const ConvGeometry& g) {
-  if (g.T * g.O == 0) return 0;
+double PaddingOfDepth(const SubproblemAxis& depth, int64_t in) {
+  const TapAxis& taps = depth.taps;
+  if (taps.count * depth.count == 0) return 0;
   // The outputs that read slices before `end`.
   auto up_to = [&](int64_t end) {
-    const int64_t steps = g.stride.d;
-    return std::min(g.O, end > 0 ? (end + steps - 1) / steps : 0);
+    const int64_t steps = depth.input_step;
+    return std::min(depth.count, end > 0 ? (end + steps - 1) / steps : 0);
   };
   int64_t read = 0;
-  for (int64_t t = 0; t < g.T; ++t) {
-    const int64_t first = t * g.filter_dilation.d - g.pad.d;
-    read += std::max<int64_t>(0, up_to(g.D - first) - up_to(-first));
+  for (int64_t t = 0; t < taps.count; ++t) {
+    const int64_t first = depth.input + t * taps.offset_step;
+    read += std::max<int64_t>(0, up_to(in - first) - up_to(-first));
   }
-  return 1 - static_cast<double>(read) / static_cast<double>(g.T * g.O);
+  return 1 - static_cast<double>(read) /
+                 static_cast<double>(taps.count * depth.count);
+}
+
+double PaddingOfVolume(const ConvGeometry& g) {
+  return PaddingOfDepth(FpropSubproblem(g).d, g.D);
 }
 
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,

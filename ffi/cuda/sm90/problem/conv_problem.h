@@ -28,14 +28,15 @@ struct ConvSubproblem {
   void* output_data;  // kThreads
   TapAxis taps_h, taps_w, taps_d;
   Divisor rows, cols, slices;
-  int pixels;      // over all images
-  int iterations;  // taps x blocks of 64 channels
+  int pixels;            // over all images
+  int iterations;        // taps x blocks of 64 channels
+  int slice_iterations;  // of one tap of depth
   // The base pixel of the sub-problem's first output, and where that output
   // lies.
   int input_h, input_w, input_step_h, input_step_w;
   int output_h, output_w, output_step_h, output_step_w;
-  // Of three axes: an image has `slices` grids.
-  int input_d, input_step_d, output_d, output_step_d;
+  // Of three axes: an image has `slices` grids, and `input_slices` of x.
+  int input_d, input_step_d, output_d, output_step_d, input_slices;
 };
 
 template <int kSubs>

@@ -10,7 +10,7 @@
 namespace jax_convbatch::hopper {
 
 // All of a sub-problem but its maps and where threads store.
-inline void SetAxes(const SubproblemAxes& axes, int64_t images,
+inline void SetAxes(const SubproblemAxes& axes, const Activations& in,
                     int channel_blocks, ConvSubproblem* sub) {
   const SubproblemAxis &h = axes.h, &w = axes.w, &d = axes.d;
   sub->taps_d = d.taps;
@@ -19,8 +19,10 @@ inline void SetAxes(const SubproblemAxes& axes, int64_t images,
   sub->rows = static_cast<int>(h.count);
   sub->cols = static_cast<int>(w.count);
   sub->slices = static_cast<int>(d.count);
-  sub->pixels = static_cast<int>(images * axes.pixels());
-  sub->iterations = static_cast<int>(axes.taps() * channel_blocks);
+  sub->pixels = static_cast<int>(in.n * axes.pixels());
+  sub->slice_iterations = h.taps.count * w.taps.count * channel_blocks;
+  sub->iterations = d.taps.count * sub->slice_iterations;
+  sub->input_slices = static_cast<int>(in.d);
   sub->input_h = static_cast<int>(h.input);
   sub->input_w = static_cast<int>(w.input);
   sub->input_d = static_cast<int>(d.input);

@@ -32,7 +32,7 @@ bool AddBf16x6Subproblem(const Bf16x6Call& call, const Activations& in,
                          Bf16x6Problem<kSubs>* p) {
   ConvSubproblem& sub = p->sub[p->subs];
   p->subs = p->subs + 1;
-  SetAxes(axes, out.n, p->channel_blocks, &sub);
+  SetAxes(axes, in, p->channel_blocks, &sub);
   return EncodeIm2col(&sub.input, Type::kTf32, call.lhs,
                       InputWalk(in, axes, call.plan.tile_m), kPlain);
 }

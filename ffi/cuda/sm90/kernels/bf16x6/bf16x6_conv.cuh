@@ -19,6 +19,7 @@ struct Bf16x6Config {
   static constexpr int kGroupM = kM / kConsumers, kBlocks = kGroupM / 64;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWidth = kOneGroup;
+  static constexpr Sum kSum = Sum::kKSlices;
   static constexpr int kWeightBytes = 3 * kN / 64 * kBf16x6BoxBytes;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024;

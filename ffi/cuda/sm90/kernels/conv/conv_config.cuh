@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/sm90/epilogue/store_tile.cuh"
+#include "cuda/sm90/kernels/conv/depth_taps.cuh"
 #include "cuda/sm90/kernels/conv/residue_n_tiles.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 #include "cuda/sm90/problem/group_width.h"
@@ -174,12 +175,32 @@ struct ConvShared {
 // A tile of the launch: sub-problem, first pixel, first channel, and how many
 // stages it takes. It may lie past the sub-problem's end: then it is nothing.
 // Of several groups: the first input channel, and the first channel's place in
-// its group, and the group.
+// its group, and the group. Of volumes: which taps of depth.
 struct ConvTile {
   const ConvSubproblem* sub;
   int pixel, channel, iterations;
   int input_channel, in_group, group;
+  DepthTaps depth;
 };
+
+// Of volumes, leaves out taps of depth that read no slice of x for any of the
+// tile's `pixels`. Sums in K slices keep them: where a K slice begins may not
+// depend on the tile.
+__device__ __forceinline__ void LeaveOutPadding(int pixels, ConvTile* tile) {
+  const ConvSubproblem& sub = *tile->sub;
+  auto slice = [&](int pixel) { return pixel / sub.cols / sub.rows; };
+  const int last = min(tile->pixel + pixels, sub.pixels) - 1;
+  const int begin = slice(tile->pixel), image = begin / sub.slices;
+  int low = begin - image * sub.slices;
+  int high = slice(last) - image * sub.slices;
+  if (high >= sub.slices) low = 0, high = sub.slices - 1;
+  tile->depth =
+      TapsInside(sub.input_d + low * sub.input_step_d,
+                 sub.input_d + high * sub.input_step_d, sub.taps_d.count,
+                 sub.taps_d.offset_step, sub.input_slices);
+  tile->iterations =
+      (tile->depth.end - tile->depth.first) * sub.slice_iterations;
+}
 
 template <typename Config, int kSubs>
 __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kSubs>& problem,
@@ -209,7 +230,14 @@ __device__ __forceinline__ ConvTile TileAt(const ConvProblem<kSubs>& problem,
   const ConvSubproblem* sub = &problem.sub[number];
   const int iterations =
       kSubs == 1 || pixel < sub->pixels ? sub->iterations : 0;
-  return {sub, pixel, channel, iterations, input_channel, in_group, group};
+  ConvTile at = {sub,           pixel,    channel, iterations,
+                 input_channel, in_group, group,   {0, sub->taps_d.count}};
+  if constexpr (Config::kWidth == kOneGroup && Config::kSum == Sum::kWhole) {
+    if (__builtin_expect(problem.volumes, false) && iterations > 0) {
+      LeaveOutPadding(Config::kM, &at);
+    }
+  }
+  return at;
 }
 
 // How far a block's second tile is from its first: where the longest tiles come

@@ -37,8 +37,10 @@ __device__ __forceinline__ void AdvanceTaps(const ConvSubproblem& sub,
   walk.s = 0;
   if (++walk.r < sub.taps_h.count) return;
   walk.r = 0;
-  if (kVolumes && ++walk.t < sub.taps_d.count) return;
-  walk.t = 0;
+  if constexpr (kVolumes) {
+    if (++walk.t < walk.depth.end) return;
+    walk.t = walk.depth.first;
+  }
   ++walk.block;
 }
 
@@ -50,10 +52,13 @@ template <bool kVolumes_>
 struct StageWalk {
   static constexpr bool kVolumes = kVolumes_;
   PixelPlace at;
-  int r = 0, s = 0, t = 0, block = 0;
+  DepthTaps depth;
+  int r = 0, s = 0, t, block = 0;
 
-  __device__ StageWalk(const ConvSubproblem& sub, int pixel)
-      : at(InputPixel<kVolumes>(sub, pixel)) {}
+  __device__ StageWalk(const ConvTile& tile)
+      : at(InputPixel<kVolumes>(*tile.sub, tile.pixel)),
+        depth(tile.depth),
+        t(kVolumes ? depth.first : 0) {}
 
   __device__ void Advance(const ConvSubproblem& sub) {
     AdvanceTaps<kVolumes, 1>(sub, *this);
@@ -242,7 +247,7 @@ __device__ __forceinline__ void IssueCopies(
     RingPosition<Config::kStages> at;
     int first = kFirstStages;
     ForTiles<Config>(problem, [&](const ConvTile& tile) {
-      const StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      const StageWalk<decltype(volumes)::value> walk(tile);
       CopyStages<Config, kOperand>(problem, tile, walk, first, tile.iterations,
                                    ring, barriers, at);
       first = 0;

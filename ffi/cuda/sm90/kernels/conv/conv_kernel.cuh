@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1) ConvKernel(
     NamedBarrierArrive(kFirstBarrier, kThreads);
     const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
     ByAxes<Config>(problem, [&](auto volumes) {
-      const StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      const StageWalk<decltype(volumes)::value> walk(tile);
       if (ElectOne()) {
         if constexpr (Config::kResident > 0) {
           LoadResident<Config>(problem, tile,

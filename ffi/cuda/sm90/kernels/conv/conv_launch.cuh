@@ -46,7 +46,7 @@ bool AddSubproblem(const ConvCall& call, const Activations& in,
                    const ConvBoxes& boxes, ConvProblem<kSubs>* problem) {
   ConvSubproblem& sub = problem->sub[problem->subs];
   problem->subs = problem->subs + 1;
-  SetAxes(axes, out.n, problem->channel_blocks, &sub);
+  SetAxes(axes, in, problem->channel_blocks, &sub);
   if (!EncodeInput(&sub.input, call, in, axes, boxes.load_pixels)) return false;
   const int channels = 128 / ElementBytes(call.type);
   switch (boxes.output) {

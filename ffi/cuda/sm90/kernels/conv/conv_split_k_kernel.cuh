@@ -19,6 +19,7 @@ struct SplitConfig {
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr int kResident = 0;
   static constexpr int kWidth = kOneGroup;
+  static constexpr Sum kSum = Sum::kKSlices;
   static constexpr int kInputBytes = kM * 128;
   static constexpr int kWeightBytes = kN * 128;
   static constexpr int kStageBytes = kInputBytes + kWeightBytes;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void WithKSliceWalk(const ConvProblem<1>& problem,
                                                const ConvKSlice& k_slice,
                                                Copy copy) {
   ByAxes<Config>(problem, [&](auto volumes) {
-    StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+    StageWalk<decltype(volumes)::value> walk(tile);
     Enter(k_slice, walk);
     copy(walk);
   });

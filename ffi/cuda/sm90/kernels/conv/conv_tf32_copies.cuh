@@ -26,12 +26,15 @@ template <typename Config, bool kVolumes_>
 struct Tf32Walk {
   static constexpr bool kVolumes = kVolumes_;
   PixelPlace at[Config::kInputBoxes];
-  int r = 0, s = 0, t = 0, block = 0;
+  DepthTaps depth;
+  int r = 0, s = 0, t, block = 0;
 
-  __device__ __forceinline__ Tf32Walk(const ConvSubproblem& sub, int first) {
+  __device__ __forceinline__ Tf32Walk(const ConvTile& tile)
+      : depth(tile.depth), t(kVolumes ? depth.first : 0) {
+    const ConvSubproblem& sub = *tile.sub;
 #pragma unroll
     for (int b = 0; b < Config::kInputBoxes; ++b) {
-      int pixel = first + b * Config::kBoxPixels;
+      int pixel = tile.pixel + b * Config::kBoxPixels;
       // A box of groups must begin inside the tensor (it is an illegal
       // instruction otherwise); of one that does not nothing is stored.
       if constexpr (Config::kWidth == kAnyGroups) {

@@ -81,7 +81,7 @@ __device__ __forceinline__ void IssueTf32Copies(
     for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x) {
       const int k_slice = KSliceAt<Config>(problem, t);
       const ConvTile tile = Tf32TileAt<Config>(problem, t, k_slice);
-      Tf32Walk<Config, decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      Tf32Walk<Config, decltype(volumes)::value> walk(tile);
       if constexpr (Config::kSum == Sum::kPartial) {
         Enter(problem.k_slices.k_slice[k_slice], walk);
       }

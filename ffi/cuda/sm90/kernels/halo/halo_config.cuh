@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/copy/pipeline.cuh"
+#include "cuda/sm90/kernels/conv/depth_taps.cuh"
 #include "cuda/sm90/kernels/halo/halo_problem.h"
 
 namespace jax_convbatch::hopper {
@@ -122,6 +123,23 @@ __device__ __forceinline__ HaloBlock BlockOf(const HaloProblem& problem,
     block.col += problem.tile == HaloTile::kRow ? 64 : 0;
   }
   return block;
+}
+
+// Of a slice of y, the slice of x that the first tap of depth reads.
+__device__ __forceinline__ int BaseSlice(const HaloProblem& problem,
+                                         int slice) {
+  return slice % problem.depth - problem.pad_d;
+}
+
+// Of a tile: see depth_taps.cuh.
+__device__ __forceinline__ DepthTaps DepthTapsOf(const HaloProblem& problem,
+                                                 int pixels) {
+  if (problem.taps_d == 1) return {0, 1};
+  const int one = BaseSlice(problem, BlockOf(problem, pixels, 0).slice);
+  const int other =
+      BaseSlice(problem, BlockOf(problem, pixels, problem.halos - 1).slice);
+  return TapsInside(min(one, other), max(one, other), problem.taps_d,
+                    problem.dilation_d, problem.d);
 }
 
 // Whether a block has anything to store.

@@ -15,8 +15,9 @@ __device__ __forceinline__ void CopyHalos(
   RingPosition<Config::kHalos> at;
   const int of_unit = int(problem.halo_cols) * problem.halo_rows * 128;
   ForHaloTiles<Config>(problem, [&](const HaloPlace& place, int) {
+    const DepthTaps depth = DepthTapsOf(problem, place.pixels);
     for (int block = 0; block < problem.channel_blocks; ++block) {
-      for (int t = 0; t < problem.taps_d; ++t) {
+      for (int t = depth.first; t < depth.end; ++t) {
         const uint32_t full = SharedAddress(&barriers.copied[at.stage]);
         const uint32_t to = shared + at.stage * Config::kHaloBytes;
         BarrierWait(SharedAddress(&barriers.used[at.stage]), at.round ^ 1);
@@ -26,8 +27,8 @@ __device__ __forceinline__ void CopyHalos(
         for (int m = 0; m < problem.halos; ++m) {
           const HaloBlock first = BlockOf(problem, place.pixels, m);
           const int image = first.slice / problem.depth;
-          const int d = first.slice - image * int(problem.depth) -
-                        problem.pad_d + t * problem.dilation_d;
+          const int d =
+              BaseSlice(problem, first.slice) + t * problem.dilation_d;
           LoadTile5(to + m * of_unit, problem.input, full,
                     block * Config::kBlock, first.col - problem.pad_w,
                     first.row - problem.pad_h, d, image);
@@ -47,10 +48,12 @@ __device__ __forceinline__ void CopyHaloWeights(
     const HaloProblem& problem, uint32_t shared,
     HaloBarriers<Config>& barriers) {
   RingPosition<Config::kStages> at;
-  const int taps = problem.taps_d * problem.taps_h * problem.taps_w;
+  const int of_slice = problem.taps_h * problem.taps_w;
   ForHaloTiles<Config>(problem, [&](const HaloPlace& place, int) {
+    const DepthTaps depth = DepthTapsOf(problem, place.pixels);
     for (int block = 0; block < problem.channel_blocks; ++block) {
-      for (int tap = 0; tap < taps; ++tap) {
+      for (int tap = depth.first * of_slice; tap < depth.end * of_slice;
+           ++tap) {
         const uint32_t full = SharedAddress(&barriers.weights.full[at.stage]);
         const uint32_t to =
             shared + Config::kWeightOffset + at.stage * Config::kWeightBytes;

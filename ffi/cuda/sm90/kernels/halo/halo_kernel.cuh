@@ -31,12 +31,14 @@ __device__ __forceinline__ void WgmmaHalo(float (&d)[kN / 2], uint64_t a,
   }
 }
 
-// The products of a tile. `issued` is called when all are under way.
+// The products of a tile, by `taps_d` taps of depth. `issued` is called when
+// all are under way.
 template <typename Config, typename Issued>
 __device__ __forceinline__ void MultiplyHalos(
-    const HaloProblem& problem, uint32_t shared, HaloBarriers<Config>& barriers,
-    RingPosition<Config::kHalos>& halo, RingPosition<Config::kStages>& at,
-    float (&acc)[2][Config::kN / 2], Issued issued) {
+    const HaloProblem& problem, int taps_d, uint32_t shared,
+    HaloBarriers<Config>& barriers, RingPosition<Config::kHalos>& halo,
+    RingPosition<Config::kStages>& at, float (&acc)[2][Config::kN / 2],
+    Issued issued) {
   const ReleaseOwn release;
   constexpr uint64_t kStepB = kReductionStep<Config::kWeights>;
   // The distance of groups of eight pixels in place of 1024 bytes.
@@ -51,7 +53,7 @@ __device__ __forceinline__ void MultiplyHalos(
     release(SharedAddress(&barriers.used[used_halo]));
     used_halo = -1;
   };
-  const int of_block = problem.taps_d * problem.taps_h * problem.taps_w;
+  const int of_block = taps_d * problem.taps_h * problem.taps_w;
   uint64_t a = 0;
   int r = 0, s = 0;
   auto multiply = [&](uint64_t from, uint64_t b) {
@@ -118,16 +120,17 @@ __device__ __forceinline__ void ConsumeHalos(
   constexpr int kN = Config::kN;
   const bool signals = threadIdx.x % 32 == 0;
   const bool leads = threadIdx.x % kWarpgroup == 0;
-  const int halos = problem.channel_blocks * problem.taps_d;
-  const int stages = halos * problem.taps_h * problem.taps_w;
   const uint32_t buffer = shared + Config::kOutputOffset;
   float* const sums = reinterpret_cast<float*>(memory + Config::kSumOffset);
   RingPosition<Config::kHalos> halo;
   RingPosition<Config::kStages> at;
   ForHaloTiles<Config>(problem, [&](const HaloPlace& place, int turn) {
+    const DepthTaps depth = DepthTapsOf(problem, place.pixels);
+    const int taps_d = depth.end - depth.first;
     if (turn % kConsumers != group) {
+      const int halos = problem.channel_blocks * taps_d;
       halo.Skip(halos);
-      at.Skip(stages);
+      at.Skip(halos * problem.taps_h * problem.taps_w);
       return;
     }
     float acc[2][kN / 2];
@@ -143,9 +146,10 @@ __device__ __forceinline__ void ConsumeHalos(
       BarrierWait(SharedAddress(&barriers.turn[group]),
                   (turn - 1) / kConsumers & 1);
     }
-    MultiplyHalos<Config>(problem, shared, barriers, halo, at, acc, [&] {
-      if (signals) BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
-    });
+    MultiplyHalos<Config>(
+        problem, taps_d, shared, barriers, halo, at, acc, [&] {
+          if (signals) BarrierArrive(SharedAddress(&barriers.turn[1 - group]));
+        });
     // No warp is two tiles ahead of this barrier, nor of the residual's: the
     // four of a warpgroup multiply together.
     if (turn > 0) BarrierWait(SharedAddress(&barriers.stored), turn - 1 & 1);

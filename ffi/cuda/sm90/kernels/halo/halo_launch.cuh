@@ -66,7 +66,7 @@ inline bool MakeHaloProblem(const ConvGeometry& g, Type type, bool dgrad, int n,
   p.n_tiles = static_cast<int>((g.K + n - 1) / n);
   p.units_w = s.units_w, p.units_h = s.units_h;
   p.tiles = s.tiles * p.n_tiles;
-  p.n = int(g.N), p.h = int(g.H), p.w = int(g.W);
+  p.n = int(g.N), p.d = int(g.D), p.h = int(g.H), p.w = int(g.W);
   p.c = int(g.C), p.k = int(g.K);
   p.p = int(g.P), p.q = int(g.Q), p.slices = int(g.N * g.O);
   p.depth = static_cast<int>(g.O);

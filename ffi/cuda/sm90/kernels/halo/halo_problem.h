@@ -28,9 +28,9 @@ struct HaloProblem {
   Divisor n_tiles, units_w, units_h;  // along the channels; of an image
   int tiles;
 
-  int n, h, w, c, k;  // of x; k of y
-  int p, q, slices;   // of y: N O
-  Divisor depth;      // O
+  int n, d, h, w, c, k;  // of x; k of y
+  int p, q, slices;      // of y: N O
+  Divisor depth;         // O
   int pad_d, pad_h, pad_w;
   int dilation_d;
   Divisor halo_cols;

@@ -95,7 +95,12 @@ SingleWaveTile(const ConvProblem<kSubs>& problem, int tile) {
   const int row = channels ? other : one;
   const int channel = (channels ? one : other) * Config::kN;
   const ConvSubproblem& sub = problem.sub[0];
-  return {&sub, row * Config::kM, channel, sub.iterations, 0, channel, 0};
+  ConvTile at = {&sub, row * Config::kM, channel, sub.iterations,
+                 0,    channel,          0,       {0, sub.taps_d.count}};
+  if (__builtin_expect(problem.volumes, false)) {
+    LeaveOutPadding(Config::kM, &at);
+  }
+  return at;
 }
 
 // Stores a box of 64 channels. By one thread.
@@ -131,7 +136,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     const ConvTile tile = SingleWaveTile<Config>(problem, blockIdx.x);
     ByAxes<Config>(problem, [&](auto volumes) {
-      const StageWalk<decltype(volumes)::value> walk(*tile.sub, tile.pixel);
+      const StageWalk<decltype(volumes)::value> walk(tile);
       RingPosition<Config::kStages> at;
       if (warp == kInputWarp) {
         if (ElectOne()) {

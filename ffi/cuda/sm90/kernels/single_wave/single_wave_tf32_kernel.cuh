@@ -205,8 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const int boxes = FilterBoxes<Config>(problem, tile);
     const int count = tile.iterations / Config::kTaps;
     ByAxes<Config>(problem, [&](auto volumes) {
-      const Tf32Walk<Config, decltype(volumes)::value> walk(*tile.sub,
-                                                            tile.pixel);
+      const Tf32Walk<Config, decltype(volumes)::value> walk(tile);
       if (first) {
         if (ElectOne()) {
           auto at = walk;
