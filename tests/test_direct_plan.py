@@ -125,3 +125,19 @@ def test_columns_are_left_aside_where_they_are_slower(native):
     for name, (batch, row) in GROUPS.items():
         for op in OPS:
             assert native(op, geometry(batch, row), "bfloat16", H200)["preferred"], name
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_long_sequences_of_few_channels(native, channels, dtype):
+    def path(op, steps, dilation):
+        row = (1, steps + 6 * dilation, channels, channels, 1, 7, 1, 0, dilation, 1)
+        return native(op, geometry(16, row), dtype, H200)["path"]
+
+    for op in OPS:
+        least = 4096 if op == "wgrad" else 8192
+        for dilation in (1, 9):
+            assert path(op, least, dilation) == "direct tiles"
+            assert path(op, least - 1, dilation) != "direct tiles"
+    for op in ("fprop", "dgrad"):
+        assert path(op, 4096, 9) == "tiles"  # strips were not timed

@@ -14,10 +14,13 @@ from jax_convbatch._plans import planners
 from jax_convbatch._select import rules
 
 
-def problem(op, n, sizes, c, k, dtype, taps=None, strides=None, pads=None, groups=1):
+def problem(
+    op, n, sizes, c, k, dtype, taps=None, strides=None, pads=None, groups=1, of=None
+):
+    """`of`: how far x is dilated."""
     ones = (1,) * len(sizes)
     pads = pads or tuple(((t - 1) // 2,) * 2 for t in taps or ones)
-    conv = oracle.Conv(strides or ones, pads, ones, ones, groups)
+    conv = oracle.Conv(strides or ones, pads, of or ones, ones, groups)
     w = (*(taps or ones), c // groups, k)
     case = Problem((n, *sizes, c), w, conv, CHANNELS_LAST[len(sizes)])
     arrays = (jax.ShapeDtypeStruct(shape, dtype) for shape in (case.x, case.w))
@@ -133,6 +136,27 @@ def test_wgrad_of_uneven_products_has_pixels_enough(monkeypatch):
         rules.engines(product("wgrad", 14, 480, 112, "float32", n))[0] for n in (1, 16)
     ]
     assert engines == ["implicit_gemm", "cudnn"]
+
+
+@pytest.mark.parametrize(
+    ("size", "c", "k", "dtype", "engine"),
+    [
+        ((32, 32, 32), 256, 128, "float32", "cudnn"),
+        ((16, 32, 32), 128, 64, "float32", "cudnn"),
+        ((16, 16, 16), 256, 128, "float32", "cudnn"),
+        ((16, 16, 15), 256, 128, "float32", "implicit_gemm"),
+        ((16, 16, 16), 320, 256, "float32", "implicit_gemm"),
+        ((32, 32, 32), 128, 32, "float32", "implicit_gemm"),
+        ((32, 32, 32), 96, 64, "float32", "implicit_gemm"),
+        ((32, 32, 32), 256, 128, "bfloat16", "implicit_gemm"),
+        ((64, 64), 256, 128, "float32", "implicit_gemm"),
+    ],
+)
+def test_dx_of_transposed_patches(monkeypatch, size, c, k, dtype, engine):
+    on(monkeypatch, "9.0")
+    two, one = (2,) * len(size), ((1, 1),) * len(size)
+    case = problem("dgrad", 2, size, c, k, dtype, two, pads=one, of=two)
+    assert rules.engines(case)[0] == engine
 
 
 OTHERS = {

@@ -228,8 +228,9 @@ CUDA = (
         BOTH,
         three_axes.copied_volumes,
         "96x96x96 32 at batch 2 440 us, cuDNN 413; dx of 64x64x64 64->32 183, 135 "
-        "(H200); of a transposed 48x48x48 192->96 169, 163; 17x180x32 32->16 3x1x1 "
-        "10, 4; 9x64x64 48->3 at batch 2 81, 52; 17x128x256 48->24 s1x2x2 207, 164",
+        "(H200); of a transposed 48x48x48 192->96 169, 163, in f32 32x32x32 256->128 "
+        "at batch 2 122, 110; 17x180x32 32->16 3x1x1 10, 4; 9x64x64 48->3 at batch 2 "
+        "81, 52; 17x128x256 48->24 s1x2x2 207, 164",
     ),
     cudnn_first(
         BOTH,

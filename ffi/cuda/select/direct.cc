@@ -38,12 +38,15 @@ bool IsDepthwise(const ConvGeometry& g) {
 // Long sequences in 16 bits of 16 and 24 channels, which leave much of a tile
 // of matrices empty: 16x65536 steps of 16->16, 3 taps, take tiles 73 us, these
 // kernels 53, and in wgrad 92 and 65; but wgrad of 16384 of 24 channels, 11
-// taps, 15 and 37 (H200).
+// taps, 15 and 37, and 4x4096 of 16, 7 taps 9 apart, 4.2 and 6.8, 16x4096 side
+// by side 9.2 and 10 (H200).
 bool IsThinSequence(Op op, const ConvGeometry& g, Type type) {
-  constexpr int64_t kLong = 4096, kLongInAll = 1 << 16;
-  if (op == Op::kWgrad && g.N * g.Q < kLongInAll) return false;
+  constexpr int64_t kLongInAll = 1 << 16;
+  const bool wgrad = op == Op::kWgrad;
+  if (wgrad && g.N * g.Q < kLongInAll) return false;
+  const int64_t least = wgrad ? 4096 : 8192;
   const bool sequence = g.H == 1 && g.R == 1 && g.P == 1 && g.S > 1;
-  return g.groups == 1 && type != Type::kF32 && sequence && g.Q >= kLong &&
+  return g.groups == 1 && type != Type::kF32 && sequence && g.Q >= least &&
          std::min(g.C, g.K) >= 16 && std::max(g.C, g.K) <= 24;
 }
 

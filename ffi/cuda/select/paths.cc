@@ -56,8 +56,11 @@ bool PrefersCopies(Op op, const ConvGeometry& g) {
 bool PrefersFewChannels(Op op, const ConvGeometry& g) {
   if (g.taps() == 1) return false;
   // 16x256x256 16->16 3x3 takes tiles 57 us, these 73, but 8x64000 steps of
-  // 16->32, 7 taps, 50 and 31 (H200).
-  const int64_t most = g.H == 1 && g.R == 1 ? 16 : 8;
+  // 16->32, 7 taps, 50 and 31 (H200). Of far taps to few these were not timed.
+  constexpr int64_t kFar = 32, kFew = 24;
+  const bool far =
+      (g.S - 1) * g.filter_dilation.w >= kFar && std::max(g.C, g.K) <= kFew;
+  const int64_t most = g.H == 1 && g.R == 1 && !far ? 16 : 8;
   switch (op) {
     case Op::kFprop:
       return g.C <= most;
