@@ -34,7 +34,7 @@ FILE = Path(__file__).parents[1] / "ffi/cuda/select/tile_constants.cc"
 MULTIPROCESSORS = 132  # of the H100 and the H200
 WORK = (
     *("kernel", "products", "boxes", "tiles", "stages", "longest", "bytes"),
-    "transposed",
+    *("transposed", "later"),
 )
 # Constants of their own: 16 bits, fprop and dgrad together, as their filters both
 # come from shared memory; f32's fprop and dgrad.

@@ -47,9 +47,9 @@ class Samples:
     """Tiles of some operations, as columns of one length.
 
     Attributes:
-      work: [9, samples]: kernel, products, boxes, tiles, stages (mean and longest),
-        bytes, bytes of a filter that is transposed, and the factor of the tile, by
-        its place.
+      work: [10, samples]: kernel, products, boxes, tiles, stages (mean and longest),
+        bytes, bytes of a filter that is transposed, microseconds that it ends later
+        than single-wave tiles, and the factor of the tile, by its place.
       times: logarithms of microseconds.
       operations: to which of the operations a sample belongs.
     """
@@ -97,7 +97,7 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     """Logarithms of microseconds."""
     constants, factors = constants_of(theta)
     kernel = work[0].astype(int)
-    products, boxes, tiles, stages, longest, moved, transposed = work[1:8]
+    products, boxes, tiles, stages, longest, moved, transposed, later = work[1:9]
     of_kernel = np.reshape(constants[:OF_KERNELS], (len(KERNELS), -1))[kernel].T
     per_product, per_box, per_stage, begin, end = of_kernel
     shared = dict(zip(SHARED, constants[OF_KERNELS:], strict=True))
@@ -107,11 +107,11 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     waves = np.where(busy > 1, part * np.ceil(busy) + (1 - part) * busy, 1.0)
     square = (0.34 * busy * stages * products / shared["long_us"]) ** 2
     length = square / (1 + square)
-    even = stages / np.maximum(longest, 1)
+    even = stages / np.where(longest > 0, longest, np.inf) + (longest == 0)
     crowd = np.where(single, 1 + shared["crowded"] * np.minimum(busy, 1) * even, 1)
     copies = per_box * boxes * (1 + shared["long_boxes"] * length) * crowd
     stage = ((per_product * products) ** 4 + copies**4) ** 0.25 + per_stage
-    factor = np.asarray(factors)[work[8].astype(int)]
+    factor = np.asarray(factors)[work[9].astype(int)]
     of_wave = np.where(single, (stages + longest) / 2, stages)
     of_block = np.maximum(waves * of_wave, longest)
     computed = factor * (of_block * stage + waves * (begin + end * products))
@@ -119,7 +119,7 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     power = shared["power_products"] * products + power_boxes * boxes
     hidden = computed**6 + (busy * stages * power) ** 6 + (moved / 2.7e6) ** 6
     first = np.where(transposed > 0, transposed / 1e6 + 2, 0)
-    return np.log(hidden ** (1 / 6) + shared["launch"] + first)
+    return np.log(hidden ** (1 / 6) + shared["launch"] + later + first)
 
 
 def chosen(theta: np.ndarray, samples: Samples, multiprocessors: int) -> np.ndarray:
@@ -142,7 +142,7 @@ def fit(
     begin = start(tiles)
     held = np.full(len(begin), 0.02)
     # Of a tile that was hardly timed, nothing is believed.
-    known = np.bincount(samples.work[8].astype(int), minlength=tiles)
+    known = np.bincount(samples.work[9].astype(int), minlength=tiles)
     held[len(begin) - tiles :] = factors * (1 + 10 / np.maximum(known, 1))
     excess = samples.excess()
     weight = 1 / (1 + 6 * np.expm1(excess))

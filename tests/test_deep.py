@@ -45,6 +45,8 @@ CASES = {
         2, (7, 6, 12), 32, 72, (3, 2, 4), (1, 2, 2), (1, 0, (2, 0))
     ),
     "tiles of all taps": volume(2, (13, 30, 44), 128, 128, (3, 3, 3), pad=(2, 1, 0)),
+    # Slices that tiles fill: the first leave out taps that others have.
+    "few slices": volume(3, (3, 16, 24), 64, 128, (3, 3, 3), pad=((2, 0), 1, 1)),
 }
 
 
@@ -65,7 +67,7 @@ def test_real_numbers_are_right_but_for_rounding(hopper, name):
 FEW_SLICES = {
     "past alone": volume(2, (3, 16, 24), 64, 136, (3, 3, 3), pad=((2, 0), 1, 1)),
     "on both sides": volume(3, (2, 19, 17), 72, 64, (3, 3, 3)),
-    "one slice": volume(3, (1, 16, 16), 64, 64, (3, 3, 3)),
+    "one slice": volume(3, (1, 16, 16), 64, 64, (3, 3, 3), pad=(2, 1, 1)),
     "future alone": volume(2, (4, 24, 16), 96, 96, (3, 1, 1), pad=((0, 2), 0, 0)),
     "dilated": volume(
         *(2, (5, 16, 16), 64, 96, (4, 3, 3)),
@@ -103,7 +105,9 @@ def test_a_samples_bits_do_not_depend_on_its_batch(hopper, name, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("name", ["one box", "odd channels", "stride 2", "many tiles"])
+@pytest.mark.parametrize(
+    "name", ["one box", "odd channels", "stride 2", "many tiles", "few slices"]
+)
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 @pytest.mark.parametrize("more", [False, True])
 def test_a_layer_is_what_follows_its_convolution(hopper, name, dtype, activation, more):

@@ -172,6 +172,12 @@ def test_long_sums_of_few_outputs_take_clusters_in_small_batches(native):
         assert tile(op, 256) == "128x128"
 
 
+def test_short_layers_of_one_tap_have_one_wave_of_tiles(native):
+    g = geometry(64, (14, 14, 576, 96, 1, 1, 1, 0, 1, 1))
+    assert native("fprop", g, "bfloat16", H200)["config"] == "192x64"
+    assert native("fprop", g, "float32", H200)["config"] != "192x64"
+
+
 def test_tiles_have_no_more_channels_than_outputs(native):
     g = geometry(64, (28, 28, 240, 16, 1, 1, 1, 0, 1, 1))
     assert native("fprop", g, "bfloat16", H200)["config"] == "256x32"

@@ -8,6 +8,7 @@ from fake_gpus import geometries, on
 
 from benchmarks import fit, tile_model
 from jax_convbatch._native import targets
+from jax_convbatch._shapes.geometry import ConvGeometry
 
 SINGLE_WAVE = tile_model.KERNELS.index("kSingleWave")
 
@@ -72,13 +73,42 @@ def test_the_plan_is_the_tile_that_takes_the_least(module, op, dtype):
     assert compared > 50
 
 
-def test_every_tile_has_work(module):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_tile_has_work(module, dtype):
     for op in ("fprop", "dgrad"):
-        for _, tiles in tiles_of(op, "bfloat16"):
+        for _, tiles in tiles_of(op, dtype):
             for each in tiles:
                 assert min(each[key] for key in ("products", "boxes", "bytes")) > 0
                 assert each["tiles"] >= 1
+                assert each["stages"] <= each["longest"] * (1 + 1e-12)
                 assert np.isfinite(each["us"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_taps_of_padding_are_not_counted(module, dtype):
+    """Of a causal volume of three frames two thirds are left in tiles that lie in one
+    frame: in those that fill it, and halo tiles."""
+
+    def tiles(rows, pad_d):
+        g = ConvGeometry(
+            *(1, 3, rows, 24, 128, 128, 3, 3, 3, pad_d + 1, rows, 24, 1),
+            stride=(1, 1, 1),
+            pad=(pad_d, 1, 1),
+            input_dilation=(1, 1, 1),
+            filter_dilation=(1, 1, 1),
+        )
+        found = targets.implicit_gemm_tiles("fprop", g, dtype, fit.MULTIPROCESSORS)
+        return {each["config"]: each for each in found}
+
+    def left(tile):
+        return tile["stages"] / tile["longest"]
+
+    filled, other = tiles(64, 2), tiles(28, 2)
+    for config in ("64x64", "128x64h"):
+        assert left(filled[config]) == pytest.approx(2 / 3)
+        assert left(tiles(64, 0)[config]) == 1
+    assert left(other["128x64h"]) == pytest.approx(2 / 3)
+    assert 2 / 3 < left(other["64x64"]) < left(other["256x64"]) < 1
 
 
 def test_what_has_no_such_tiles(module):
@@ -96,7 +126,7 @@ def test_a_fit_finds_the_constants_again():
         stages, outputs = rng.uniform(4, 200), 2 ** rng.uniform(16, 26)
         for place, (m, n) in enumerate(tiles):
             work = (m * n / 16384, (m + n) / 256, np.ceil(outputs / m / n))
-            rows.append([place % 3, *work, stages, stages, 1e6, 0.0, place])
+            rows.append([place % 3, *work, stages, stages, 1e6, 0.0, 0.0, place])
     work = np.array(rows).T
     constants = [*np.ravel(tile_model.KERNEL_START), *tile_model.SHARED_START]
     theta = tile_model.packed(constants, rng.uniform(0.7, 1.4, each))

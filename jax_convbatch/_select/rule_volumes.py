@@ -47,16 +47,18 @@ def _pads_unevenly(problem: Problem) -> bool:
 
 def copied_volumes(problem: Problem) -> bool:
     """In 16 bits, channels that our kernels do not read in place or of which they fill
-    boxes up with zeros, in all but small images; dx of transposed layers, in f32 too;
-    taps along depth alone of 16 to 31 channels on one side; 48 channels to colours, and
-    32 or 48 to fewer of a stride."""
+    boxes up with zeros, in all but small images; dx of transposed layers, of some in
+    f32, too; taps along depth alone of 16 to 31 channels on one side; 48 channels to
+    colours, and 32 or 48 to fewer of a stride."""
+    if _transposed_patches(problem):
+        return True
     g = problem.geometry
     fprop, one_step = problem.op == "fprop", g.stride == (1, 1, 1)
     along = g.T > 1 and g.R * g.S == 1 and depth.is_deep(g) and one_step
     if half(problem) and along and fprop and 16 <= least(problem) < 32:
         return True
     if not three_axes(problem) or not half(problem):
-        return _transposed_patches(problem)
+        return False
     outputs = g.O * g.P * g.Q
     if fprop and not one_step and g.C in (32, 48) and 16 <= g.K < 32:
         return outputs > 3000
@@ -86,10 +88,11 @@ def copied_volumes(problem: Problem) -> bool:
 
 
 def _transposed_patches(problem: Problem) -> bool:
-    """dx in f32 of 2x2x2 filters that write each output once, to 64 to 128 of them."""
+    """dx in f32 of 2x2x2 filters whose outputs have one tap each, to 64 to 128
+    channels."""
     g = problem.geometry
-    two = (2, 2, 2)
-    patches = g.taps == g.input_dilation == two and g.filter_dilation == (1, 1, 1)
+    two, one = (2, 2, 2), (1, 1, 1)
+    patches = g.taps == g.input_dilation == two and g.stride == g.filter_dilation == one
     some = 64 <= g.K <= 128 <= g.C and g.D * g.H * g.W >= 1 << 12
     return tf32(problem) and problem.op == "dgrad" and patches and some
 

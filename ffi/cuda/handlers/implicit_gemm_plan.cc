@@ -197,6 +197,7 @@ nb::list ImplicitGemmTiles(nb::str op, nb::dict geometry, nb::str dtype,
     fields["longest"] = work.longest;
     fields["bytes"] = work.bytes;
     fields["transposed"] = work.workspace;
+    fields["later"] = work.later;
     fields["us"] = us;
     tiles.append(fields);
   }

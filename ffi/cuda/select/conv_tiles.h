@@ -51,6 +51,7 @@ struct TileWork {
   double stages, longest;  // of a tile, in the mean and at most
   double bytes;            // x, w and y
   double workspace;        // bytes of WorkspaceOf
+  double later;            // us, after single-wave tiles
   int k_slices;            // of f32
 };
 

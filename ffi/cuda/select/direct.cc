@@ -38,8 +38,8 @@ bool IsDepthwise(const ConvGeometry& g) {
 // Long sequences in 16 bits of 16 and 24 channels, which leave much of a tile
 // of matrices empty: 16x65536 steps of 16->16, 3 taps, take tiles 73 us, these
 // kernels 53, and in wgrad 92 and 65; but wgrad of 16384 of 24 channels, 11
-// taps, 15 and 37, and 4x4096 of 16, 7 taps 9 apart, 4.2 and 6.8, 16x4096 side
-// by side 9.2 and 10 (H200).
+// taps, 15 and 37, and 4x4096 of 16, 7 taps 9 apart, 4.2 and 6.8 (H200). From
+// where on between these they are slower depends on the batch, too.
 bool IsThinSequence(Op op, const ConvGeometry& g, Type type) {
   constexpr int64_t kLongInAll = 1 << 16;
   const bool wgrad = op == Op::kWgrad;

@@ -56,7 +56,8 @@ bool PrefersCopies(Op op, const ConvGeometry& g) {
 bool PrefersFewChannels(Op op, const ConvGeometry& g) {
   if (g.taps() == 1) return false;
   // 16x256x256 16->16 3x3 takes tiles 57 us, these 73, but 8x64000 steps of
-  // 16->32, 7 taps, 50 and 31 (H200). Of far taps to few these were not timed.
+  // 16->32, 7 taps, 50 and 31 (H200). 4x4096 of 16->16, 7 taps 9 apart, takes
+  // tiles 4.2 us.
   constexpr int64_t kFar = 32, kFew = 24;
   const bool far =
       (g.S - 1) * g.filter_dilation.w >= kFar && std::max(g.C, g.K) <= kFew;

@@ -51,7 +51,7 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
   const double us = kProducts * busy * work.stages * work.products;
   const double square = (us / c.long_us) * (us / c.long_us);
   const double length = square / (1 + square);
-  const double even = work.stages / std::max(work.longest, 1.0);
+  const double even = work.longest > 0 ? work.stages / work.longest : 1;
   const double crowd = single ? 1 + c.crowded * std::min(busy, 1.0) * even : 1;
   const double stage =
       Hidden({kernel.products * work.products,
@@ -65,7 +65,8 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
       busy * work.stages *
       (c.power_products * work.products +
        c.power_boxes * work.boxes * (1 + c.long_power * length));
-  double time = Hidden({tiles, power, work.bytes / kBytesPerUs}, 6) + c.launch;
+  double time = Hidden({tiles, power, work.bytes / kBytesPerUs}, 6) + c.launch +
+                work.later;
   if (work.workspace > 0) {
     time += work.workspace / kWorkspacePerUs + kOtherLaunch;
   }

@@ -15,9 +15,9 @@ namespace jax_convbatch::hopper {
 std::optional<Plan> PlanVolumes(Op op, const ConvGeometry& g, Type type,
                                 int multiprocessors);
 
-// The share of padding among the slices that taps of depth read, of an axis of
-// `in` slices; and of fprop. TMA takes many times as long to fill a box with
-// zeros as to load it.
+// The share of padding among the slices that taps of depth read, where there
+// are `in` slices; PaddingOfVolume: of fprop. TMA takes many times as long to
+// fill a box with zeros as to load it.
 double PaddingOfDepth(const SubproblemAxis& depth, int64_t in);
 double PaddingOfVolume(const ConvGeometry& g);
 

@@ -184,8 +184,8 @@ struct ConvTile {
 };
 
 // Of volumes, leaves out taps of depth that read no slice of x for any of the
-// tile's `pixels`. Sums in K slices keep them: where a K slice begins may not
-// depend on the tile.
+// tile's `pixels`. Not for sums in K slices: where one begins may not depend on
+// the tile.
 __device__ __forceinline__ void LeaveOutPadding(int pixels, ConvTile* tile) {
   const ConvSubproblem& sub = *tile->sub;
   auto slice = [&](int pixel) { return pixel / sub.cols / sub.rows; };
@@ -193,6 +193,7 @@ __device__ __forceinline__ void LeaveOutPadding(int pixels, ConvTile* tile) {
   const int begin = slice(tile->pixel), image = begin / sub.slices;
   int low = begin - image * sub.slices;
   int high = slice(last) - image * sub.slices;
+  // It reaches into the next image.
   if (high >= sub.slices) low = 0, high = sub.slices - 1;
   tile->depth =
       TapsInside(sub.input_d + low * sub.input_step_d,

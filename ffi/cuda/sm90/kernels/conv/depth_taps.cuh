@@ -10,9 +10,9 @@ struct DepthTaps {
   int first, end;
 };
 
-// Of `taps` taps, `step` slices apart, those from the first to the last that
-// read one of `slices` slices for base slices from `low` to `high`; one at
-// least.
+// Of `taps` taps, `step` > 0 slices apart, those from the first to the last
+// that read one of `slices` slices for base slices from `low` to `high` >= low;
+// one at least.
 __device__ __forceinline__ DepthTaps TapsInside(int low, int high, int taps,
                                                 int step, int slices) {
   DepthTaps inside = {0, taps};
