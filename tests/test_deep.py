@@ -91,7 +91,7 @@ def test_taps_of_padding_are_left_out_without_a_trace(hopper, name, dtype):
     case = FEW_SLICES[name]
     assert_exact(case, dtype)
     found = assert_configurations_agree(case, dtype)
-    assert all(len(configs) > 1 for configs in found.values())
+    assert any(len(configs) > 2 for configs in found.values())
     assert_batch_invariant(case, dtype)
 
 

@@ -172,6 +172,12 @@ def test_long_sums_of_few_outputs_take_clusters_in_small_batches(native):
         assert tile(op, 256) == "128x128"
 
 
+@pytest.mark.parametrize(("c", "path"), [(4, "strips"), (8, "strips"), (16, "tiles")])
+def test_patches_in_f32_whose_rows_fill_a_box_have_tiles(native, c, path):
+    g = geometry(256, (16, 16, c, 192, 2, 2, 2, 0, 1, 1))
+    assert native("fprop", g, "float32", H200)["path"] == path
+
+
 def test_short_layers_of_one_tap_have_one_wave_of_tiles(native):
     g = geometry(64, (14, 14, 576, 96, 1, 1, 1, 0, 1, 1))
     assert native("fprop", g, "bfloat16", H200)["config"] == "192x64"

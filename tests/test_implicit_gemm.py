@@ -43,6 +43,7 @@ EDGES = {
     "strided beyond the filter": problem(2, (17, 19), 16, 24, (2, 2), (3, 4)),
     "1x1 strided": problem(4, (14, 14), 64, 128, (1, 1), (2, 2)),
     "patches": problem(2, (32, 32), 8, 96, (4, 4), (4, 4)),
+    "patches of sixteen": problem(5, (16, 16), 16, 192, (2, 2), (2, 2)),
     "dilated": problem(
         2, (33, 33), 32, 64, (3, 3), padding=((4, 4), (4, 4)), dilation=(4, 4)
     ),

@@ -139,6 +139,26 @@ def test_wgrad_of_uneven_products_has_pixels_enough(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("size", "c", "k", "engine"),
+    [
+        ((64, 64), 4, 1152, "im2col_gemm"),
+        ((64, 64), 4, 192, "implicit_gemm"),
+        ((16, 16), 8, 96, "im2col_gemm"),
+        ((16, 16), 12, 768, "im2col_gemm"),
+        ((16, 16), 16, 768, "implicit_gemm"),
+        ((16, 16), 16, 192, "implicit_gemm"),
+        ((32,), 8, 96, "implicit_gemm"),
+        ((8, 16, 16), 8, 96, "implicit_gemm"),
+    ],
+)
+def test_patches_in_f32(monkeypatch, size, c, k, engine):
+    on(monkeypatch, "9.0")
+    two, none = (2,) * len(size), ((0, 0),) * len(size)
+    case = problem("fprop", 256, size, c, k, "float32", two, two, none)
+    assert rules.engines(case)[0] == engine
+
+
+@pytest.mark.parametrize(
     ("size", "c", "k", "dtype", "engine"),
     [
         ((32, 32, 32), 256, 128, "float32", "cudnn"),

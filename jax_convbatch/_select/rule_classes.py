@@ -188,9 +188,12 @@ def wgrad_of_mapped_stems(problem: Problem) -> bool:
 
 
 def f32_patches(problem: Problem) -> bool:
-    """Patches that are whole columns, of a few pixels, to many channels."""
+    """Patches that are whole columns, of a few pixels, to many channels; of images of
+    8 to 15 channels to any: with these our kernels of few channels are slow."""
+    g = problem.geometry
     small = taps(problem) > 1 and sums(problem) <= 64
-    few = problem.geometry.C < 8 and problem.geometry.K >= 384
+    some = 8 <= g.C < 16 and g.T == 1 < g.R
+    few = some or (g.C < 8 and g.K >= 384)
     return tf32(problem) and patches(problem) and small and few
 
 
@@ -299,13 +302,6 @@ def stems(problem: Problem) -> bool:
     few = taps(problem) > 1 and inputs <= 7 and elements <= 368 and not depth.is_deep(g)
     near = elements > 64 or rows == 1 or row * inputs <= 4096
     return few and near and outputs >= 16 and outputs % 4 == 0
-
-
-def patches_of_some_channels(problem: Problem) -> bool:
-    """f32 of 8 to 16 channels, for which our kernels of few channels are slow."""
-    g = problem.geometry
-    some = 8 <= g.C <= 16 and taps(problem) > 1 and g.T == 1 and g.R > 1
-    return tf32(problem) and patches(problem) and some
 
 
 def wide_stems(problem: Problem) -> bool:

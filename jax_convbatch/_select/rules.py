@@ -193,11 +193,6 @@ CUDA = (
         "f32 dx of 8x8x8 320->320 3x3x3 s2 at batch 2 16.5 us, ours 17.7, cuDNN 31",
     ),
     cudnn_first(
-        FPROP,
-        classes.patches_of_some_channels,
-        "16x16 2x2s2 16->768 at batch 256 32 us, columns 38, ours 165",
-    ),
-    cudnn_first(
         ("fprop", "wgrad"),
         classes.strided_images,
         "1024x1024 32->32 at batch 8 203 us, ours 294, wgrad 350, 551; wgrad of "
