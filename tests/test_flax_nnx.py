@@ -27,6 +27,23 @@ from jax_convbatch.flax import linen
 from jax_convbatch.flax import nnx as ours
 
 
+@pytest.mark.parametrize("jit", [nnx.jit, lambda step: step], ids=["jit", "plain"])
+def test_explain_shows_what_a_step_changes_in_place(jit):
+    model = ours.Conv(3, 8, (3, 3), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    x = jnp.ones((2, 8, 8, 3))
+
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).sum())(model)
+        optimizer.update(model, grads)
+        return loss
+
+    rows = jax_convbatch.explain(jit(step), model, optimizer, x)
+    assert [row.op for row in rows] == ["fprop", "bgrad", "wgrad"]
+    kept = jax.tree.leaves(nnx.state(model))
+    assert len(kept) == 2 and not any(isinstance(a, jax.core.Tracer) for a in kept)
+
+
 def make(cls, shape, settings):
     """A layer for inputs of this shape, with two features and parameters 0."""
 

@@ -58,7 +58,7 @@ def explain(
         else is passed on unchanged, as in `explain(conv, x, w, strides=2)`.
       platform: "cpu", "cuda" or "gpu", ...; by default where JAX would run `fn`. What
         runs on "cuda" depends on the GPU; without one, the reasons say that another
-        engine may run.
+        engine may run, and without the CUDA module all rows are of `jax.lax`.
 
     Returns:
       A tuple of `Row` in order of execution, which prints as a table, in notebooks too.
@@ -105,7 +105,9 @@ def traced(fn: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
     def of_arrays(arrays: Any) -> Any:
         of_leaves = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
         args, kwargs = jax.tree.unflatten(tree, of_leaves)
-        return fn(*args, **kwargs)
+        out = fn(*args, **kwargs)
+        # Modules and optimizers of Flax's nnx are changed in place.
+        return out, [a for a in jax.tree.leaves((args, kwargs)) if _is_array(a)]
 
     jaxpr = jax.make_jaxpr(of_arrays)(arrays).jaxpr
     # What nobody reads XLA drops: the first layer's dgrad, most often.
