@@ -336,15 +336,15 @@ def test_other_groups_are_refused_by_name(gpu, x, w, groups, dtype):
 # --- one group: long sequences of few channels --------------------------------------
 
 THIN = {
-    "16 channels": problem(3, (1, 4099), 1, (1, 3), (16, 16), padding=((0, 0), (1, 1))),
+    "16 channels": problem(3, (1, 8195), 1, (1, 3), (16, 16), padding=((0, 0), (1, 1))),
     "24, dilated": problem(
-        2, (1, 4150), 1, (1, 7), (24, 24), (1, 1), ((0, 0), (27, 27)), (1, 9)
+        2, (1, 8250), 1, (1, 7), (24, 24), (1, 1), ((0, 0), (27, 27)), (1, 9)
     ),
     "24->16, strided": problem(
-        2, (1, 8200), 1, (1, 4), (24, 16), (1, 2), ((0, 0), (1, 2))
+        2, (1, 16400), 1, (1, 4), (24, 16), (1, 2), ((0, 0), (1, 2))
     ),
     "16->24, causal": problem(
-        2, (1, 5000), 1, (1, 2), (16, 24), (1, 1), ((0, 0), (1, 0))
+        2, (1, 8200), 1, (1, 2), (16, 24), (1, 1), ((0, 0), (1, 0))
     ),
 }
 
@@ -360,7 +360,7 @@ def test_which_sequences_of_one_group_are_covered(native, op):
         assert (few == "direct tiles") == (op != "wgrad")
         assert path(case._replace(x=(1000, *case.x[1:]))) == "direct tiles"
         assert path(case, "float32") != "direct tiles"
-    for length, channels in ((4000, 24), (8000, 32), (8000, 8)):
+    for length, channels in ((4000, 24), (16000, 32), (16000, 8)):
         case = problem(3, (1, length), 1, (1, 3), (channels, channels))
         assert path(case) != "direct tiles"
 
