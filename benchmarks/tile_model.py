@@ -107,7 +107,7 @@ def times(theta: np.ndarray, work: np.ndarray, multiprocessors: int) -> np.ndarr
     waves = np.where(busy > 1, part * np.ceil(busy) + (1 - part) * busy, 1.0)
     square = (0.34 * busy * stages * products / shared["long_us"]) ** 2
     length = square / (1 + square)
-    even = stages / np.where(longest > 0, longest, np.inf) + (longest == 0)
+    even = np.divide(stages, longest, np.ones_like(stages), where=longest > 0)
     crowd = np.where(single, 1 + shared["crowded"] * np.minimum(busy, 1) * even, 1)
     copies = per_box * boxes * (1 + shared["long_boxes"] * length) * crowd
     stage = ((per_product * products) ** 4 + copies**4) ** 0.25 + per_stage

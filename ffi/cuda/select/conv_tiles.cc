@@ -104,13 +104,16 @@ bool LeavesPartials(const TiledConv& conv, const Tile& tile) {
   return conv.tf32_k_slices() > 1 && tile.m != kAddedKSlicePixels;
 }
 
+HaloShape HaloOf(const TiledConv& conv) {
+  return HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
+}
+
 // The share of tiles whose pixels lie in one slice, of so many pixels as they
 // are walked.
 double InOneSlice(const TiledConv& conv, const Tile& tile, int64_t pixels) {
   int64_t m = tile.m;
   if (tile.halo()) {
-    const HaloShape shape =
-        HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
+    const HaloShape shape = HaloOf(conv);
     pixels = int64_t{shape.units_w} * shape.units_h;
     m = shape.halos();
   }
@@ -172,8 +175,7 @@ double LaterThanSingleWave(const TiledConv& conv, const Tile& tile) {
 
 // A stage's pixels are a share of the halo's.
 void SetHalo(const TiledConv& conv, const Tile& tile, TileWork* work) {
-  const HaloShape shape =
-      HaloShapeOf(conv.op == Op::kFprop ? conv.g : DgradAsFprop(conv.g));
+  const HaloShape shape = HaloOf(conv);
   work->tiles = static_cast<double>(shape.tiles) *
                 static_cast<double>((conv.out.c + tile.n - 1) / tile.n);
   work->boxes = (static_cast<double>(shape.halo_pixels()) /

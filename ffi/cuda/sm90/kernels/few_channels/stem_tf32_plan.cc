@@ -27,7 +27,7 @@ bool IsNear(const ConvGeometry& halves, int64_t tile) {
 // Patches of 16 channels, whose rows are one pixel each (FoldColumns) and fill
 // a box of the copy engine: they have tiles. 16x16 16->768 2x2 s2 at batch 256
 // takes these kernels 165 us, cuDNN 32 (H200).
-bool FillsBoxes(const ConvGeometry& g) { return g.S == 1 && g.C >= 32; }
+bool RowsFillBoxes(const ConvGeometry& g) { return g.S == 1 && g.C >= 32; }
 
 // How often the busiest bank is asked when a warp loads an element.
 int Conflicts(int64_t step) {
@@ -94,7 +94,7 @@ std::optional<Plan> PlanStem(const ConvGeometry& given, bool dgrad,
   const ConvGeometry g = dgrad ? DgradAsFprop(given) : given;
   const ConvGeometry halves = InHalves(g);
   if (!FitsIn32Bits(halves) || g.taps() == 1 || g.K % 4 != 0 ||
-      g.K < kFewestOutputs || FillsBoxes(g) || StemSteps(g) == 0) {
+      g.K < kFewestOutputs || RowsFillBoxes(g) || StemSteps(g) == 0) {
     return std::nullopt;
   }
   const int64_t shares = (g.K + 63) / 64;
