@@ -42,6 +42,7 @@ PADDED = {
 MANY = {
     "1x1": problem(64, (28, 28), 64, 264, (1, 1)),
     "1x1 to many channels": problem(64, (28, 28), 64, 320, (1, 1)),
+    "1x1 of three boxes": problem(64, (28, 28), 136, 232, (1, 1)),
     "3x3": problem(64, (28, 28), 64, 128, (3, 3), padding=SAME),
     "windows": problem(64, (28, 29), 64, 56, (3, 3), padding=SAME),
     "windows in strips": problem(64, (28, 32), 48, 64, (3, 3), padding=SAME),

@@ -232,11 +232,15 @@ def test_what_looks_faster_than_the_rule_is_timed_on_beside_it(monkeypatch):
 PLANE = ConvGeometry(
     1, 1, 14, 13, 72, 136, 1, 3, 3, 1, 14, 13, 1, ONES, (0, 1, 1), ONES, ONES
 )
+ONE_TAP = PLANE._replace(C=184, K=136, R=1, S=1, pad=(0, 0, 0))
 VOLUME = ConvGeometry(1, 5, 7, 9, 96, 168, 3, 3, 3, 5, 7, 9, 1, ONES, ONES, ONES, ONES)
 TWOS = (2, 2, 2)
 GEOMETRIES = {
     "plane": PLANE,
     "planes": PLANE._replace(N=60),
+    "plane of one tap": ONE_TAP,
+    "planes of one tap": ONE_TAP._replace(N=60),
+    "planes of one tap to many": ONE_TAP._replace(N=90, C=72, K=520),
     "volume": VOLUME,
     "volumes": VOLUME._replace(N=9),
     "strided volumes": VOLUME._replace(N=3, O=3, P=4, Q=5, stride=TWOS),

@@ -35,19 +35,20 @@ def wgrad_of_some_products(problem: Problem) -> bool:
 
 
 def products_between_sectors(problem: Problem) -> bool:
-    """Images whose pixels our tiles write, and in dgrad read, by halves of sectors. Our
-    kernel for few channels (kernels/skinny) is not slowed."""
+    """Images whose pixels our tiles write, and in dgrad read, by halves of sectors. Of
+    large images and few channels, tiles whose weights stay in shared memory are ahead
+    (sm90/kernels/conv/resident_plan.h); so is our kernel for few channels
+    (kernels/skinny)."""
     g = problem.geometry
     its = half(problem) and _of_images(problem) and _between_sectors(problem)
     if not its or not 24 <= g.K < 192 or g.C % 8 != 0 or g.C > 1280:
         return False
-    pixels, wide = g.P * g.Q, g.K > 32
+    pixels, narrow = g.P * g.Q, 32 < g.K < 64
     if problem.op == "dgrad":
-        fewest = 196 if 32 < g.K < 64 else 361
-        uneven = g.C % 16 == 8 and g.C > 128
-        return pixels >= fewest and (g.C >= 96 if wide else g.C > 192 or uneven)
-    fewest = 24 if g.K >= 72 else 96 if wide else 192
-    return pixels >= 49 and fewest <= g.C
+        return narrow and g.C >= 192 and 196 <= pixels < 1024
+    resident = pixels >= 1024 and (128 <= g.C < 192 if narrow else g.C <= 256)
+    fewest = 24 if g.K >= 72 else 96 if narrow else 192
+    return pixels >= 49 and g.C >= fewest and (g.K <= 32 or not resident)
 
 
 def uneven_wgrad(problem: Problem) -> bool:
@@ -125,7 +126,5 @@ def _to_sixteen(problem: Problem) -> bool:
 def narrow_products(problem: Problem) -> bool:
     """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
     g = problem.geometry
-    slow = problem.op == "fprop" and _between_sectors(problem) and g.C % 8 == 0
-    many = (192 if slow else 128) <= g.C
     its = pointwise(problem) and g.O * g.P * g.Q >= 512
-    return half(problem) and its and 32 < g.K < 64 and many
+    return half(problem) and its and 32 < g.K < 64 and g.C >= 192

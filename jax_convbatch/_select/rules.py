@@ -198,15 +198,11 @@ CUDA = (
         "1024x1024 32->32 at batch 8 203 us, ours 294, wgrad 350, 551; wgrad of "
         "512x512 64->64 at batch 4 62, 81",
     ),
-    cudnn_first(
-        FPROP,
-        odd.odd_products,
-        "256x256 66->64 at batch 32 409 us, ours 719",
-    ),
     columns_first(
-        DGRAD,
+        BOTH,
         odd.odd_products,
-        "256x256 66->64 at batch 32 591 us, ours 693, cuDNN 710",
+        "256x256 66->64 at batch 32 417 us, cuDNN 590, dgrad 591, 710; 34->64 at batch "
+        "1 12, 23, ours 17",
     ),
     cudnn_first(
         WGRAD,
@@ -294,23 +290,16 @@ CUDA = (
         "14x14 192->32 at batch 16 3.1 us, ours 4.9, dgrad 3.6, 6.4; 28x28 at batch "
         "128 13.1, 16.5; 7x7 960->16 at batch 64 4.8, 5.9, 28x28 240->16 8.9, 10.3",
     ),
-    columns_first(
+    cudnn_first(
         FPROP,
         products.narrow_products,
-        "38x38 240->40 at batch 128 30 us, ours 41, cuDNN 35; 28x28 144->40 at batch "
-        "64 9.1, 11.7, 8.7",
-    ),
-    cudnn_first(
-        DGRAD,
-        products.narrow_products,
-        "38x38 240->40 at batch 128 65 us, cuDNN 34",
+        "56x56 192->48 in bf16 at batch 64 28 us, cuDNN 25; 28x28 240->48 12, 9",
     ),
     cudnn_first(
         BOTH,
         products.products_between_sectors,
-        "38x38 240->24 in bf16 at batch 128 112 us, cuDNN 30, dgrad 61, 33; 56x56 "
-        "144->40 105, 45; 28x28 192->136 36, 23; 150x150 24->136 659, 399 (XLA's); "
-        "dgrad of 75x75 96->40 147, 64",
+        "28x28 240->136 in bf16 at batch 64 17 us, cuDNN 12, 240->24 13, 10; 14x14 "
+        "672->40 9.4, 8.1; dgrad of 28x28 240->40 11.4, 10.3",
     ),
     cudnn_first(
         WGRAD,

@@ -184,6 +184,19 @@ std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
   return RowBandPlan(kGroupRowBandPixels, multiprocessors);
 }
 
+// Two warpgroups that work together on a tile multiply nothing while they write
+// it, which in short sums costs more than it saves. Weights that stay in shared
+// memory leave no registers to such an epilogue.
+Plan InNarrowTiles(const ConvGeometry& g, Plan plan) {
+  constexpr int64_t kShortSum = 4;
+  const int64_t stages = g.taps() * ((g.C + 63) / 64);
+  if (plan.tile_n == 256 && stages <= kShortSum) {
+    plan.tile_n = 128;
+    plan.kernel = TileKernel::kPingPong;
+  }
+  return plan;
+}
+
 }  // namespace
 
 Plan HalfPlan(Op op, const ConvGeometry& g, Type type, int multiprocessors) {
@@ -218,17 +231,19 @@ Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
   const bool bare = plan.tile_n == kBareWidth;
   const bool plain = plan.kernel == TileKernel::kSingleWave ||
                      (plan.kernel != TileKernel::kHalo && IsResidueNTile(plan));
-  const bool has_plain = HasPlainKernels(g, epilogue);
-  if (!bare && (!plain || has_plain)) return plan;
   const TiledConv conv(Op::kFprop, g, type);
-  if (has_plain) {
-    return HalfTile(conv, plan.blocks,
-                    [](const Tile& tile) { return tile.n != kBareWidth; });
+  if (HasPlainKernels(g, epilogue)) {
+    return bare
+               ? HalfTile(conv, plan.blocks,
+                          [](const Tile& tile) { return tile.n != kBareWidth; })
+               : plan;
   }
-  return HalfTile(conv, plan.blocks, [](const Tile& tile) {
+  auto accepts = [](const Tile& tile) {
     return tile.kernel != TileKernel::kSingleWave &&
            (tile.halo() || (tile.n % 64 == 0 && tile.n != kBareWidth));
-  });
+  };
+  return InNarrowTiles(
+      g, bare || plain ? HalfTile(conv, plan.blocks, accepts) : plan);
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,

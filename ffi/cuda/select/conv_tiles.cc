@@ -5,6 +5,7 @@
 
 #include "cuda/common/left_out.h"
 #include "cuda/select/volumes.h"
+#include "cuda/sm90/kernels/conv/resident_plan.h"
 #include "cuda/sm90/kernels/conv/transposed_plan.h"
 #include "cuda/sm90/kernels/halo/halo_plan.h"
 #include "cuda/sm90/kernels/single_wave/single_wave_plan.h"
@@ -50,6 +51,9 @@ std::vector<Tile> HalfTiles(const TiledConv& conv) {
     tiles.insert(
         tiles.end(),
         {{128, 192}, {128, 160}, {256, 96}, {128, 96}, {256, 32}, {128, 32}});
+    if (conv.g.taps() == 1 && HasWideResidentTiles(conv.in.c, conv.out.c)) {
+      tiles.push_back({64, 256});
+    }
   }
   return tiles;
 }
@@ -148,16 +152,17 @@ double OfUnevenRows(const TiledConv& conv, const Tile& tile) {
   return uneven && conv.g.taps() > 1 && !tile.halo() ? kUneven : 1;
 }
 
-// Whether small tiles are stored while memory is waited for: 75x75 48->96 1x1
-// in bf16 at batch 64 34 us by 256x96, 29.5 by 64x128 (H200). Wider ones were
-// not timed.
-bool StoresBesideMemory(const TiledConv& conv, const Tile& tile,
-                        const TileWork& work) {
-  constexpr double kShortSum = 5;
-  constexpr int64_t kMostChannels = 768;
-  return conv.op == Op::kFprop && conv.type != Type::kTf32 && tile.m == 64 &&
-         tile.n == 128 && conv.g.taps() == 1 && work.stages <= kShortSum &&
-         conv.out.c <= kMostChannels;
+// Fitted to 106 layers of one tap. 75x75 136->96 in bf16 at batch 64 takes 40
+// us by 64x128, 55 by 256x96 (at batch 128, were weights to come anew, 191 and
+// 110); dgrad of 38x38 240->112 17 by 64x256, 27 by 128x128 (H200).
+void KeepWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
+  constexpr int64_t kFewInputs = 160, kFewOutputs = 256;
+  work->boxes = tile.m / 256.0;
+  const bool few = conv.in.c <= kFewInputs;
+  // Of more the tensor cores take longest.
+  if (!few && conv.out.c > kFewOutputs) return;
+  work->products /= 2;
+  work->bytes *= few && tile.n == 128 ? 0.85 : 0.95;
 }
 
 // Microseconds by which blocks of several tiles end later than single-wave
@@ -216,6 +221,15 @@ std::vector<Tile> ConvTiles(const TiledConv& conv) {
   return tiles;
 }
 
+bool KeepsWeights(const TiledConv& conv, const Tile& tile) {
+  if (conv.type == Type::kTf32 || tile.kernel != TileKernel::kPingPong ||
+      tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
+    return false;
+  }
+  return tile.n == 256 ||
+         (tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c));
+}
+
 int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile) {
   if (Transposes(conv.op, conv.type, tile)) return TransposedBytes(conv.g);
   if (!LeavesPartials(conv, tile)) return 0;
@@ -265,10 +279,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
                    static_cast<double>(WorkspaceOf(conv, tile)),
                    LaterThanSingleWave(conv, tile),
                    conv.tf32_k_slices()};
-  if (StoresBesideMemory(conv, tile, work)) {
-    work.products /= 2;
-    work.bytes *= 0.85;
-  }
+  if (KeepsWeights(conv, tile)) KeepWeights(conv, tile, &work);
   if (LeavesPartials(conv, tile)) {
     work.tiles *= work.k_slices;
     work.stages /= work.k_slices;

@@ -38,6 +38,10 @@ struct TiledConv {
 // same bits.
 std::vector<Tile> ConvTiles(const TiledConv& conv);
 
+// Whether the tile's weights stay in shared memory (resident_plan.h): it copies
+// pixels alone, and is stored while memory is waited for.
+bool KeepsWeights(const TiledConv& conv, const Tile& tile);
+
 // Bytes of workspace of a tile: a filter that is transposed first, or partial
 // sums.
 int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile);

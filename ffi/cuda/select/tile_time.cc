@@ -102,12 +102,16 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
   // (H200).
   const int64_t most_channels =
       std::max<int64_t>(65, (conv.out.c + 31) / 32 * 64);
+  // Of 112x112 40->96, dgrad, 60 us by 64x128, 67 by 256x64.
+  const bool some = 32 < conv.out.c && conv.out.c < 64;
   std::vector<TimedTile> tiles = TimedTiles(conv, multiprocessors);
-  tiles.erase(std::remove_if(tiles.begin(), tiles.end(),
-                             [&](const TimedTile& each) {
-                               return !accepts(each.tile) ||
-                                      each.tile.n >= most_channels;
-                             }),
+  tiles.erase(std::remove_if(
+                  tiles.begin(), tiles.end(),
+                  [&](const TimedTile& each) {
+                    const bool wide = each.tile.n >= most_channels;
+                    return !accepts(each.tile) ||
+                           (wide && !(some && KeepsWeights(conv, each.tile)));
+                  }),
               tiles.end());
   const TimedTile* best = &tiles.front();
   for (const TimedTile& each : tiles) {

@@ -8,20 +8,13 @@ namespace jax_convbatch::hopper {
 namespace {
 
 // What a kernel that takes any epilogue has in place of the plan's tile, with
-// the same bits. RowBands take no residual and write no z. Two warpgroups that
-// work together on a tile multiply nothing while they write it, which in short
-// sums costs more than it saves.
+// the same bits. RowBands take no residual and write no z.
 Plan TileOf(const ConvCall& call) {
   Plan plan = call.plan;
   const Epilogue& e = *call.epilogue;
   if (plan.kernel == TileKernel::kRowBand &&
       (e.residual != nullptr || e.z != nullptr)) {
     plan.tile_m = 256;
-    plan.kernel = TileKernel::kPingPong;
-  }
-  const int64_t stages = call.g.taps() * ((call.g.C + 63) / 64);
-  if (plan.tile_n == 256 && stages <= kPacedIterations) {
-    plan.tile_n = 128;
     plan.kernel = TileKernel::kPingPong;
   }
   return plan;

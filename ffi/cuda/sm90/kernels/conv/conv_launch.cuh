@@ -7,6 +7,7 @@
 #include "cuda/sm90/arch/launch.cuh"
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 #include "cuda/sm90/kernels/conv/conv_split_k_kernel.cuh"
+#include "cuda/sm90/kernels/conv/resident_plan.h"
 #include "cuda/sm90/kernels/conv/residue_k_plan.h"
 #include "cuda/sm90/kernels/conv/residue_n_plan.h"
 #include "cuda/sm90/problem/box_map.h"
@@ -275,12 +276,11 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   if (m == 64 && n == 128) {
     if constexpr (kSubs == 1) {
       // Small sums: a tile's weights would be most of what it copies.
-      constexpr int kResident = 2;
-      if (call.g.taps() == 1 && problem.sub[0].iterations <= kResident &&
-          problem.n_tiles <= 8 && problem.tiles >= 2 * call.plan.blocks &&
+      if (call.g.taps() == 1 && HasResidentTiles(in.c, out.c) &&
+          problem.tiles >= 2 * call.plan.blocks &&
           problem.n_tiles <= call.plan.blocks) {
         return launch(ConvConfig<T, 64, 128, kPingPong, 8, 4, false, kWeights,
-                                 kResident>());
+                                 kResidentStages>());
       }
     }
     return launch(
@@ -295,6 +295,10 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
   }
   // Odd widths have a plain epilogue alone.
   if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
+    if (m == 64 && n == 256) {
+      return launch(ConvConfig<T, 64, 256, kPingPong, 8, 2, false, kWeights,
+                               kWideResidentStages>());
+    }
     if (m == 128 && n == 160) {
       if constexpr (kWeights == Contiguous::kRows) {
         if (HasWholeBoxes(call.g, call.plan)) return launch(InWholeBoxes<T>());

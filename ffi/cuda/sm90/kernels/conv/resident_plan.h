@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles whose weights stay in shared memory: of filters of one tap and few
+// input channels, whose layers wait for memory.
+#pragma once
+
+#include <cstdint>
+
+namespace jax_convbatch::hopper {
+
+// Stages of weights that shared memory has room for, in tiles of 64x128 and of
+// 64x256, which have no other kernel.
+inline constexpr int kResidentStages = 4, kWideResidentStages = 3;
+
+// Whether weights stay in tiles of 64x128 of a layer of one group and one tap,
+// in 16 bits, if there are enough tiles.
+inline bool HasResidentTiles(int64_t inputs, int64_t outputs) {
+  constexpr int64_t kMostColumns = 8;  // of tiles
+  return inputs <= kResidentStages * 64 && outputs <= kMostColumns * 128;
+}
+
+// Whether it has tiles of 64x256.
+inline bool HasWideResidentTiles(int64_t inputs, int64_t outputs) {
+  constexpr int64_t kMostOutputs = 1024;
+  return inputs <= kWideResidentStages * 64 && outputs > 128 &&
+         outputs <= kMostOutputs;
+}
+
+}  // namespace jax_convbatch::hopper
