@@ -25,6 +25,7 @@ from test_layer_hopper import layer, operands
 CASES = {
     "32->16": problem(40, (31, 33), 32, 16, (1, 1)),
     "16->96": problem(7, (23, 19), 16, 96, (1, 1)),
+    "24->64": problem(9, (19, 14), 24, 64, (1, 1)),
     "24->144": problem(9, (17, 16), 24, 144, (1, 1)),
     "144->24": problem(9, (17, 16), 144, 24, (1, 1)),
     "32->192": problem(11, (14, 14), 32, 192, (1, 1)),
@@ -61,11 +62,13 @@ def test_these_kernels_are_the_plan(native, name, dtype):
         for op in ("fprop", "dgrad", "wgrad"):
             many = CASES[name]._replace(x=(n, *CASES[name].x[1:]))
             plan = native(op, fields(many), dtype, H200)
-            inputs = many.w[-1 if op == "dgrad" else -2]
+            inputs, outputs = many.w[-2:] if op == "fprop" else many.w[:-3:-1]
             if (
                 not adds_little(many, dtype)
                 if op == "wgrad"
-                else dtype == "float32" and inputs > 96
+                else inputs > 96
+                if dtype == "float32"
+                else outputs > 64
             ):
                 assert plan["path"] != "narrow products"
                 continue

@@ -188,12 +188,10 @@ def wgrad_of_mapped_stems(problem: Problem) -> bool:
 
 
 def f32_patches(problem: Problem) -> bool:
-    """Patches that are whole columns, of a few pixels, to many channels; of images of
-    8 to 15 channels to any: with these our kernels of few channels are slow."""
+    """Patches that are whole columns, of a few pixels and channels, to many."""
     g = problem.geometry
     small = taps(problem) > 1 and sums(problem) <= 64
-    some = 8 <= g.C < 16 and g.T == 1 < g.R
-    few = some or (g.C < 8 and g.K >= 384)
+    few = g.C < 16 and g.K >= 384
     return tf32(problem) and patches(problem) and small and few
 
 

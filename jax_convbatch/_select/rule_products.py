@@ -48,7 +48,7 @@ def products_between_sectors(problem: Problem) -> bool:
         return narrow and g.C >= 192 and 196 <= pixels < 1024
     resident = pixels >= 1024 and (128 <= g.C < 192 if narrow else g.C <= 256)
     fewest = 24 if g.K >= 72 else 96 if narrow else 192
-    return pixels >= 49 and g.C >= fewest and (g.K <= 32 or not resident)
+    return pixels >= 49 and fewest <= g.C and (g.K <= 32 or not resident)
 
 
 def uneven_wgrad(problem: Problem) -> bool:
@@ -100,15 +100,13 @@ def wgrad_of_f32_products(problem: Problem) -> bool:
 
 
 def small_products(problem: Problem) -> bool:
-    """1x1 in 16 bits of small images, few channels on one side and many on the other.
-    Our kernel for them (kernels/skinny) takes longer to begin, and the more, the more
-    channels it sums over."""
+    """1x1 in 16 bits of small images, that sums over many channels to few. Our kernel
+    for them (kernels/skinny) takes longer to begin, and the more, the more channels it
+    sums over."""
     g = problem.geometry
-    pixels = g.O * g.P * g.Q
     inner, outer = (g.K, g.C) if problem.op == "dgrad" else (g.C, g.K)
-    largest = 784 if inner > outer else 256 if problem.op == "dgrad" else 0
-    small = 49 <= pixels <= largest
-    some = least(problem) <= 32 and 96 <= most(problem) <= 192
+    small = 49 <= g.O * g.P * g.Q <= 784
+    some = outer <= 32 and 96 <= inner <= 192
     its = half(problem) and pointwise(problem) and g.C % 8 == g.K % 8 == 0
     return its and ((small and some) or _to_sixteen(problem))
 
@@ -127,4 +125,5 @@ def narrow_products(problem: Problem) -> bool:
     """1x1 in 16 bits of many channels to 40 to 56, which half fill our tiles."""
     g = problem.geometry
     its = pointwise(problem) and g.O * g.P * g.Q >= 512
-    return half(problem) and its and 32 < g.K < 64 and g.C >= 192
+    even = g.C % 8 == g.K % 8 == 0
+    return half(problem) and its and even and 32 < g.K < 64 and g.C >= 192

@@ -185,8 +185,8 @@ std::optional<Plan> FewTile(const ConvGeometry& g, Type type,
 }
 
 // Two warpgroups that work together on a tile multiply nothing while they write
-// it, which in short sums costs more than it saves. Weights that stay in shared
-// memory leave no registers to such an epilogue.
+// it, which in short sums costs more than it saves. Tiles of 64x256 have no
+// such epilogue.
 Plan InNarrowTiles(const ConvGeometry& g, Plan plan) {
   constexpr int64_t kShortSum = 4;
   const int64_t stages = g.taps() * ((g.C + 63) / 64);
@@ -231,19 +231,19 @@ Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
   const bool bare = plan.tile_n == kBareWidth;
   const bool plain = plan.kernel == TileKernel::kSingleWave ||
                      (plan.kernel != TileKernel::kHalo && IsResidueNTile(plan));
-  const TiledConv conv(Op::kFprop, g, type);
-  if (HasPlainKernels(g, epilogue)) {
-    return bare
-               ? HalfTile(conv, plan.blocks,
-                          [](const Tile& tile) { return tile.n != kBareWidth; })
-               : plan;
-  }
-  auto accepts = [](const Tile& tile) {
-    return tile.kernel != TileKernel::kSingleWave &&
-           (tile.halo() || (tile.n % 64 == 0 && tile.n != kBareWidth));
+  auto another = [&](bool (*accepts)(const Tile&)) {
+    return HalfTile(TiledConv(Op::kFprop, g, type), plan.blocks, accepts);
   };
+  if (HasPlainKernels(g, epilogue)) {
+    if (!bare) return plan;
+    return another([](const Tile& tile) { return tile.n != kBareWidth; });
+  }
+  if (!bare && !plain) return InNarrowTiles(g, plan);
   return InNarrowTiles(
-      g, bare || plain ? HalfTile(conv, plan.blocks, accepts) : plan);
+      g, another([](const Tile& tile) {
+        return tile.kernel != TileKernel::kSingleWave &&
+               (tile.halo() || (tile.n % 64 == 0 && tile.n != kBareWidth));
+      }));
 }
 
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,

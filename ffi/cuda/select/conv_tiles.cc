@@ -152,7 +152,7 @@ double OfUnevenRows(const TiledConv& conv, const Tile& tile) {
   return uneven && conv.g.taps() > 1 && !tile.halo() ? kUneven : 1;
 }
 
-// Fitted to 106 layers of one tap. 75x75 136->96 in bf16 at batch 64 takes 40
+// Fitted to 180 layers of one tap. 75x75 136->96 in bf16 at batch 64 takes 40
 // us by 64x128, 55 by 256x96 (at batch 128, were weights to come anew, 191 and
 // 110); dgrad of 38x38 240->112 17 by 64x256, 27 by 128x128 (H200).
 void KeepWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
@@ -161,8 +161,9 @@ void KeepWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
   const bool few = conv.in.c <= kFewInputs;
   // Of more the tensor cores take longest.
   if (!few && conv.out.c > kFewOutputs) return;
-  work->products /= 2;
-  work->bytes *= few && tile.n == 128 ? 0.85 : 0.95;
+  const bool narrow = tile.n == 128;
+  work->products *= narrow && !few ? 0.3 : 0.5;
+  work->bytes *= narrow && few ? 0.85 : 0.95;
 }
 
 // Microseconds by which blocks of several tiles end later than single-wave
@@ -221,13 +222,18 @@ std::vector<Tile> ConvTiles(const TiledConv& conv) {
   return tiles;
 }
 
-bool KeepsWeights(const TiledConv& conv, const Tile& tile) {
+bool KeepsWeights(const TiledConv& conv, const Tile& tile,
+                  int multiprocessors) {
   if (conv.type == Type::kTf32 || tile.kernel != TileKernel::kPingPong ||
       tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
     return false;
   }
-  return tile.n == 256 ||
-         (tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c));
+  if (tile.n == 256) return true;
+  const int64_t pixels = conv.out.n * conv.subs[0].pixels();
+  const int64_t tiles =
+      (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n);
+  return tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c) &&
+         HasResidentTilesEnough(tiles, multiprocessors);
 }
 
 int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile) {
@@ -237,7 +243,7 @@ int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile) {
   return conv.tf32_k_slices() * pixels * conv.out.c * int64_t{sizeof(float)};
 }
 
-TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
+TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors) {
   const bool share = TapsShareIn(conv, tile);
   // The last stage of a tap takes no less than this of a whole one: the more of
   // them there are, the less hides what they leave empty.
@@ -279,7 +285,9 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile) {
                    static_cast<double>(WorkspaceOf(conv, tile)),
                    LaterThanSingleWave(conv, tile),
                    conv.tf32_k_slices()};
-  if (KeepsWeights(conv, tile)) KeepWeights(conv, tile, &work);
+  if (KeepsWeights(conv, tile, multiprocessors)) {
+    KeepWeights(conv, tile, &work);
+  }
   if (LeavesPartials(conv, tile)) {
     work.tiles *= work.k_slices;
     work.stages /= work.k_slices;

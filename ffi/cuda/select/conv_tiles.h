@@ -40,7 +40,7 @@ std::vector<Tile> ConvTiles(const TiledConv& conv);
 
 // Whether the tile's weights stay in shared memory (resident_plan.h): it copies
 // pixels alone, and is stored while memory is waited for.
-bool KeepsWeights(const TiledConv& conv, const Tile& tile);
+bool KeepsWeights(const TiledConv& conv, const Tile& tile, int multiprocessors);
 
 // Bytes of workspace of a tile: a filter that is transposed first, or partial
 // sums.
@@ -53,13 +53,13 @@ struct TileWork {
   double products, boxes;
   double tiles;
   double stages, longest;  // of a tile, in the mean and at most
-  double bytes;            // x, w and y
+  double bytes;            // x, w and y, as if of a kernel that waits for all
   double workspace;        // bytes of WorkspaceOf
   double later;            // us, after single-wave tiles
   int k_slices;            // of f32
 };
 
-TileWork WorkOf(const TiledConv& conv, const Tile& tile);
+TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors);
 
 // Whether the filter is transposed first: of fprop of f32.
 inline bool Transposes(Op op, Type type, const Tile& tile) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <initializer_list>
 
 namespace jax_convbatch::hopper {
@@ -78,7 +79,7 @@ double TileTime(const TiledConv& conv, const Tile& tile, const TileWork& work,
 std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors) {
   std::vector<TimedTile> tiles;
   for (const Tile& tile : ConvTiles(conv)) {
-    const TileWork work = WorkOf(conv, tile);
+    const TileWork work = WorkOf(conv, tile, multiprocessors);
     tiles.push_back({tile, work, TileTime(conv, tile, work, multiprocessors)});
   }
   std::stable_sort(
@@ -104,14 +105,13 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
       std::max<int64_t>(65, (conv.out.c + 31) / 32 * 64);
   // Of 112x112 40->96, dgrad, 60 us by 64x128, 67 by 256x64.
   const bool some = 32 < conv.out.c && conv.out.c < 64;
+  auto is_left = [&](const TimedTile& each) {
+    const bool wide = each.tile.n >= most_channels;
+    return accepts(each.tile) &&
+           (!wide || (some && KeepsWeights(conv, each.tile, multiprocessors)));
+  };
   std::vector<TimedTile> tiles = TimedTiles(conv, multiprocessors);
-  tiles.erase(std::remove_if(
-                  tiles.begin(), tiles.end(),
-                  [&](const TimedTile& each) {
-                    const bool wide = each.tile.n >= most_channels;
-                    return !accepts(each.tile) ||
-                           (wide && !(some && KeepsWeights(conv, each.tile)));
-                  }),
+  tiles.erase(std::remove_if(tiles.begin(), tiles.end(), std::not_fn(is_left)),
               tiles.end());
   const TimedTile* best = &tiles.front();
   for (const TimedTile& each : tiles) {

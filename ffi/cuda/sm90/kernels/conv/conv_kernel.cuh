@@ -261,8 +261,9 @@ __device__ __forceinline__ void IssueStores(const ConvProblem<kSubs>& problem,
   };
   for (int turn = 0; turn < kStores - 1; ++turn) residual(turn);
   ForTiles<Config>(problem, [&](const ConvTile& tile) {
-    const bool paced =
-        before_last-- > 0 && paces && tile.iterations >= kPacedIterations;
+    const bool paced = before_last-- > 0 && paces &&
+                       tile.iterations >= kPacedIterations &&
+                       Config::kResident == 0;
     if (tile.iterations > 0) {
       residual(turns + kStores - 1);
       const int buffer = turns % kStores;

@@ -277,7 +277,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
     if constexpr (kSubs == 1) {
       // Small sums: a tile's weights would be most of what it copies.
       if (call.g.taps() == 1 && HasResidentTiles(in.c, out.c) &&
-          problem.tiles >= 2 * call.plan.blocks &&
+          HasResidentTilesEnough(problem.tiles, call.plan.blocks) &&
           problem.n_tiles <= call.plan.blocks) {
         return launch(ConvConfig<T, 64, 128, kPingPong, 8, 4, false, kWeights,
                                  kResidentStages>());
@@ -293,7 +293,7 @@ cudaError_t RunConv(const ConvCall& call, const Activations& in,
           ConvConfig<T, 128, kBareWidth, kPingPong, 4, 1, false, kWeights>());
     }
   }
-  // Odd widths have a plain epilogue alone.
+  // Odd widths, and 64x256, have a plain epilogue alone.
   if constexpr (kSubs == 1 && (EpilogueT::kPlain || !EpilogueT::kPresent)) {
     if (m == 64 && n == 256) {
       return launch(ConvConfig<T, 64, 256, kPingPong, 8, 2, false, kWeights,

@@ -12,10 +12,15 @@ namespace jax_convbatch::hopper {
 inline constexpr int kResidentStages = 4, kWideResidentStages = 3;
 
 // Whether weights stay in tiles of 64x128 of a layer of one group and one tap,
-// in 16 bits, if there are enough tiles.
+// in 16 bits, if there are tiles enough.
 inline bool HasResidentTiles(int64_t inputs, int64_t outputs) {
   constexpr int64_t kMostColumns = 8;  // of tiles
   return inputs <= kResidentStages * 64 && outputs <= kMostColumns * 128;
+}
+
+// So many that every block has two.
+inline bool HasResidentTilesEnough(int64_t tiles, int blocks) {
+  return tiles >= 2 * int64_t{blocks};
 }
 
 // Whether it has tiles of 64x256.

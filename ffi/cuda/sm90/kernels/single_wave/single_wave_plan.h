@@ -41,7 +41,8 @@ inline bool HasPlainKernels(const ConvGeometry& g, const Epilogue& epilogue) {
 }
 
 // What runs a call with an epilogue: a plan of fprop, or if its kernel does not
-// have it, one that has, with the same bits. It takes microseconds to choose.
+// have it or is slow with it, another with the same bits. It takes microseconds
+// to choose.
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue);
 
