@@ -143,6 +143,17 @@ def test_configurations_are_kept_with_those_of_the_same_engine_alone():
     }
 
 
+def test_an_unknown_engine_is_left_out_and_said_once(own_choices):
+    kept(own_choices, {key("fprop"): entry("of a later version")})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for n in (2, 3):
+            rows = jc.explain(step, jnp.ones((n, *X.shape[1:])), W)
+            assert by_op(rows) == RULE
+    (message,) = (str(each.message) for each in said)
+    assert "engine 'of a later version'" in message and str(own_choices) in message
+
+
 def test_a_limit_too_small_for_the_choice_passes_it_over(own_choices):
     kept(own_choices, {key("fprop"): entry("im2col_gemm")})
     call = functools.partial(jc.conv, workspace_limit=16)

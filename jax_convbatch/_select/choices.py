@@ -169,6 +169,7 @@ def forget() -> None:
     _read_once.cache_clear()
     _table.cache_clear()
     _warn.cache_clear()
+    warn_of_engine.cache_clear()
 
 
 def merged(
@@ -237,6 +238,19 @@ def _warn(path: str, error: str) -> None:
     warnings.warn(
         f"jax_convbatch: {path} is ignored: {error}. jax_convbatch.tune writes it "
         "anew.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def warn_of_engine(engine: str, platform: str) -> None:
+    """Says once that a choice names an engine that is unknown, as one of another
+    version may be."""
+    path = tuned_file(targets.device_name(platform))
+    warnings.warn(
+        f"jax_convbatch: {path} names the engine {engine!r}, which this version does "
+        "not have. Such choices are left out; jax_convbatch.tune makes them anew.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -166,6 +166,8 @@ def make_plan(
             platform,
         )
         for choice in found:
+            if choice.engine not in ALGORITHMS:
+                choices.warn_of_engine(choice.engine, platform)
             if choice.engine not in names:
                 continue
             plan = _measured(problem, choice, planned)
