@@ -228,12 +228,14 @@ bool KeepsWeights(const TiledConv& conv, const Tile& tile,
       tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
     return false;
   }
-  if (tile.n == 256) return true;
+  // Of 7x7 768->80, dgrad, at batch 64, 147 tiles of 64x256 take 5.5 us where
+  // 4.2 would be reckoned.
   const int64_t pixels = conv.out.n * conv.subs[0].pixels();
   const int64_t tiles =
       (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n);
-  return tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c) &&
-         HasResidentTilesEnough(tiles, multiprocessors);
+  return HasResidentTilesEnough(tiles, multiprocessors) &&
+         (tile.n == 256 ||
+          (tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c)));
 }
 
 int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile) {

@@ -38,8 +38,9 @@ struct TiledConv {
 // same bits.
 std::vector<Tile> ConvTiles(const TiledConv& conv);
 
-// Whether the tile's weights stay in shared memory (resident_plan.h): it copies
-// pixels alone, and is stored while memory is waited for.
+// Whether the tile's weights stay in shared memory (resident_plan.h) for more
+// than one tile of a block: it copies pixels alone, and is stored while memory
+// is waited for.
 bool KeepsWeights(const TiledConv& conv, const Tile& tile, int multiprocessors);
 
 // Bytes of workspace of a tile: a filter that is transposed first, or partial
