@@ -49,7 +49,7 @@ class Samples:
     Attributes:
       work: [10, samples]: kernel, products, boxes, tiles, stages (mean and longest),
         bytes, bytes of a filter that is transposed, microseconds that it ends later
-        than single-wave tiles, and the factor of the tile, by its place.
+        than tiles of the other kind, and the factor of the tile, by its place.
       times: logarithms of microseconds.
       operations: to which of the operations a sample belongs.
     """

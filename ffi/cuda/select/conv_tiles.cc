@@ -167,16 +167,20 @@ void KeepWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
 }
 
 // Microseconds by which blocks of several tiles end later than single-wave
-// ones, in short layers of one tap in 16 bits: of one wave of either, 14x14
-// 672->112 at batch 64 takes 9.5 us by 128x128, 7.9 by 192x64, 2048 steps of
-// 384 at batch 2 5.4 and 4.8 (H200). So 69 operations lose 1.029 by the choice,
-// not 1.040. To few channels half of a single-wave tile is no output.
-double LaterThanSingleWave(const TiledConv& conv, const Tile& tile) {
+// ones, or these than those, in short layers of one tap in 16 bits: of one wave
+// of either, 14x14 672->112 at batch 64 takes 9.5 us by 128x128, 7.9 by 192x64,
+// 2048 steps of 384 at batch 2 5.4 and 4.8 (H200). So 69 operations lose 1.029
+// by the choice, not 1.040. To few channels half of a single-wave tile is no
+// output. Where pixels begin between the sectors of memory, single-wave tiles
+// end later: 14x14 480->48 takes 6.8 us by 96x64 and 6.3 by 256x32, 480->40 9.3
+// and 7.5. So 37 such operations lose 1.018, not 1.042.
+double Later(const TiledConv& conv, const Tile& tile) {
   constexpr double kLater = 1.2;
   constexpr int64_t kFewChannels = 32;
   const bool its = conv.type != Type::kTf32 && conv.g.taps() == 1 &&
                    conv.out.c > kFewChannels;
-  return its && tile.kernel != kSingleWave ? kLater : 0;
+  const bool between = conv.out.c % 16 == 8;
+  return its && (tile.kernel == kSingleWave) == between ? kLater : 0;
 }
 
 // A stage's pixels are a share of the halo's.
@@ -285,7 +289,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors) {
                    longest,
                    elements * ElementBytes(conv.type) * idle,
                    static_cast<double>(WorkspaceOf(conv, tile)),
-                   LaterThanSingleWave(conv, tile),
+                   Later(conv, tile),
                    conv.tf32_k_slices()};
   if (KeepsWeights(conv, tile, multiprocessors)) {
     KeepWeights(conv, tile, &work);

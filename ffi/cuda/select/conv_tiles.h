@@ -56,7 +56,7 @@ struct TileWork {
   double stages, longest;  // of a tile, in the mean and at most
   double bytes;            // x, w and y, as if of a kernel that waits for all
   double workspace;        // bytes of WorkspaceOf
-  double later;            // us, after single-wave tiles
+  double later;            // us, than tiles of the other kind
   int k_slices;            // of f32
 };
 
