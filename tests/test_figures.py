@@ -86,11 +86,12 @@ TOLD = {
     "README.md": (
         r"On one H200, for (\d+) random operations that nothing was\s+tuned on, the "
         r"mean speed-up over the faster of `jax\.lax` and PyTorch's cuDNN is "
-        r"(\d\.\d\d)\. (\d+) of them are behind by more than 5%\. The worst\s+"
-        r"speed-up is (\d\.\d\d),[\s\S]*?Of (\d+) random ones (\d+) are behind by\s+"
+        r"(\d\.\d\d) \(commit (\w{7})\)\. (\d+) of them are behind by more than\s+5%\. "
+        r"The worst speed-up is (\d\.\d\d) [\s\S]*?Of (\d+) random ones (\d+) are "
+        r"behind by\s+"
         r"more\s+than 5%, and (\d+) by more than 20%",
         (
-            *("compared", "geometric_mean", "below_0.95", "worst"),
+            *("compared", "geometric_mean", "commit", "below_0.95", "worst"),
             *("compared", "below_0.95", "below_0.80"),
         ),
     ),
