@@ -62,12 +62,12 @@ def test_the_plan_is_the_tile_that_takes_the_least(module, op, dtype):
         most = max(65, -(-outputs // 32) * 64)
         kept = g.taps == (1, 1, 1) and dtype == "bfloat16" and inputs <= 256
         some = [(64, 128)] if kept and 32 < outputs < 64 else []
-        few = 2 * fit.MULTIPROCESSORS
+        enough = 2 * fit.MULTIPROCESSORS
         tiles = [
             each
             for each in tiles
             if each["n"] < most
-            or ((each["m"], each["n"]) in some and each["tiles"] >= few)
+            or ((each["m"], each["n"]) in some and each["tiles"] >= enough)
         ]
         best = tiles[0]
         # Of tiles that are as many, one of fewer pixels is less work.

@@ -152,10 +152,25 @@ double OfUnevenRows(const TiledConv& conv, const Tile& tile) {
   return uneven && conv.g.taps() > 1 && !tile.halo() ? kUneven : 1;
 }
 
+// Whether weights stay in shared memory (resident_plan.h) for more than one
+// tile of a block, of so many. Of 7x7 768->80, dgrad, at batch 64, 147 tiles of
+// 64x256 take 5.5 us where 4.2 would be reckoned.
+bool KeepsWeights(const TiledConv& conv, const Tile& tile, double tiles,
+                  int multiprocessors) {
+  if (conv.type == Type::kTf32 || tile.kernel != TileKernel::kPingPong ||
+      tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
+    return false;
+  }
+  return HasResidentTilesEnough(static_cast<int64_t>(tiles), multiprocessors) &&
+         (tile.n == 256 ||
+          (tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c)));
+}
+
+// Pixels alone are copied, and tiles are stored while memory is waited for.
 // Fitted to 180 layers of one tap. 75x75 136->96 in bf16 at batch 64 takes 40
 // us by 64x128, 55 by 256x96 (at batch 128, were weights to come anew, 191 and
 // 110); dgrad of 38x38 240->112 17 by 64x256, 27 by 128x128 (H200).
-void KeepWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
+void SetKeptWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
   constexpr int64_t kFewInputs = 160, kFewOutputs = 256;
   work->boxes = tile.m / 256.0;
   const bool few = conv.in.c <= kFewInputs;
@@ -226,22 +241,6 @@ std::vector<Tile> ConvTiles(const TiledConv& conv) {
   return tiles;
 }
 
-bool KeepsWeights(const TiledConv& conv, const Tile& tile,
-                  int multiprocessors) {
-  if (conv.type == Type::kTf32 || tile.kernel != TileKernel::kPingPong ||
-      tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
-    return false;
-  }
-  // Of 7x7 768->80, dgrad, at batch 64, 147 tiles of 64x256 take 5.5 us where
-  // 4.2 would be reckoned.
-  const int64_t pixels = conv.out.n * conv.subs[0].pixels();
-  const int64_t tiles =
-      (pixels + tile.m - 1) / tile.m * ((conv.out.c + tile.n - 1) / tile.n);
-  return HasResidentTilesEnough(tiles, multiprocessors) &&
-         (tile.n == 256 ||
-          (tile.n == 128 && HasResidentTiles(conv.in.c, conv.out.c)));
-}
-
 int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile) {
   if (Transposes(conv.op, conv.type, tile)) return TransposedBytes(conv.g);
   if (!LeavesPartials(conv, tile)) return 0;
@@ -291,9 +290,8 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors) {
                    static_cast<double>(WorkspaceOf(conv, tile)),
                    Later(conv, tile),
                    conv.tf32_k_slices()};
-  if (KeepsWeights(conv, tile, multiprocessors)) {
-    KeepWeights(conv, tile, &work);
-  }
+  work.keeps_weights = KeepsWeights(conv, tile, tiles, multiprocessors);
+  if (work.keeps_weights) SetKeptWeights(conv, tile, &work);
   if (LeavesPartials(conv, tile)) {
     work.tiles *= work.k_slices;
     work.stages /= work.k_slices;

@@ -38,11 +38,6 @@ struct TiledConv {
 // same bits.
 std::vector<Tile> ConvTiles(const TiledConv& conv);
 
-// Whether the tile's weights stay in shared memory (resident_plan.h) for more
-// than one tile of a block: it copies pixels alone, and is stored while memory
-// is waited for.
-bool KeepsWeights(const TiledConv& conv, const Tile& tile, int multiprocessors);
-
 // Bytes of workspace of a tile: a filter that is transposed first, or partial
 // sums.
 int64_t WorkspaceOf(const TiledConv& conv, const Tile& tile);
@@ -54,10 +49,13 @@ struct TileWork {
   double products, boxes;
   double tiles;
   double stages, longest;  // of a tile, in the mean and at most
-  double bytes;            // x, w and y, as if of a kernel that waits for all
+  double bytes;            // x, w and y, fewer where weights stay
   double workspace;        // bytes of WorkspaceOf
   double later;            // us, than tiles of the other kind
   int k_slices;            // of f32
+  // Whether weights stay in shared memory (resident_plan.h) for more than one
+  // tile of a block.
+  bool keeps_weights = false;
 };
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors);

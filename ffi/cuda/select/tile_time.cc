@@ -107,8 +107,7 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
   const bool some = 32 < conv.out.c && conv.out.c < 64;
   auto is_left = [&](const TimedTile& each) {
     const bool wide = each.tile.n >= most_channels;
-    return accepts(each.tile) &&
-           (!wide || (some && KeepsWeights(conv, each.tile, multiprocessors)));
+    return accepts(each.tile) && (!wide || (some && each.work.keeps_weights));
   };
   std::vector<TimedTile> tiles = TimedTiles(conv, multiprocessors);
   tiles.erase(std::remove_if(tiles.begin(), tiles.end(), std::not_fn(is_left)),

@@ -119,7 +119,8 @@ __device__ __forceinline__ void InitOtherStages(RingBarriers<kStages>& ring,
   }
 }
 
-// A tile of so many stages is bound by the tensor cores, not by its stores.
+// A tile of so many stages is bound by the tensor cores, not by its stores, but
+// where its weights stay in shared memory.
 inline constexpr int kPacedIterations = 4;
 // A stride's classes write more for what they sum: of such a launch, if all
 // classes have taps, the longest tile.
