@@ -30,7 +30,8 @@ DRAWS = 40  # of each family
 
 
 # Filters that reach further than our tiles that read x once for all taps, and channels
-# that few draws have: of images, channels, taps, dilation and strides.
+# that few draws have: of images, channels, taps, dilation, strides and, of several,
+# groups.
 FAR = {
     "large images": ((512, 512), 64, 128, (7, 7), (1, 1), (1, 1)),
     "uneven images": ((96, 96), 48, 96, (3, 3), (3, 3), (1, 1)),
@@ -51,6 +52,7 @@ FAR = {
     "short sequences": ((160,), 12, 12, (3,), (1,), (1,)),
     "small products": ((28, 28), 192, 24, (1, 1), (1, 1), (1, 1)),
     "deep patches": ((8, 64, 64), 3, 768, (2, 8, 8), (1, 1, 1), (2, 8, 8)),
+    "uneven depthwise": ((112, 112), 40, 40, (3, 3), (1, 1), (1, 1), 40),
 }
 
 
@@ -77,13 +79,14 @@ def _geometry(shape, window):
 
 
 def _far(name):
-    size, c, k, taps, dilation, strides = FAR[name]
+    size, c, k, taps, dilation, strides, *groups = FAR[name]
     ones = (1,) * len(size)
     whole = taps == strides  # patches have no padding
     reach = (
         0 if whole else (t - 1) * d // 2 for t, d in zip(taps, dilation, strict=True)
     )
-    window = Window(strides, tuple((r, r) for r in reach), ones, dilation, 1)
+    padding = tuple((r, r) for r in reach)
+    window = Window(strides, padding, ones, dilation, *(groups or [1]))
     draw = Draw("far", 0, name, 2, size, c, k, taps, window, "float32", True)
     return _geometry(draw.shape, window)
 

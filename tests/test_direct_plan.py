@@ -22,14 +22,22 @@ def test_the_hard_rows_are_covered(native, name):
         assert ("/" in plan["config"]) == (op == "wgrad")
 
 
-@pytest.mark.parametrize("size", [7, 14, 15, 27, 56, 112])
-def test_the_copy_engine_brings_tiles_on_hopper(native, size):
-    """Where they fit the image, whatever N; a GPU of another kind has other tiles."""
-    row = (size, size, 40, 40, 3, 3, 1, 1, 1, 40)
+@pytest.mark.parametrize(
+    ("size", "channels", "fit"),
+    [
+        *((7, 40, False), (14, 40, True), (15, 40, False), (27, 40, True)),
+        *((55, 40, True), (56, 40, False), (56, 48, True), (99, 40, False)),
+        *((112, 40, True), (112, 8, False), (112, 56, False), (112, 64, True)),
+    ],
+)
+def test_the_copy_engine_brings_tiles_on_hopper(native, size, channels, fit):
+    """Where they fit the image and its channels, whatever N; a GPU of another kind has
+    other tiles."""
+    row = (size, size, channels, channels, 3, 3, 1, 1, 1, channels)
     for op in OPS:
         for dtype in DTYPES:
             path = native(op, geometry(2, row), dtype, H200)["path"]
-            copies = op != "wgrad" and dtype != "float32" and size not in (7, 15)
+            copies = op != "wgrad" and dtype != "float32" and fit
             assert path == ("copied tiles" if copies else "direct tiles")
             elsewhere = native(op, geometry(2, row), dtype, H200, False)
             assert elsewhere["path"] == "direct tiles"

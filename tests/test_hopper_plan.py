@@ -293,3 +293,14 @@ def test_convolutions_of_nothing_are_planned(native, op, size, dtype):
     for channels in ((7, 20), (7, 7), (64, 64), (1, 8)):
         row = (1, 512, *channels, 1, 4, 1, 1, 1, 1)
         native(op, geometry(4096, row, **{size: 0}), dtype, H200, True, False)
+
+
+def test_weights_stay_where_there_are_taps(native):
+    """dgrad of one pixel of x that no output meets has none."""
+    dense = geometry(20000, (2, 2, 128, 128, 1, 1, 1, 0, 1, 1))
+    assert native("dgrad", dense, "float32", H200)["config"] == "128x128"
+    beside = geometry(20000, (1, 1, 128, 128, 1, 1, 2, 1, 1, 1))
+    tiles = targets._natives["cuda"].module.implicit_gemm_tiles
+    names = {each["config"] for each in tiles("dgrad", beside, "float32", H200)}
+    assert "128x64" not in names
+    assert native("dgrad", beside, "float32", H200)["config"] in names

@@ -64,6 +64,7 @@ MANY_F32 = {
     "f32 in 224x64": problem(67, (20, 19), 68, 60, (3, 3), padding=SAME),
     "f32 in 192x64": problem(66, (20, 19), 68, 60, (3, 3), padding=SAME),
     "f32 in 160x64": problem(89, (20, 19), 68, 60, (3, 3), padding=SAME),
+    "f32 in 128x64": problem(40, (30, 31), 144, 60, (1, 1)),
 }
 ALL = MANY | MANY_F32
 # Those that have several tiles, each in the dtypes that it is for.

@@ -20,6 +20,7 @@ CASES = {
     "both": problem(700, (1, 1), 1, (3, 3), (96, 160), (2, 2), ONES),
     # Its only row of x meets no tap.
     "no taps": problem(4, (1, 9), 1, (1, 3), (64, 32), (2, 1), ((1, 0), (1, 1))),
+    "no taps, many images": problem(20000, (1, 1), 1, (1, 1), (128, 128), (2, 2), ONES),
     "groups, no taps": problem(1, (1, 2), 4, (1, 2), (16, 16), (2, 1), TOP),
     "groups": problem(64, (1, 30), 2, (3, 3), (128, 64), (2, 1), ONES),
     "narrow groups": problem(64, (1, 30), 8, (3, 3), (16, 16), (2, 1), ONES),

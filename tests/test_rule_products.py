@@ -168,7 +168,8 @@ def test_patches_in_f32(monkeypatch, size, c, k, engine):
     ("size", "c", "k", "dtype", "engine"),
     [
         ((32, 32, 32), 256, 128, "float32", "cudnn"),
-        ((16, 32, 32), 128, 64, "float32", "cudnn"),
+        ((16, 32, 32), 128, 72, "float32", "cudnn"),
+        ((16, 32, 32), 128, 64, "float32", "implicit_gemm"),
         ((16, 16, 16), 256, 128, "float32", "cudnn"),
         ((16, 16, 15), 256, 128, "float32", "implicit_gemm"),
         ((16, 16, 16), 320, 256, "float32", "implicit_gemm"),
@@ -182,6 +183,43 @@ def test_dx_of_transposed_patches(monkeypatch, size, c, k, dtype, engine):
     on(monkeypatch, "9.0")
     two, one = (2,) * len(size), ((1, 1),) * len(size)
     case = problem("dgrad", 2, size, c, k, dtype, two, pads=one, of=two)
+    assert rules.engines(case)[0] == engine
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "c", "dtype", "engine"),
+    [
+        ("fprop", 112, 40, "bfloat16", "cudnn"),
+        ("fprop", 100, 136, "float16", "cudnn"),
+        ("fprop", 99, 40, "bfloat16", "implicit_gemm"),
+        ("fprop", 112, 8, "bfloat16", "implicit_gemm"),
+        ("fprop", 112, 56, "bfloat16", "implicit_gemm"),
+        ("fprop", 112, 168, "bfloat16", "implicit_gemm"),
+        ("fprop", 112, 40, "float32", "implicit_gemm"),
+        ("dgrad", 112, 40, "bfloat16", "implicit_gemm"),
+    ],
+)
+def test_uneven_depthwise(monkeypatch, op, size, c, dtype, engine):
+    on(monkeypatch, "9.0")
+    nine = problem(op, 64, (size, size), c, c, dtype, taps=(3, 3), groups=c)
+    assert rules.engines(nine)[0] == engine
+    far = problem(op, 64, (size, size), c, c, dtype, taps=(5, 5), groups=c)
+    assert rules.engines(far)[0] == "implicit_gemm"
+
+
+@pytest.mark.parametrize(
+    ("op", "steps", "n", "engine"),
+    [
+        ("fprop", 100_000, 1, "cudnn"),
+        ("fprop", 65536, 16, "implicit_gemm"),
+        ("dgrad", 120_000, 1, "implicit_gemm"),
+        ("wgrad", 65536, 16, "cudnn"),
+        ("wgrad", 65536, 2, "implicit_gemm"),
+    ],
+)
+def test_half_filled_sequences(monkeypatch, op, steps, n, engine):
+    on(monkeypatch, "9.0")
+    case = problem(op, n, (steps,), 32, 32, "bfloat16", taps=(11,))
     assert rules.engines(case)[0] == engine
 
 

@@ -98,6 +98,26 @@ TILES = {
         "dgrad",
         "160x64",
     ),
+    "weights that stay, 64 channels": (
+        problem(40, (30, 31), 252, 300, (1, 1), padding=((0, 0), (0, 0))),
+        "fprop",
+        "128x64",
+    ),
+    "weights that stay, 128 channels": (
+        problem(41, (30, 31), 100, 260, (1, 1), (2, 1), ((0, 1), (2, 0))),
+        "fprop",
+        "128x128",
+    ),
+    "weights that stay, 64 of dgrad": (
+        problem(40, (30, 31), 140, 196, (1, 1), padding=((0, 0), (0, 0))),
+        "dgrad",
+        "128x64",
+    ),
+    "weights that stay, 128 of dgrad": (
+        problem(40, (30, 31), 260, 124, (1, 1), padding=((0, 1), (2, 0))),
+        "dgrad",
+        "128x128",
+    ),
     "classes of a stride": (
         problem(24, (40, 39), 196, 68, (3, 3), stride=(2, 2)),
         "dgrad",

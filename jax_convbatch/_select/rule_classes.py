@@ -114,6 +114,17 @@ def many_taps(problem: Problem) -> bool:
     return tf32(problem) and many and filled and not halos(problem)
 
 
+def uneven_depthwise(problem: Problem) -> bool:
+    """16 bits, 3x3 and one step, of large images and so many channels that the last of
+    our tiles of 32 has but eight."""
+    g = problem.geometry
+    depthwise = problem.dtype.itemsize == 2 and g.groups == g.C == g.K
+    one_step = g.stride == g.filter_dilation == g.input_dilation == (1, 1, 1)
+    nine = (g.T, g.R, g.S) == (1, 3, 3)
+    uneven = 32 < g.C <= 136 and g.C % 32 == 8
+    return depthwise and one_step and nine and uneven and g.P * g.Q >= 10_000
+
+
 def thin_images(problem: Problem) -> bool:
     """f32 of 32 channels and up to 64x64 pixels, which half fill our tiles; smaller
     images have kernels of their own."""

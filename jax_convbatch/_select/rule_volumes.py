@@ -88,12 +88,12 @@ def copied_volumes(problem: Problem) -> bool:
 
 
 def _transposed_patches(problem: Problem) -> bool:
-    """dx in f32 of 2x2x2 filters whose outputs have one tap each, to 64 to 128
-    channels."""
+    """dx in f32 of 2x2x2 filters whose outputs have one tap each, from 65 to 128
+    channels; from 64 of 32x32x32 128->64 ours take 43 to 49 us, cuDNN 54."""
     g = problem.geometry
     two, one = (2, 2, 2), (1, 1, 1)
     patches = g.taps == g.input_dilation == two and g.stride == g.filter_dilation == one
-    some = 64 <= g.K <= 128 <= g.C and g.D * g.H * g.W >= 1 << 12
+    some = 64 < g.K <= 128 <= g.C and g.D * g.H * g.W >= 1 << 12
     return tf32(problem) and problem.op == "dgrad" and patches and some
 
 

@@ -249,16 +249,22 @@ CUDA = (
         "3307",
     ),
     cudnn_first(
-        ALL,
+        ("fprop", "wgrad"),
         sequences.half_filled,
-        "120000 steps of 32, 11 taps, at batch 4 78 us, cuDNN 63; wgrad of 65536 at "
-        "batch 16 284, 180",
+        "120000 steps of 32, 11 taps, in bf16 at batch 4 75 us, cuDNN 63; wgrad of "
+        "65536 at batch 16 284, 180",
     ),
     cudnn_first(
         BOTH,
         classes.thin_images,
         "21x21 of 32 channels at batch 672 129 us, cuDNN 59; dgrad at batch 1024 158, "
         "92 (PyTorch's)",
+    ),
+    cudnn_first(
+        FPROP,
+        classes.uneven_depthwise,
+        "112x112 of 40 channels in bf16 at batch 64 79 us, cuDNN 54, of 72 153, 104; "
+        "dgrad of 40 81, 106",
     ),
     cudnn_first(
         FPROP,

@@ -52,7 +52,7 @@ Plan GroupTf32Tile(const Activations& in, const Activations& out,
 // Whether a tile of the other kernel has an epilogue: with one, those that
 // leave less of the last wave empty would be as many kernels again.
 bool HasTf32Epilogue(const Plan& plan) {
-  return plan.tile_n == 64 ? plan.tile_m <= 64 || plan.tile_m == 256
+  return plan.tile_n == 64 ? plan.tile_m <= 128 || plan.tile_m == 256
                            : plan.tile_m == 192 || plan.tile_m == 256;
 }
 

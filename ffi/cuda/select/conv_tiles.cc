@@ -58,6 +58,12 @@ std::vector<Tile> HalfTiles(const TiledConv& conv) {
   return tiles;
 }
 
+// Whether weights stay in tiles of so many channels.
+bool HasResidentTf32(const TiledConv& conv, int channels) {
+  return conv.g.taps() == 1 && IsDense(conv.subs) && conv.g.groups == 1 &&
+         HasResidentTf32Tiles(conv.in.c, conv.out.c, channels);
+}
+
 // Of f32. fprop's filter comes from registers, for which multiplications of 128
 // columns are slower than those of 256: what is wide is multiplied together.
 std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
@@ -79,6 +85,12 @@ std::vector<Tile> Tf32Tiles(const TiledConv& conv) {
     }
   } else {
     tiles.push_back({128, 128});
+  }
+  for (const int channels : {64, 128}) {
+    const bool has = HasResidentTf32(conv, channels);
+    if (has && (fprop || channels == 64)) {
+      tiles.push_back({kResidentTf32Pixels, channels});
+    }
   }
   if (fprop || conv.g.stride.all(1)) {
     tiles.insert(tiles.end(), {{160, 64}, {192, 64}, {224, 64}});
@@ -152,13 +164,16 @@ double OfUnevenRows(const TiledConv& conv, const Tile& tile) {
   return uneven && conv.g.taps() > 1 && !tile.halo() ? kUneven : 1;
 }
 
-// Whether weights stay in shared memory (resident_plan.h) for more than one
-// tile of a block, of so many. Of 7x7 768->80, dgrad, at batch 64, 147 tiles of
-// 64x256 take 5.5 us where 4.2 would be reckoned.
+// Whether weights stay in shared memory (resident_plan.h), in 16 bits for more
+// than one tile of a block, of so many. Of 7x7 768->80, dgrad, at batch 64, 147
+// tiles of 64x256 take 5.5 us where 4.2 would be reckoned.
 bool KeepsWeights(const TiledConv& conv, const Tile& tile, double tiles,
                   int multiprocessors) {
-  if (conv.type == Type::kTf32 || tile.kernel != TileKernel::kPingPong ||
-      tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
+  if (tile.kernel != TileKernel::kPingPong) return false;
+  if (conv.type == Type::kTf32) {
+    return tile.m == kResidentTf32Pixels && HasResidentTf32(conv, tile.n);
+  }
+  if (tile.m != 64 || conv.g.taps() != 1 || conv.subs.size() != 1) {
     return false;
   }
   return HasResidentTilesEnough(static_cast<int64_t>(tiles), multiprocessors) &&
@@ -170,9 +185,16 @@ bool KeepsWeights(const TiledConv& conv, const Tile& tile, double tiles,
 // Fitted to 180 layers of one tap. 75x75 136->96 in bf16 at batch 64 takes 40
 // us by 64x128, 55 by 256x96 (at batch 128, were weights to come anew, 191 and
 // 110); dgrad of 38x38 240->112 17 by 64x256, 27 by 128x128 (H200).
+// Of f32, to 85 layers: 75x75 96->136 at batch 64 takes 97 us by 128x64, 125 by
+// 256x128; dgrad of 56x56 144->112 63, 79 by 256x64.
 void SetKeptWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
   constexpr int64_t kFewInputs = 160, kFewOutputs = 256;
   work->boxes = tile.m / 256.0;
+  if (conv.type == Type::kTf32) {
+    work->products *= 0.5;
+    work->bytes *= 0.9;
+    return;
+  }
   const bool few = conv.in.c <= kFewInputs;
   // Of more the tensor cores take longest.
   if (!few && conv.out.c > kFewOutputs) return;
@@ -189,11 +211,25 @@ void SetKeptWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
 // output. Where pixels begin between the sectors of memory, single-wave tiles
 // end later: 14x14 480->48 takes 6.8 us by 96x64 and 6.3 by 256x32, 480->40 9.3
 // and 7.5. So 37 such operations lose 1.018, not 1.042.
-double Later(const TiledConv& conv, const Tile& tile) {
-  constexpr double kLater = 1.2;
+//
+// In f32 a filter that is transposed first takes longer than its bytes: 14x14
+// 672->192 at batch 64 takes 21 us so, 15 by 192x128. Of one tap a block of one
+// tile has but one warpgroup at work, and one of few waits for the weights that
+// stay. So 85 operations lose 1.026, not 1.063.
+double Later(const TiledConv& conv, const Tile& tile, double tiles,
+             int multiprocessors) {
+  constexpr double kLater = 1.2, kAloneLater = 0.8, kTransposedLater = 4,
+                   kKeptLater = 1;
   constexpr int64_t kFewChannels = 32;
-  const bool its = conv.type != Type::kTf32 && conv.g.taps() == 1 &&
-                   conv.out.c > kFewChannels;
+  if (Transposes(conv.op, conv.type, tile)) return kTransposedLater;
+  if (conv.g.taps() != 1) return 0;
+  if (conv.type == Type::kTf32) {
+    if (tile.kernel != TileKernel::kPingPong) return 0;
+    const bool kept = KeepsWeights(conv, tile, tiles, multiprocessors);
+    return (tiles <= multiprocessors ? kAloneLater : 0) +
+           (kept && tiles < 2 * multiprocessors ? kKeptLater : 0);
+  }
+  const bool its = conv.out.c > kFewChannels;
   const bool between = conv.out.c % 16 == 8;
   return its && (tile.kernel == kSingleWave) == between ? kLater : 0;
 }
@@ -288,7 +324,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors) {
                    longest,
                    elements * ElementBytes(conv.type) * idle,
                    static_cast<double>(WorkspaceOf(conv, tile)),
-                   Later(conv, tile),
+                   Later(conv, tile, tiles, multiprocessors),
                    conv.tf32_k_slices()};
   work.keeps_weights = KeepsWeights(conv, tile, tiles, multiprocessors);
   if (work.keeps_weights) SetKeptWeights(conv, tile, &work);

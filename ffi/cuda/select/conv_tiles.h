@@ -51,10 +51,9 @@ struct TileWork {
   double stages, longest;  // of a tile, in the mean and at most
   double bytes;            // x, w and y, fewer where weights stay
   double workspace;        // bytes of WorkspaceOf
-  double later;            // us, than tiles of the other kind
+  double later;            // us, than other tiles, beside all else
   int k_slices;            // of f32
-  // Whether weights stay in shared memory (resident_plan.h) for more than one
-  // tile of a block.
+  // Whether weights stay in shared memory (resident_plan.h).
   bool keeps_weights = false;
 };
 

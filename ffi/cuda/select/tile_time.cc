@@ -104,7 +104,8 @@ Plan CheapestTile(const TiledConv& conv, int multiprocessors,
   const int64_t most_channels =
       std::max<int64_t>(65, (conv.out.c + 31) / 32 * 64);
   // Of 112x112 40->96, dgrad, 60 us by 64x128, 67 by 256x64.
-  const bool some = 32 < conv.out.c && conv.out.c < 64;
+  const bool some =
+      conv.type != Type::kTf32 && 32 < conv.out.c && conv.out.c < 64;
   auto is_left = [&](const TimedTile& each) {
     const bool wide = each.tile.n >= most_channels;
     return accepts(each.tile) && (!wide || (some && each.work.keeps_weights));

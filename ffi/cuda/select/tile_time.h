@@ -47,7 +47,7 @@ Plan PlanOf(const TimedTile& timed, int multiprocessors);
 
 // The plan of the first that is accepted, without tiles of more than 64
 // channels half of which, or more, are none of the output's, but where weights
-// stay in shared memory for 33 channels and more. A single-wave tile
+// stay in shared memory for 33 channels and more of 16 bits. A single-wave tile
 // gives way to one of fewer pixels that are as many: that is less work,
 // whatever was fitted.
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,

@@ -165,11 +165,16 @@ class Tf32Store {
  private:
   // Until a buffer is free.
   __device__ __forceinline__ void NextBuffer(int thread) {
-    if (thread == 0) StoreWaitRead<Config::kStoreBuffers == 2 ? 1 : 0>();
+    constexpr int kBuffers = Config::kStoreBuffers;
+    if (thread == 0) StoreWaitRead<kBuffers - 1>();
     NamedBarrier(barrier_, kWarpgroup);
-    if constexpr (Config::kStoreBuffers == 2) {
+    if constexpr (kBuffers == 2) {
       buffer_ += next_;
       next_ = -next_;
+    } else if constexpr (kBuffers > 2) {
+      next_ = next_ == kBuffers - 1 ? 0 : next_ + 1;
+      buffer_ += next_ == 0 ? -(kBuffers - 1) * Config::kStoreBytes
+                            : Config::kStoreBytes;
     }
   }
 
@@ -319,7 +324,9 @@ class Tf32Store {
 
   static constexpr bool kInGroups = Config::kWidth == kAnyGroups;
 
-  int barrier_, chunk_, next_ = Config::kStoreBytes;
+  // The next buffer of two lies so many bytes further; of more, which it is.
+  int next_ = Config::kStoreBuffers == 2 ? Config::kStoreBytes : 0;
+  int barrier_, chunk_;
   int group_ = 0, line_ = 0, k_slice_ = 0;
   bool volumes_;
   uint32_t buffer_, offset_;

@@ -82,14 +82,16 @@ struct TapStep {
 // MultiplyStages with the left operand from registers. Four multiplications
 // make a unit: a tap of a stage, or half of a tap where the warpgroup has two
 // blocks of rows. The registers of a unit are loaded while the multiplier has
-// the unit before.
-template <int kTaps = 1, int kBlocks, int kHalfN, int kStages>
+// the unit before. A kResident left operand begins with the sum, its stages
+// step.a bytes apart.
+template <int kTaps = 1, bool kResident = false, int kBlocks, int kHalfN,
+          int kStages>
 __device__ __forceinline__ void MultiplyFragments(
     float (&acc)[kBlocks][kHalfN], int count, uint32_t address_a,
     uint32_t address_b, int stage_bytes, const FragmentLoader<kBlocks>& loader,
     RingBarriers<kStages>& barriers, RingPosition<kStages>& at,
     TapStep step = {}) {
-  static_assert(kTaps == 1 || kBlocks == 1);
+  static_assert(kTaps == 1 || (kBlocks == 1 && !kResident));
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
@@ -102,13 +104,15 @@ __device__ __forceinline__ void MultiplyFragments(
   const bool signals = threadIdx.x % 32 == 0;
   const int units = count * kUnits;
   int previous = -1;
+  [[maybe_unused]] int number = 0;  // of the stage
 
   auto load = [&](int part, Fragments& a) {
     if (part == 0) {
       BarrierWait(SharedAddress(&barriers.full[at.stage]), at.round);
     }
     const uint32_t from =
-        address_a + at.stage * stage_bytes + (kTaps == 1 ? 0 : part * step.a);
+        address_a + (kResident ? number * step.a : at.stage * stage_bytes) +
+        (kTaps == 1 ? 0 : part * step.a);
     const int first = kTaps == 1 ? part * kEights : 0;
 #pragma unroll
     for (int k = 0; k < kEights; ++k) loader.Load(from, first + k, a[k]);
@@ -136,6 +140,7 @@ __device__ __forceinline__ void MultiplyFragments(
     if (part == kUnits - 1) {
       previous = at.stage;
       at.Advance();
+      if constexpr (kResident) ++number;
     }
     if (unit + 1 < units) load(part == kUnits - 1 ? 0 : part + 1, next);
   };

@@ -20,6 +20,7 @@
 #include "cuda/sm90/kernels/conv/conv_kernel.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32_copies.cuh"
 #include "cuda/sm90/kernels/conv/conv_tf32_k_slices.cuh"
+#include "cuda/sm90/kernels/conv/resident_plan.h"
 #include "cuda/sm90/mainloop/tf32_fragments.cuh"
 #include "cuda/sm90/problem/conv_problem.h"
 
@@ -36,18 +37,20 @@ inline constexpr int kTurnBarrier = 3;
 // In the first case the pixels of a tile are walked with the columns that lie
 // between the last of a row and the first of the next, so that every tap finds
 // its pixels a fixed number further on. What those columns give is not written.
-// kWidth: see group_width.h.
+// kWidth: see group_width.h. kResident: see ConvConfig.
 template <int kM_, int kN_, int kStages_, Contiguous kWeights_, int kTaps_ = 1,
           Schedule kSchedule = Schedule::kPingPong, int kWidth_ = kOneGroup,
           int kStoreBuffers_ =
-              kSchedule == Schedule::kCooperative && kM_ == 256 ? 2 : 1>
+              kSchedule == Schedule::kCooperative && kM_ == 256 ? 2 : 1,
+          int kResident_ = 0>
 struct Tf32Config {
   static constexpr int kM = kM_, kN = kN_, kStages = kStages_, kTaps = kTaps_;
   static constexpr Contiguous kWeights = kWeights_;
   static constexpr bool kCooperative = kSchedule == Schedule::kCooperative;
   static constexpr Sum kSum = Sum::kWhole;
-  static constexpr int kWidth = kWidth_;
-  static_assert(!kIsNarrow<kWidth>);
+  static constexpr int kWidth = kWidth_, kResident = kResident_;
+  static_assert(!kIsNarrow<kWidth> && (kResident == 0 || kTaps == 1));
+  static constexpr int kIssuers = kResident > 0 ? 1 : 2;  // that fill a stage
 
   // What one warpgroup multiplies, the warps that use a stage, and rows of the
   // multiplication.
@@ -60,7 +63,8 @@ struct Tf32Config {
   static constexpr int kBoxPixels = kTaps == 1 ? kM : kM / 2 + 8;
   static constexpr int kInputBytes = kInputBoxes * kBoxPixels * 128;
   static constexpr int kTapBytes = kN * 128;
-  static constexpr int kStageBytes = kInputBytes + kTaps * kTapBytes;
+  static constexpr int kStageBytes =
+      kInputBytes + (kResident > 0 ? 0 : kTaps * kTapBytes);
   static constexpr int kRingBytes = kStages * kStageBytes;
   // A warpgroup writes its tile this many pixels at a time. More would cost
   // 256 x 64, and 192 x 128 of one warpgroup, their fifth stage.
@@ -68,9 +72,19 @@ struct Tf32Config {
   static constexpr int kStoreBoxBytes = kStorePixels * 128;
   static constexpr int kStoreBytes = kGroupN / kTf32Block * kStoreBoxBytes;
   static constexpr int kStoreBuffers = kStoreBuffers_;
+  static constexpr int kResidentOffset =
+      kRingBytes + kConsumers * kStoreBuffers * kStoreBytes;
   static constexpr int kSharedBytes =
-      kRingBytes + kConsumers * kStoreBuffers * kStoreBytes + 1024;
+      kResidentOffset + kResident * kTapBytes + 1024;
 };
+
+// Tiles whose weights stay (resident_plan.h) wait for memory: they are small,
+// and have several buffers, so that no store waits for the one before.
+template <int kN, Contiguous kWeights>
+using ResidentTf32Config =
+    Tf32Config<kResidentTf32Pixels, kN, kN == 64 ? 6 : 5, kWeights, 1,
+               Schedule::kPingPong, kOneGroup, kN == 64 ? 4 : 2,
+               ResidentTf32Stages(kN)>;
 
 template <typename Config, Operand kOperand, typename Problem>
 __device__ __forceinline__ void IssueTf32Copies(
@@ -103,6 +117,22 @@ __device__ __forceinline__ void IssueTf32Copies(
   });
 }
 
+// All weights that a tile sums, of a filter of one tap.
+template <typename Config, typename Problem>
+__device__ __forceinline__ void CopyResidentTf32(const Problem& problem,
+                                                 uint32_t to,
+                                                 uint64_t* resident) {
+  const ConvTile tile = TileAt<Config>(problem, blockIdx.x);
+  const int boxes = FilterBoxes<Config>(problem, tile);
+  Tf32Walk<Config, false> walk(tile);
+  for (int i = 0; i < tile.iterations; ++i) {
+    CopyTf32Weights<Config>(problem, tile, walk, boxes,
+                            to + i * Config::kTapBytes,
+                            SharedAddress(resident));
+    walk.Advance(*tile.sub);
+  }
+}
+
 // Multiplies `count` stages of a filter from shared memory, with several taps
 // in each. `weights`: of stage 0.
 template <typename Config>
@@ -123,7 +153,9 @@ __device__ __forceinline__ void MultiplyTaps(
     WgmmaFence();
 #pragma unroll
     for (int tap = 0; tap < Config::kTaps; ++tap) {
-      const uint64_t a = Descriptor(weights + stage + tap * Config::kTapBytes);
+      const uint64_t a = Descriptor(
+          weights + (Config::kResident > 0 ? i * Config::kTapBytes
+                                           : stage + tap * Config::kTapBytes));
       const uint64_t b = Descriptor(input + stage + tap * step);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -152,7 +184,8 @@ __device__ __forceinline__ void MultiplyTaps(
 template <typename Config, int kSubs, typename EpilogueT>
 __device__ __forceinline__ void ConsumeTf32(
     const Tf32ProblemOf<Config, kSubs>& problem, const EpilogueT& epilogue,
-    int group, uint32_t ring, RingBarriers<Config::kStages>& barriers) {
+    int group, uint32_t ring, RingBarriers<Config::kStages>& barriers,
+    uint64_t* resident) {
   Tf32Store<Config, kTf32OutputOf<Config, kSubs>> out(
       group,
       ring + Config::kRingBytes +
@@ -163,7 +196,11 @@ __device__ __forceinline__ void ConsumeTf32(
   const FragmentLoader<Config::kBlocks> loader(threadIdx.x % 4, 4);
   // Its rows of the filter, 32 channels or one to 128 bytes.
   const int rows = Config::kCooperative ? group * Config::kGroupN : 0;
-  const uint32_t weights = ring + Config::kInputBytes + rows * 128;
+  constexpr bool kResident = Config::kResident > 0;
+  const uint32_t weights =
+      ring + (kResident ? Config::kResidentOffset : Config::kInputBytes) +
+      rows * 128;
+  if constexpr (kResident) BarrierWait(SharedAddress(resident), 0);
   RingPosition<Config::kStages> at;
   int turn = 0;
   for (int t = blockIdx.x; t < problem.tiles; t += gridDim.x, ++turn) {
@@ -189,9 +226,9 @@ __device__ __forceinline__ void ConsumeTf32(
     float acc[Config::kBlocks][Config::kM / 2];
     auto multiply = [&](int count) {
       if constexpr (Config::kWeights == Contiguous::kRows) {
-        MultiplyFragments<Config::kTaps>(acc, count, weights, ring,
-                                         Config::kStageBytes, loader, barriers,
-                                         at, {Config::kTapBytes, step});
+        MultiplyFragments<Config::kTaps, kResident>(
+            acc, count, weights, ring, Config::kStageBytes, loader, barriers,
+            at, {Config::kTapBytes, step});
       } else {
         MultiplyTaps<Config>(acc, count, ring, weights, barriers, at, step);
       }
@@ -223,9 +260,15 @@ __global__ void __launch_bounds__(kThreads, 1)
                    const __grid_constant__ EpilogueT epilogue) {
   extern __shared__ uint8_t shared[];
   __shared__ RingBarriers<Config::kStages> barriers;
+  __shared__ uint64_t resident;  // the weights that stay are there
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u;
   if constexpr (Config::kSum == Sum::kPartial) LaunchDependents();
-  if (threadIdx.x == 0) barriers.Init(2, Config::kWarps);
+  if (threadIdx.x == 0) {
+    if constexpr (Config::kResident > 0) {
+      BarrierInit(SharedAddress(&resident), problem.sub[0].iterations);
+    }
+    barriers.Init(Config::kIssuers, Config::kWarps);
+  }
   __syncthreads();
 
   const int warpgroup = threadIdx.x / kWarpgroup;
@@ -233,13 +276,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) {
       IssueTf32Copies<Config, Operand::kInput>(problem, ring, barriers);
+    } else if (Config::kResident > 0 && threadIdx.x == 32) {
+      CopyResidentTf32<Config>(problem, ring + Config::kResidentOffset,
+                               &resident);
     } else if (threadIdx.x == 32) {
       IssueTf32Copies<Config, Operand::kWeights>(problem, ring, barriers);
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    ConsumeTf32<Config, kSubs>(problem, epilogue, warpgroup - 1, ring,
-                               barriers);
+    ConsumeTf32<Config, kSubs>(problem, epilogue, warpgroup - 1, ring, barriers,
+                               &resident);
   }
 }
 

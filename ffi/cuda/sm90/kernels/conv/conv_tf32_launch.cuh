@@ -35,8 +35,10 @@ cudaError_t LaunchConvTf32(const ConvCall& call, const Activations& in,
   const auto kernel = &ConvTf32Kernel<Config, kSubs, EpilogueT>;
   cudaError_t error = RaiseSharedMemory(kernel, Config::kSharedBytes);
   if (error == cudaSuccess && stage == Stage::kLaunch) {
-    kernel<<<std::min(problem.tiles, call.plan.blocks), kThreads,
-             Config::kSharedBytes, stream>>>(problem, epilogue);
+    int blocks = std::min(problem.tiles, call.plan.blocks);
+    if (Config::kResident > 0) blocks -= blocks % int(problem.n_tiles);
+    kernel<<<blocks, kThreads, Config::kSharedBytes, stream>>>(problem,
+                                                               epilogue);
     error = cudaGetLastError();
   }
   if constexpr (kPartial) {
@@ -104,6 +106,15 @@ cudaError_t RunConvTf32(const ConvCall& call, const Activations& in,
     if (walks && m == 256 && n == 64 && TapsShare(subs[0].w)) {
       return launch(Tf32Config<256, 64, 3, kWeights, 3, kPingPong, kWidth>(),
                     std::array{WithReach(subs[0])});
+    }
+  }
+  if constexpr (kSubs == 1 && kWidth == kOneGroup) {
+    if (m == kResidentTf32Pixels && call.g.taps() == 1 &&
+        HasResidentTf32Tiles(in.c, out.c, n)) {
+      if (n == 64) return launch(ResidentTf32Config<64, kWeights>(), subs);
+      if constexpr (!EpilogueT::kPresent) {
+        return launch(ResidentTf32Config<128, kWeights>(), subs);
+      }
     }
   }
   // Only dgrad has it: with filters from registers, multiplications of 128

@@ -23,6 +23,19 @@ inline bool HasResidentTilesEnough(int64_t tiles, int blocks) {
   return tiles >= 2 * int64_t{blocks};
 }
 
+// Of f32 in tiles of so many pixels by 64 or 128 channels: how many stages, and
+// whether a layer of one group and one tap has such tiles.
+inline constexpr int kResidentTf32Pixels = 128;
+constexpr int ResidentTf32Stages(int channels) {
+  return channels == 64 ? 8 : 4;
+}
+inline bool HasResidentTf32Tiles(int64_t inputs, int64_t outputs,
+                                 int channels) {
+  constexpr int64_t kMostColumns = 8;
+  return inputs <= ResidentTf32Stages(channels) * 32 &&
+         outputs <= kMostColumns * channels;
+}
+
 // Whether it has tiles of 64x256.
 inline bool HasWideResidentTiles(int64_t inputs, int64_t outputs) {
   constexpr int64_t kMostOutputs = 1024;

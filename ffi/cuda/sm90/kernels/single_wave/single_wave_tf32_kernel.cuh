@@ -46,7 +46,7 @@ struct SingleWaveTf32Config {
   static constexpr int kStorePixels = StoredAtOnce(kM);
   static constexpr int kStoreBoxBytes = kStorePixels * 128;
   static constexpr int kStoreBytes = kGroupN / kTf32Block * kStoreBoxBytes;
-  static constexpr int kStoreBuffers = 1;
+  static constexpr int kStoreBuffers = 1, kResident = 0;
   static constexpr int kStages =
       std::min(16, (kMostShared - 1024 - kGroups * kStoreBytes) / kStageBytes);
   static_assert(kStages >= kFirstStages);

@@ -34,13 +34,14 @@ bool IsSkinny1x1(const ConvGeometry& g, Type type) {
 
 std::optional<Plan> MakePlan(const ConvGeometry& g, int64_t in, int64_t out,
                              Type type, int multiprocessors) {
-  // In 16 bits tiles whose weights stay in shared memory (resident_plan.h) have
-  // more: 112x112 24->96 at batch 64 52 us, 60 so; 28x28 24->192 7, 10; dgrad
-  // of 112x112 136->32 97, 185; but 56x56 24->96 15, 13 (H200).
+  // Tiles whose weights stay in shared memory (resident_plan.h) have more:
+  // 112x112 24->96 in bf16 at batch 64 52 us, 60 so; 28x28 24->192 7, 10; dgrad
+  // of 112x112 136->32 97, 185; but 56x56 24->96 15, 13. In f32 56x56 16->96 at
+  // batch 64 21, 26; dgrad of 150x150 80->24 at batch 128 340, 371 (H200).
   constexpr int64_t kMostOutputs = 64;
   const int groups = NarrowGroups(in, type);
   if (!IsSkinny1x1(g, type) || groups == 0 || Pixels(g) > kMostPixels ||
-      (type != Type::kTf32 && out > kMostOutputs)) {
+      out > kMostOutputs) {
     return std::nullopt;
   }
   const int pixels = NarrowTile(groups);
