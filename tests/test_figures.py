@@ -89,7 +89,7 @@ TOLD = {
         r"(\d\.\d\d) \(commit (\w{7})\)\. (\d+) of them are behind by more than\s+5%\. "
         r"The worst speed-up is (\d\.\d\d) [\s\S]*?Of (\d+) random ones (\d+) are "
         r"behind by\s+"
-        r"more\s+than 5%, and (\d+) by more than 20%",
+        r"more\s+than 5%, (\w+) by more than 20%",
         (
             *("compared", "geometric_mean", "commit", "below_0.95", "worst"),
             *("compared", "below_0.95", "below_0.80"),
@@ -102,7 +102,7 @@ TOLD = {
     ),
     "docs/limits.md": (
         r"H200: (\d+) operations of seeds 456 to 459 .*?\(commit (\w{7})\) "
-        r"\| (\d\.\d\d) times .*? but (\d+) operations .*? and (\d+) by more than 20%",
+        r"\| (\d\.\d\d) times .*? but (\d+) operations .*? and (\w+) by more than 20%",
         ("compared", "commit", "geometric_mean", "below_0.95", "below_0.80"),
     ),
 }
@@ -116,4 +116,5 @@ def test_random_operations_are_told_of_as_measured(page):
     figures["worst"] = figures["worst"].partition(" ")[0]
     pattern, names = TOLD[page]
     (shown,) = re.findall(pattern, (ROOT / page).read_text())
-    assert list(shown) == [str(figures[name]) for name in names]
+    numbers = ["0" if each == "none" else each for each in shown]
+    assert numbers == [str(figures[name]) for name in names]
