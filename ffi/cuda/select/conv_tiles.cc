@@ -217,7 +217,7 @@ void SetKeptWeights(const TiledConv& conv, const Tile& tile, TileWork* work) {
 // tile has but one warpgroup at work, and one of few waits for the weights that
 // stay. So 85 operations lose 1.026, not 1.063.
 double Later(const TiledConv& conv, const Tile& tile, double tiles,
-             int multiprocessors) {
+             bool keeps_weights, int multiprocessors) {
   constexpr double kLater = 1.2, kAloneLater = 0.8, kTransposedLater = 4,
                    kKeptLater = 1;
   constexpr int64_t kFewChannels = 32;
@@ -225,9 +225,8 @@ double Later(const TiledConv& conv, const Tile& tile, double tiles,
   if (conv.g.taps() != 1) return 0;
   if (conv.type == Type::kTf32) {
     if (tile.kernel != TileKernel::kPingPong) return 0;
-    const bool kept = KeepsWeights(conv, tile, tiles, multiprocessors);
     return (tiles <= multiprocessors ? kAloneLater : 0) +
-           (kept && tiles < 2 * multiprocessors ? kKeptLater : 0);
+           (keeps_weights && tiles < 2 * multiprocessors ? kKeptLater : 0);
   }
   const bool its = conv.out.c > kFewChannels;
   const bool between = conv.out.c % 16 == 8;
@@ -317,6 +316,7 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors) {
   // 1x1 of 256x256 at batch 8 283 us by 256x128, 250 by 256x64 (H200).
   const bool together = conv.type == Type::kTf32 && tile.kernel == kCooperative;
   const double idle = together ? 1.2 : 1;
+  const bool keeps_weights = KeepsWeights(conv, tile, tiles, multiprocessors);
   TileWork work = {tile.m * tile.n / (128.0 * 128),
                    (OfUnevenRows(conv, tile) * pixels + tile.n) / 256,
                    tiles,
@@ -324,10 +324,10 @@ TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors) {
                    longest,
                    elements * ElementBytes(conv.type) * idle,
                    static_cast<double>(WorkspaceOf(conv, tile)),
-                   Later(conv, tile, tiles, multiprocessors),
-                   conv.tf32_k_slices()};
-  work.keeps_weights = KeepsWeights(conv, tile, tiles, multiprocessors);
-  if (work.keeps_weights) SetKeptWeights(conv, tile, &work);
+                   Later(conv, tile, tiles, keeps_weights, multiprocessors),
+                   conv.tf32_k_slices(),
+                   keeps_weights};
+  if (keeps_weights) SetKeptWeights(conv, tile, &work);
   if (LeavesPartials(conv, tile)) {
     work.tiles *= work.k_slices;
     work.stages /= work.k_slices;

@@ -54,7 +54,7 @@ struct TileWork {
   double later;            // us, than other tiles, beside all else
   int k_slices;            // of f32
   // Whether weights stay in shared memory (resident_plan.h).
-  bool keeps_weights = false;
+  bool keeps_weights;
 };
 
 TileWork WorkOf(const TiledConv& conv, const Tile& tile, int multiprocessors);
