@@ -44,7 +44,7 @@ from benchmarks.range_row import alive, told
 from benchmarks.window import Window
 from jax_convbatch._native import targets
 from jax_convbatch._plans import planners
-from jax_convbatch._select import rules
+from jax_convbatch._select import rule_table, rules
 from jax_convbatch._tune.tune import Candidates, Problem, measure
 
 Way = tuple[str, str]  # engine and configuration
@@ -62,7 +62,7 @@ def line_of(problem: Problem, platform: str) -> dict | None:
             problem.op, p.geometry, *dtypes, platform, precision=p.precision_level
         )
     )
-    return {"index": rules.CUDA.index(line), "why": line.why[:WHY]}
+    return {"index": rule_table.CUDA.index(line), "why": line.why[:WHY]}
 
 
 def ways(found: list[Way], columns: bool, configs: bool) -> list[Way]:

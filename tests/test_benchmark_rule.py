@@ -9,7 +9,7 @@ from test_choices import Native, gpu
 
 from benchmarks import families, plans, rule, rule_report
 from benchmarks.cases import OPS
-from jax_convbatch._select import choices, rules
+from jax_convbatch._select import choices, rule_table, rules
 from jax_convbatch._select.plan import plan_of
 
 ENGINES = rules.engines  # before `gpu` puts another order in its place
@@ -59,7 +59,7 @@ def test_the_rules_choice_is_timed_first(monkeypatch, platform):
             line = rule.line_of(problem, platform)
             lines.add(line and line["index"])
             if line:
-                decides = rules.CUDA[line["index"]]
+                decides = rule_table.CUDA[line["index"]]
                 assert chosen.engine in decides.engines
                 assert decides.why.startswith(line["why"])
     assert len(lines) > 2 if platform == "cuda" else lines == {None}

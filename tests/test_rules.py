@@ -19,7 +19,14 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans import one_output, tf32x3
 from jax_convbatch._plans.planners import Unable
 from jax_convbatch._primitives import bias
-from jax_convbatch._select import cudnn, implicit_cuda, plan, rule_line, rules
+from jax_convbatch._select import (
+    cudnn,
+    implicit_cuda,
+    plan,
+    rule_line,
+    rule_table,
+    rules,
+)
 
 OLD, *SERVED = GPUS
 ANYWHERE = r"\b(direct|sequence|true f32) tiles of "  # kernels from 8.0 on
@@ -76,7 +83,7 @@ def columns_beat_cudnn(problem):
 
 
 def test_every_line_is_whole():
-    for line in rules.CUDA:
+    for line in rule_table.CUDA:
         assert line.gpus in ("hopper", "any")
         assert line.ops and set(line.ops) <= set(OPS)
         assert len(set(line.engines)) == len(line.engines) > 0
@@ -93,11 +100,11 @@ def test_every_line_decides_on_something(monkeypatch):
         on(monkeypatch, capability)
         each = problems((*DTYPES, "float64"))
         found |= {
-            rules.CUDA.index(rules.line(replace(problem, precision=precision)))
+            rule_table.CUDA.index(rules.line(replace(problem, precision=precision)))
             for _, problem in each
             for precision in (0, 2)
         }
-    assert found == set(range(len(rules.CUDA)))
+    assert found == set(range(len(rule_table.CUDA)))
 
 
 def test_few_pixels_of_wgrad_are_those_of_the_whole_batch(monkeypatch):

@@ -2,6 +2,7 @@
 #include "cuda/handlers/implicit_gemm_plan.h"
 
 #include <cstdint>
+#include <iterator>
 
 #include "conv_geometry.h"
 #include "cuda/common/plan_arguments.h"
@@ -33,8 +34,10 @@ hopper::Type TypeOf(const std::string& dtype) {
 
 const char* PathName(hopper::Op op, const ConvGeometry& g, hopper::Type type,
                      hopper::Path path) {
-  constexpr const char* kPaths[] = {"tiles",  "padded tiles", "strips",
-                                    "sweeps", "small tiles",  "patches"};
+  constexpr const char* kPaths[] = {"tiles", "padded tiles", "strips", "sweeps",
+                                    "small tiles"};
+  static_assert(std::size(kPaths) ==
+                static_cast<int>(hopper::Path::kSmall) + 1);
   // Of ordinary loads; RunPath tells its kernels apart in the same way.
   if (path == hopper::Path::kSmall && hopper::Fold(op, g, type).taps() == 1) {
     return "narrow products";

@@ -26,8 +26,8 @@ nanobind::list ImplicitGemmPlans(nanobind::str op, nanobind::dict geometry,
 
 // The tiles of fprop or dgrad of one group that `tile_time.h` chooses among,
 // with what it reckons with: a list of dicts of config, m, n, kernel (of
-// TileKernel), products, boxes, tiles, stages, bytes, transposed (see TileWork)
-// and us.
+// TileKernel), products, boxes, tiles, stages, longest, bytes, transposed,
+// later (see TileWork) and us.
 nanobind::list ImplicitGemmTiles(nanobind::str op, nanobind::dict geometry,
                                  nanobind::str dtype, int multiprocessors);
 

@@ -34,8 +34,8 @@ struct TiledConv {
 };
 
 // Those of the kernels of conv_launch.cuh, conv_tf32_launch.cuh, single_wave/
-// and halo/ that run it: in 16 bits where sums are whole. All of them have the
-// same bits.
+// and halo/ that run it. In 16 bits only where sums_whole(). All of them have
+// the same bits.
 std::vector<Tile> ConvTiles(const TiledConv& conv);
 
 // Bytes of workspace of a tile: a filter that is transposed first, or partial

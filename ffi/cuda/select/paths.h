@@ -18,8 +18,8 @@ bool TakesGroups(Op op, const ConvGeometry& g, Type type, int multiprocessors);
 ConvGeometry Fold(Op op, const ConvGeometry& g, Type type);
 
 // The plan for a GPU of so many SMs, or nothing where no path can run it: all
-// take 2-D convolutions without input dilation, and but for TakesGroups of one
-// group. Needs no GPU.
+// take convolutions of two or three axes without input dilation, of one group,
+// or of several where TakesGroups. Needs no GPU.
 std::optional<Plan> PlanPath(Op op, const ConvGeometry& g, Type type,
                              int multiprocessors);
 

@@ -45,11 +45,10 @@ std::vector<TimedTile> TimedTiles(const TiledConv& conv, int multiprocessors);
 
 Plan PlanOf(const TimedTile& timed, int multiprocessors);
 
-// The plan of the first that is accepted, without tiles of more than 64
-// channels half of which, or more, are none of the output's, but where weights
-// stay in shared memory for 33 channels and more of 16 bits. A single-wave tile
-// gives way to one of fewer pixels that are as many: that is less work,
-// whatever was fitted.
+// The plan of the first that is accepted. It skips tiles wider than 64 channels
+// that are at least half empty, but those of 16 bits whose weights stay in
+// shared memory, for 33 to 63 outputs. A single-wave tile gives way to one of
+// fewer pixels that are as many: that is less work, whatever was fitted.
 Plan CheapestTile(const TiledConv& conv, int multiprocessors,
                   bool (*accepts)(const Tile&));
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// 2-D convolutions on Hopper tensor cores, without columns in memory: implicit
-// GEMM. The kernels exist for compute capability 9.0 alone.
+// Convolutions of two or three axes on Hopper tensor cores, without columns in
+// memory: implicit GEMM. The kernels exist for compute capability 9.0 alone.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -74,10 +74,11 @@ inline Plan WithKernel(Plan plan, TileKernel kernel) {
   return plan;
 }
 
-// The plan for a GPU of so many SMs, or nothing where the kernels of the path
-// kCopies cannot run: they take 2-D convolutions of one group without input
-// dilation, C and K multiples of 16 bytes, and strides, paddings and dilations
-// that TMA can express. Needs no GPU.
+// The plan for a GPU of so many SMs (select/conv_plan.cc,
+// select/wgrad_plan.cc), or nothing where the kernels of the path kCopies
+// cannot run: they take convolutions of two or three axes and one group without
+// input dilation, C and K multiples of 16 bytes, and strides, paddings and
+// dilations that TMA can express. Needs no GPU.
 std::optional<Plan> PlanFprop(const ConvGeometry& g, Type type,
                               int multiprocessors);
 std::optional<Plan> PlanDgrad(const ConvGeometry& g, Type type,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // fprop and dgrad: one persistent, warp-specialised implicit GEMM.
 //
-// Two threads of the first warpgroup issue the copies: activations by im2col
-// boxes of kM pixels x 64 channels, weights by tiled boxes, read as they lie in
-// memory. Two warpgroups multiply, each a tile of its own, and write results to
-// shared memory: while one multiplies, the other writes. One more warp of the
-// first warpgroup stores them with tensor copies, and the zeros of a strided
-// dgrad's sub-problems that no tap reaches.
+// Two warps of the first warpgroup issue the copies, by one thread each:
+// activations by im2col boxes of kM pixels x 64 channels, weights by tiled
+// boxes, read as they lie in memory. Two warpgroups multiply, each a tile of
+// its own or half of one, and write results to shared memory: of tiles of their
+// own, one multiplies while the other writes. One more warp of the first
+// warpgroup stores them with tensor copies, and the zeros of a strided dgrad's
+// sub-problems that no tap reaches.
 //
 // A residual that an epilogue adds comes by the same warp's copies to the
 // buffer of the tile, before the tile is written over it.

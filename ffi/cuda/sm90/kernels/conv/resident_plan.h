@@ -7,8 +7,8 @@
 
 namespace jax_convbatch::hopper {
 
-// Stages of weights that shared memory has room for, in tiles of 64x128 and of
-// 64x256, which have no other kernel.
+// Stages of weights that shared memory has room for, in tiles of 64x128, and in
+// those of 64x256, which have no other kernel.
 inline constexpr int kResidentStages = 4, kWideResidentStages = 3;
 
 // Whether weights stay in tiles of 64x128 of a layer of one group and one tap,

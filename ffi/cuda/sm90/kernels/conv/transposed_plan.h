@@ -19,8 +19,8 @@ inline int64_t TransposedBytes(const ConvGeometry& g) {
   return g.w_size() * int64_t{sizeof(float)};
 }
 
-// `plan`, PlanFprop's, or one that is kTransposed or kHalo where that is
-// faster.
+// `plan`, PlanFprop's, or one that is kTransposed or kHalo where that is faster
+// (select/conv_tf32_plan.cc).
 Plan OrTransposed(const Plan& plan, const ConvGeometry& g, Type type,
                   int multiprocessors);
 

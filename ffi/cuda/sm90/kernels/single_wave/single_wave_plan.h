@@ -42,7 +42,7 @@ inline bool HasPlainKernels(const ConvGeometry& g, const Epilogue& epilogue) {
 
 // What runs a call with an epilogue: a plan of fprop, or if its kernel does not
 // have it or is slow with it, another with the same bits. It takes microseconds
-// to choose.
+// to choose (select/conv_plan.cc).
 Plan WithEpilogue(const ConvGeometry& g, Type type, const Plan& plan,
                   const Epilogue& epilogue);
 
