@@ -19,14 +19,8 @@ from jax_convbatch._native import targets
 from jax_convbatch._plans import one_output, tf32x3
 from jax_convbatch._plans.planners import Unable
 from jax_convbatch._primitives import bias
-from jax_convbatch._select import (
-    cudnn,
-    implicit_cuda,
-    plan,
-    rule_line,
-    rule_table,
-    rules,
-)
+from jax_convbatch._select import cudnn, implicit_cuda, plan, rule_line, rules
+from jax_convbatch._select.rule_table import CUDA
 
 OLD, *SERVED = GPUS
 ANYWHERE = r"\b(direct|sequence|true f32) tiles of "  # kernels from 8.0 on
@@ -83,7 +77,7 @@ def columns_beat_cudnn(problem):
 
 
 def test_every_line_is_whole():
-    for line in rule_table.CUDA:
+    for line in CUDA:
         assert line.gpus in ("hopper", "any")
         assert line.ops and set(line.ops) <= set(OPS)
         assert len(set(line.engines)) == len(line.engines) > 0
@@ -100,11 +94,11 @@ def test_every_line_decides_on_something(monkeypatch):
         on(monkeypatch, capability)
         each = problems((*DTYPES, "float64"))
         found |= {
-            rule_table.CUDA.index(rules.line(replace(problem, precision=precision)))
+            CUDA.index(rules.line(replace(problem, precision=precision)))
             for _, problem in each
             for precision in (0, 2)
         }
-    assert found == set(range(len(rule_table.CUDA)))
+    assert found == set(range(len(CUDA)))
 
 
 def test_few_pixels_of_wgrad_are_those_of_the_whole_batch(monkeypatch):

@@ -225,8 +225,10 @@ double Later(const TiledConv& conv, const Tile& tile, double tiles,
   if (conv.g.taps() != 1) return 0;
   if (conv.type == Type::kTf32) {
     if (tile.kernel != TileKernel::kPingPong) return 0;
+    const bool enough =
+        HasResidentTilesEnough(static_cast<int64_t>(tiles), multiprocessors);
     return (tiles <= multiprocessors ? kAloneLater : 0) +
-           (keeps_weights && tiles < 2 * multiprocessors ? kKeptLater : 0);
+           (keeps_weights && !enough ? kKeptLater : 0);
   }
   const bool its = conv.out.c > kFewChannels;
   const bool between = conv.out.c % 16 == 8;

@@ -11,11 +11,14 @@ namespace jax_convbatch::hopper {
 // those of 64x256, which have no other kernel.
 inline constexpr int kResidentStages = 4, kWideResidentStages = 3;
 
+// Columns of tiles: their number divides that of the blocks that run.
+inline constexpr int64_t kMostResidentColumns = 8;
+
 // Whether weights stay in tiles of 64x128 of a layer of one group and one tap,
 // in 16 bits, if there are tiles enough.
 inline bool HasResidentTiles(int64_t inputs, int64_t outputs) {
-  constexpr int64_t kMostColumns = 8;  // of tiles
-  return inputs <= kResidentStages * 64 && outputs <= kMostColumns * 128;
+  return inputs <= kResidentStages * 64 &&
+         outputs <= kMostResidentColumns * 128;
 }
 
 // So many that every block has two.
@@ -31,9 +34,8 @@ constexpr int ResidentTf32Stages(int channels) {
 }
 inline bool HasResidentTf32Tiles(int64_t inputs, int64_t outputs,
                                  int channels) {
-  constexpr int64_t kMostColumns = 8;
   return inputs <= ResidentTf32Stages(channels) * 32 &&
-         outputs <= kMostColumns * channels;
+         outputs <= kMostResidentColumns * channels;
 }
 
 // Whether it has tiles of 64x256.
